@@ -1,0 +1,66 @@
+# Needs make and Python 3.11 or newer; everything else goes into $(VENV) on first use.
+VENV ?= .venv
+# A pyenv shim exists for versions that are not active, so each candidate has to run before it counts.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { command -v $$python; break; }; done)
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SLOW := chaos or browser or peers
+HARDWARE := bench or gpu
+
+.DEFAULT_GOAL := help
+.PHONY: help up test test-slow test-all lint fmt types bench lock clean
+
+help:  ## show these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+
+up: $(INSTALLED)  ## start what runs today: a demo publisher and a live view of its cache events
+	$(BIN)/warmroute events demo
+
+test: $(INSTALLED)  ## run the fast tests, with coverage
+	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
+
+# pytest exits with 5 when it finds no test to run.
+test-slow: $(INSTALLED)  ## run the slow tests only: real processes, browsers, other projects' peers
+	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" || test $$? -eq 5
+
+test-all: test test-slow  ## run every test that needs no GPU
+
+lint: $(INSTALLED)  ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: $(INSTALLED)  ## repair style and formatting where that is safe
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED)  ## check types
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## measure, and print a table
+	$(BIN)/python -m tests.bench
+
+lock:  ## write constraints.txt anew: the newest versions that fit together
+	rm -rf build/lock
+	$(call need_python)
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install -q '.[dev,tokenizer]'
+	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --exclude warmroute; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/lock
+
+clean:  ## remove everything that make and the tests have built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call need_python)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,tokenizer]'
+	@touch $@
+
+define need_python
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+endef

@@ -1,0 +1,35 @@
+"""`warmroute events`: the tools that read a replica's event stream. A new one is one line in COMMANDS."""
+
+import click
+
+from events.lazy import LazyGroup
+
+COMMANDS = {
+    "conform": ("events.tool.conform:conform", "Grade an engine's stream against the wire format, point by point."),
+    "decode": ("events.tool.decode:decode", "Turn payloads (JSON lines of hex) into events with named fields."),
+    "demo": ("events.tool.demo:demo", "Publish the events of a made-up replica, and show them."),
+    "diff": ("events.tool.diff:diff", "What two replicas, or two moments of one, share and what only one has."),
+    "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt and to let in known clients."),
+    "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),
+    "replay": ("events.tool.replay:replay", "Publish a recording again, replay socket included."),
+    "stat": ("events.tool.stat:stat", "Rates, churn, lifetimes, gaps and the hottest prefixes of a stream."),
+    "tail": ("events.tool.tail:tail", "Show a stream live, one line per event."),
+    "tree": ("events.tool.tree:tree", "Draw the tree of cached prefixes."),
+    "verify": ("events.tool.verify:verify", "Does the tree equal what the replica itself says it holds?"),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def events() -> None:
+    """Read, check, record and replay the cache events of replicas.
+
+    FILE is a recording made by `record`; ENDPOINT is where an engine publishes its events, such as
+    tcp://127.0.0.1:5557. On a terminal the output is for people, elsewhere (or with --json) it is one JSON object a
+    line.
+
+    \b
+    Examples:
+      warmroute events tail tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      warmroute events record tcp://127.0.0.1:5557 -o incident.wre
+      warmroute events stat incident.wre
+    """

@@ -1,0 +1,344 @@
+"""Grades a stream against docs/wire.md, without a socket: messages in, findings out.
+
+Live messages and replies are given in the order of their arrival; content is judged in the order of sequence numbers.
+So batches wait until the first replay has ended, and at a gap until the replay that `wanted_replay` asks for has.
+"""
+
+import sys
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from events.history import History
+from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
+from events.points import (
+    BATCH_CHECKS,
+    FRAMES,
+    HOLES,
+    LIVE_CHECKS,
+    OK,
+    ORDER,
+    POINTS,
+    READABLE,
+    REMOVAL_CHECKS,
+    REPLAY_ANSWERED,
+    REPLAY_EQUAL,
+    REPLAY_LAYOUT,
+    REPLAY_ORDER,
+    REPLAY_START,
+    SEQUENCE_FRAME,
+    SKIP,
+    STORE_CHECKS,
+    UNKNOWN_FIELDS,
+    Point,
+    Verdict,
+    readable,
+)
+
+END_SEQ = b"\xff" * 8
+MAX_WAITING_BATCHES = 20_000
+REMEMBERED_BATCHES = 200_000
+
+State = Literal["pass", "fail", "not seen"]
+
+
+class Finding(NamedTuple):
+    point: Point
+    state: State
+    checked: int
+    failed: int
+    example: str | None  # the first failure
+
+
+class _Grade(Struct):
+    checked: int = 0
+    failed: int = 0
+    example: str | None = None
+
+
+class _Replay(Struct):
+    """A replay under way."""
+
+    start: int | None  # None: not known, in a recording
+    newest: int | None  # the last live number when it was asked for
+    first: int | None = None
+    last: int | None = None
+
+
+class Conformance:
+    def __init__(self, *, can_replay: bool) -> None:
+        self.can_replay = can_replay
+        self.batches = 0
+        self.events = 0
+        self.notes: list[str] = []
+        self._grades = {point: _Grade() for point in POINTS}
+        self._topic: bytes | None = None
+        self._replay_frames: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new incarnation."""
+        self._history = History()
+        self._decoder = Decoder()
+        self._next: int | None = None
+        self._synchronized = not self.can_replay
+        self._waiting: dict[int, bytes] = {}
+        self._digests: dict[int, int] = {}
+        self._first_live: int | None = None
+        self._last_live: int | None = None
+        self._replay: _Replay | None = None
+        self._buffered: tuple[int, int] | None = None  # the oldest and the newest number of the last replay
+        # What a restart would explain: it is a failure only if the next live batch shows that there was none.
+        self._suspected: list[tuple[Point, Verdict, str | None]] = []
+
+    # ---- facts
+
+    def live(self, frames: list[bytes]) -> None:
+        if self._topic is None and len(frames) == 3:
+            self._topic = frames[0]
+        verdicts = {point: check(frames, self._topic or b"") for point, check in LIVE_CHECKS}
+        for point, verdict in verdicts.items():
+            self._grade(point, verdict, f"after batch {self._last_live}" if self._last_live is not None else None)
+        if verdicts[FRAMES] is OK and verdicts[SEQUENCE_FRAME] is OK:
+            seq = int.from_bytes(frames[1], "big")
+            if self._in_order(seq, frames[2]):
+                self._take(seq, frames[2])
+
+    def replay_asked(self, start: int | None) -> None:
+        self._replay = _Replay(start, self._last_live)
+
+    def replayed(self, frames: list[bytes]) -> bool:
+        """One message of the replay socket; true if it ended the replay."""
+        if self._replay is None:
+            self.replay_asked(None)
+        verdict = self._layout(frames)
+        self._grade(REPLAY_LAYOUT, verdict)
+        if verdict is not OK:
+            return False
+        if frames[-2] == END_SEQ:
+            self._end_replay()
+            return True
+        seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+        replay = self._replay
+        assert replay is not None
+        if replay.last is not None:
+            self._grade(REPLAY_ORDER, OK if seq == replay.last + 1 else f"batch {seq} after {replay.last}")
+        replay.first = seq if replay.first is None else replay.first
+        replay.last = seq
+        self._compare(seq, payload)
+        self._take(seq, payload)
+        return False
+
+    def replay_silent(self) -> None:
+        """The replay socket does not answer, or stopped before the end marker."""
+        replay = self._replay or _Replay(None, None)
+        got = "nothing came" if replay.last is None else f"batch {replay.last} was the last to come"
+        self._grade(REPLAY_ANSWERED, f"asked for batches from {replay.start or 0}: {got}, and no end marker")
+        self.can_replay = False
+        self._replay = None
+        self._synchronized = True
+        self._release(sys.maxsize)
+
+    def interrupted(self) -> None:
+        """The recorder was stopped and started again: nothing is known of the time between."""
+        self._begin()
+
+    # ---- what the caller has to do, and the result
+
+    def wanted_replay(self) -> int | None:
+        """From where a replay is needed now."""
+        if not self.can_replay or self._replay is not None:
+            return None
+        if not self._synchronized:
+            return 0
+        return self._next if self._waiting else None
+
+    def last_replays(self) -> list[int]:
+        """Starts worth a replay at the end: the newest batch, one in the middle, one not sent yet."""
+        if not self.can_replay or self._last_live is None:
+            return []
+        oldest = self._buffered[0] if self._buffered else 0
+        return [self._last_live, (oldest + self._last_live) // 2, self._last_live + 1]
+
+    def findings(self) -> list[Finding]:
+        """Judges what still waits, and says how each point stands."""
+        self._synchronized = True
+        self._confirm()
+        self._release(sys.maxsize)
+        return [Finding(point, _state(grade), *_values(grade)) for point, grade in self._grades.items()]
+
+    # ---- order
+
+    def _in_order(self, seq: int, payload: bytes) -> bool:
+        """Grades a live number; false if the batch is to be ignored."""
+        last, first = self._last_live, self._first_live
+        if last is None or first is None or seq > last:
+            self._last_live = seq
+            self._first_live = seq if first is None else first
+            self._grade(ORDER, SKIP if last is None else OK)
+            self._confirm()
+            self._compare(seq, payload)
+            return True
+        known = self._digests.get(seq)
+        if known == xxh3_64_intdigest(payload):
+            self._grade(ORDER, f"batch {seq} came again after {last}")
+            return False
+        if known is None and seq > first:
+            self._grade(ORDER, f"batch {seq} came after {last}")
+            return True
+        self.notes.append(f"a restart: the sequence went back from {last} to {seq} with other content")
+        self._begin()
+        return self._in_order(seq, payload)
+
+    def _compare(self, seq: int, payload: bytes) -> None:
+        """The same number, live and replayed, is the same batch."""
+        digest = xxh3_64_intdigest(payload)
+        known = self._digests.setdefault(seq, digest)
+        if self._replay is not None or known != digest:
+            live = self._first_live is not None and seq >= self._first_live
+            other = "other bytes live and replayed (or the publisher restarted unseen)"
+            self._suspect(REPLAY_EQUAL, SKIP if not live else OK if known == digest else other, f"batch {seq}")
+        if len(self._digests) > REMEMBERED_BATCHES:
+            del self._digests[next(iter(self._digests))]
+
+    def _take(self, seq: int, payload: bytes) -> None:
+        if self._next is not None and seq < self._next:
+            return
+        self._waiting.setdefault(seq, payload)
+        if not self.can_replay or len(self._waiting) > MAX_WAITING_BATCHES:
+            self._release(sys.maxsize)
+        elif self._synchronized:
+            self._release(-1)
+
+    def _release(self, up_to: int) -> None:
+        """Judges what is next; a hole before a batch up to `up_to` will not be filled any more."""
+        while self._waiting:
+            seq = min(self._waiting) if self._next not in self._waiting else self._next
+            assert seq is not None
+            if self._next is None:
+                self._history.complete = seq == 0
+            elif seq > self._next:
+                if seq > up_to:
+                    return
+                missing = f"batch {seq - 1}" if seq - self._next == 1 else f"batches {self._next} to {seq - 1}"
+                how = "live or replayed" if self.can_replay else "and there is no replay socket to ask"
+                self._grade(HOLES, f"{missing} never came, {how}")
+                self._history.complete = False
+            else:
+                self._grade(HOLES, OK)
+            self._next = seq + 1
+            self._judge(seq, self._waiting.pop(seq))
+
+    # ---- replay
+
+    def _layout(self, frames: list[bytes]) -> Verdict:
+        sizes = [len(frame) for frame in frames]
+        if len(frames) not in (3, 4) or frames[0] != b"" or sizes[-2] != 8:
+            return f"frames of {sizes} bytes"
+        if self._replay_frames is None:
+            self._replay_frames = len(frames)
+            if len(frames) == 3:
+                self.notes.append("replies have no topic frame, as before vLLM 0.26")
+        if len(frames) != self._replay_frames:
+            return f"{len(frames)} frames, and {self._replay_frames} in those before"
+        if frames[-2] == END_SEQ:
+            marker = frames[-1] == b"" and (len(frames) == 3 or frames[1] == b"")
+            return OK if marker else f"the end marker's other frames are not empty: frames of {sizes} bytes"
+        if len(frames) == 4 and self._topic is not None and frames[1] != self._topic:
+            return f"the reply's topic is {frames[1]!r}, live it is {self._topic!r}"
+        return OK
+
+    def _end_replay(self) -> None:
+        replay = self._replay
+        assert replay is not None
+        self._grade(REPLAY_ANSWERED, OK)
+        self._suspect(REPLAY_START, self._honoured(replay))
+        if replay.first is not None and replay.last is not None:
+            self._buffered = (replay.first, replay.last)
+        self._replay = None
+        self._synchronized = True
+        self._release(-1 if replay.newest is None else replay.newest)
+
+    def _honoured(self, replay: _Replay) -> Verdict:
+        start, first, newest = replay.start, replay.first, replay.newest
+        if start is None:
+            return SKIP
+        if first is None:
+            empty = newest is not None and start <= newest
+            return f"asked for {start}: nothing came, though {newest} had been sent" if empty else OK
+        assert replay.last is not None
+        if first < start:
+            return f"asked for {start}: the first reply is {first}"
+        if newest is not None and replay.last < newest:
+            return f"asked for {start}: the last reply is {replay.last}, though {newest} had been sent"
+        return OK if first == start else self._too_late(start, first, newest)
+
+    def _too_late(self, start: int, first: int, newest: int | None) -> Verdict:
+        """A replay may begin later than asked if what came before is no longer buffered."""
+        if self._buffered is None or newest is None:
+            return SKIP
+        oldest, last = self._buffered
+        oldest += max(0, newest - last)  # as many may have been pushed out as have come since
+        return f"asked for {start}: the first reply is {first}, though {oldest} is buffered" if first > oldest else SKIP
+
+    # ---- content
+
+    def _judge(self, seq: int, payload: bytes) -> None:
+        where = f"batch {seq}"
+        fields_before = self._decoder.unknown_fields.copy()
+        try:
+            batch = self._decoder.decode(payload, where)
+        except BadBatch as error:
+            self._grade(READABLE, readable(error))
+            self._history.complete = False
+            return
+        self._grade(READABLE, readable(batch))
+        strange = self._decoder.unknown_fields - fields_before
+        self._grade(UNKNOWN_FIELDS, f"field {next(iter(strange))}" if strange else OK, where)
+        for point, check in BATCH_CHECKS:
+            self._grade(point, check(self._history, batch), where)
+        self._history.add_batch(batch)
+        self.batches += 1
+        self.events += len(batch.events)
+        for event in batch.events:
+            self._judge_event(event, where)
+            self._history.add(event)
+
+    def _judge_event(self, event: Event, where: str) -> None:
+        if isinstance(event, BlockStored):
+            for point, check in STORE_CHECKS:
+                self._grade(point, check(self._history, event), where)
+        elif isinstance(event, BlockRemoved):
+            for point, check_removal in REMOVAL_CHECKS:
+                self._grade(point, check_removal(self._history, event), where)
+        elif isinstance(event, RejectedEvent | UnknownEvent):
+            self._history.complete = False
+
+    def _suspect(self, point: Point, verdict: Verdict, where: str | None = None) -> None:
+        if verdict in (OK, SKIP):
+            self._grade(point, verdict, where)
+        else:
+            self._suspected.append((point, verdict, where))
+
+    def _confirm(self) -> None:
+        suspected, self._suspected = self._suspected, []
+        for point, verdict, where in suspected:
+            self._grade(point, verdict, where)
+
+    def _grade(self, point: Point, verdict: Verdict, where: str | None = None) -> None:
+        if verdict == SKIP:
+            return
+        grade = self._grades[point]
+        grade.checked += 1
+        if verdict is not OK:
+            grade.failed += 1
+            grade.example = grade.example or (f"{where}: {verdict}" if where else verdict)
+
+
+def _state(grade: _Grade) -> State:
+    return "fail" if grade.failed else "pass" if grade.checked else "not seen"
+
+
+def _values(grade: _Grade) -> tuple[int, int, str | None]:
+    return grade.checked, grade.failed, grade.example

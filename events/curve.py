@@ -1,0 +1,84 @@
+"""CURVE keys: encrypts event sockets and lets in only known clients.
+
+Key files are ZeroMQ certificates; `warmroute events keygen NAME` writes a pair, the secret one with mode 0600.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+import zmq.auth
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+
+class Curve(Struct, frozen=True):
+    """The server's side: its own keys, and the folder of the public keys it lets in (None: any client)."""
+
+    public: bytes
+    secret: bytes
+    clients: str | None = None
+
+    def authenticator(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "ThreadAuthenticator":
+        from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio and more; most publishers need neither
+
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve(domain="*", location=self.clients or zmq.auth.CURVE_ALLOW_ANY)
+        return authenticator
+
+
+class CurveClient(Struct, frozen=True):
+    """The client's side: the server's public key, and its own keys."""
+
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+def load_curve(secret_file: str, clients: str | None = None) -> Curve:
+    public, secret = _load(secret_file, need_secret=True)
+    if clients is not None and not Path(clients).is_dir():
+        raise ValueError(f"{clients} is not a folder of client keys (*.key)")
+    assert secret is not None
+    return Curve(public, secret, clients)
+
+
+def load_curve_client(server_file: str, secret_file: str) -> CurveClient:
+    server, _ = _load(server_file, need_secret=False)
+    public, secret = _load(secret_file, need_secret=True)
+    assert secret is not None
+    return CurveClient(server, public, secret)
+
+
+def secure_server(socket: "zmq.Socket[bytes]", curve: Curve) -> None:
+    socket.curve_publickey, socket.curve_secretkey = curve.public, curve.secret
+    socket.curve_server = True
+
+
+def secure_client(socket: "zmq.Socket[bytes]", curve: CurveClient) -> None:
+    socket.curve_publickey, socket.curve_secretkey = curve.public, curve.secret
+    socket.curve_serverkey = curve.server
+
+
+def write_keys(name: str) -> tuple[Path, Path]:
+    """Writes NAME.key (public) and NAME.key_secret."""
+    path = Path(name)
+    for taken in (path.with_name(f"{path.name}.key"), path.with_name(f"{path.name}.key_secret")):
+        if taken.exists():
+            raise ValueError(f"{taken} exists already; keys are never overwritten")
+    public, secret = zmq.auth.create_certificates(path.parent, path.name)
+    Path(secret).chmod(0o600)
+    return Path(public), Path(secret)
+
+
+def _load(file: str, *, need_secret: bool) -> tuple[bytes, bytes | None]:
+    try:
+        public, secret = zmq.auth.load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is not a CURVE key file: {error}") from error
+    if need_secret and secret is None:
+        raise ValueError(f"{file} holds no secret key; name the .key_secret file")
+    return public, secret

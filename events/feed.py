@@ -1,0 +1,101 @@
+"""One replica's frames, from whichever socket or recording, carried into its view: everything but the sockets."""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from events.messages import Frames
+from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
+from events.resolver import Digest
+from events.view import CacheView, Request
+
+log = logging.getLogger(__name__)
+
+END_SEQ = b"\xff" * 8
+
+
+class Feed:
+    """Takes frames with the name of the socket they came by; answers with the requests that are to be sent."""
+
+    def __init__(self, view: CacheView, on_status: Callable[[Status], None] | None = None) -> None:
+        self.view = view
+        self.replay_ended = False  # no reply to the last replay request can still come
+        self._on_status = on_status
+        self._header: SnapshotHeader | None = None
+        self._snapshot: list[bytes] = []
+        self._takers = {
+            "events": self._event,
+            "replay": self._replayed,
+            "status": self._status,
+            "snapshot": self._snapshot_part,
+        }
+
+    def receive(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
+        return self._takers[socket](frames, now_s)
+
+    def connected(self, now_s: float) -> list[Request]:
+        return self.view.perform(self.view.stream.connected(now_s))
+
+    def disconnected(self) -> None:
+        self.view.stream.disconnected()
+
+    def tick(self, now_s: float) -> list[Request]:
+        return self.view.perform(self.view.stream.tick(now_s))
+
+    def asked(self, socket: str) -> None:
+        """A request was sent: what came before belongs to an older one."""
+        if socket == "replay":
+            self.replay_ended = False
+        else:
+            self._header, self._snapshot = None, []
+
+    def _event(self, frames: Frames, now_s: float) -> list[Request]:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            return self._strange("events", frames)
+        seq = int.from_bytes(frames[1], "big")
+        return self.view.perform(self.view.stream.live(seq, frames[2], now_s))
+
+    def _replayed(self, frames: Frames, now_s: float) -> list[Request]:
+        """`[b"", topic, seq, payload]`, or before vLLM 0.26 without the topic."""
+        if len(frames) not in (3, 4) or frames[0] != b"" or len(frames[-2]) != 8:
+            return self._strange("replay", frames)
+        stream = self.view.stream
+        if frames[-2] == END_SEQ and frames[-1] == b"":
+            self.replay_ended = True
+            return self.view.perform(stream.replay_ended(now_s))
+        return self.view.perform(stream.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s))
+
+    def _status(self, frames: Frames, now_s: float) -> list[Request]:
+        try:
+            status = decode_status(frames[-1])
+        except (msgspec.ValidationError, msgspec.DecodeError):
+            return self._strange("status", frames)
+        digest = Digest(status.digest_blocks, status.digest_xor)
+        requests = self.view.perform(self.view.stream.status(status.incarnation, status.seq, digest, now_s))
+        if self._on_status is not None:
+            self._on_status(status)
+        return requests
+
+    def _snapshot_part(self, frames: Frames, now_s: float) -> list[Request]:
+        if len(frames) != 2:
+            return self._strange("snapshot", frames)
+        self.view.stream.progress(now_s)
+        if self._header is None:
+            try:
+                self._header = decode_snapshot_header(frames[1])
+                self.view.resolver.model = self.view.resolver.model or self._header.model
+            except (msgspec.ValidationError, msgspec.DecodeError):
+                return self._strange("snapshot", frames)
+        else:
+            self._snapshot.append(frames[1])
+        header, payloads = self._header, self._snapshot
+        if len(payloads) < header.batches:
+            return []
+        self._header, self._snapshot = None, []
+        return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
+
+    def _strange(self, socket: str, frames: Frames) -> list[Request]:
+        sizes = [len(frame) for frame in frames]
+        log.warning("%s: a message on the %s socket has frames of %s bytes; ignored", self.view.name, socket, sizes)
+        return []

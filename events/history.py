@@ -1,0 +1,101 @@
+"""What a stream has said so far, by the engine's own hashes: the memory of the conformance checks."""
+
+from collections import Counter
+
+from events.blocks import extend_keys, pack_tokens, root_key
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
+from events.resolver import PARTIAL_KINDS, _extras, _plain_tokens, _salt
+
+
+class Group:
+    """One KV-cache group of the engine. Everything ever stored is remembered, for as long as the check runs."""
+
+    def __init__(self) -> None:
+        self.block_size: int | None = None
+        self.key_of: dict[Hash, int | None] = {}  # None: its tokens could not be paired
+        self.hash_of: dict[int, Hash] = {}
+        self.copies: Counter[tuple[str, Hash]] = Counter()
+
+    def resident(self, block_hash: Hash, media: set[str]) -> bool:
+        return any(self.copies[medium, block_hash] > 0 for medium in media)
+
+
+class History:
+    """The content of one incarnation, batches in order."""
+
+    def __init__(self) -> None:
+        self.complete = False  # it begins with an empty cache and misses nothing
+        self.ts: float | None = None
+        self.rank: int | None = None
+        self.batches = 0
+        self.hash_kind: str | None = None
+        self.media: set[str] = set()
+        self.groups: dict[int, Group] = {}
+
+    def group(self, event: BlockStored | BlockRemoved) -> Group:
+        return self.groups.setdefault(event.group_idx or 0, Group())
+
+    def chain(self, event: BlockStored) -> list[int] | None:
+        """The event's blocks named by content, or None if its tokens cannot be paired or the parent's are unknown."""
+        tokens = packed_tokens(event)
+        if tokens is None or event.block_size < 1 or len(tokens) != 4 * event.block_size * len(event.block_hashes):
+            return None
+        if event.parent_block_hash is None:
+            lora = "" if event.lora_id is None else str(event.lora_id)
+            parent: int | None = root_key(lora, event.lora_name, _salt(event), event.block_size)
+        else:
+            parent = self.group(event).key_of.get(event.parent_block_hash)
+        return None if parent is None else extend_keys(parent, tokens, event.block_size, _extras(event))
+
+    def add_batch(self, batch: EventBatch) -> None:
+        self.ts = batch.ts
+        self.rank = batch.data_parallel_rank
+        self.batches += 1
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, BlockStored):
+            self._store(event)
+        elif isinstance(event, BlockRemoved):
+            for block_hash in event.block_hashes:
+                if (copies := self.group(event).copies)[event.medium or "GPU", block_hash] > 0:
+                    copies[event.medium or "GPU", block_hash] -= 1
+        elif isinstance(event, AllBlocksCleared):
+            self.complete = True
+            for group in self.groups.values():
+                group.copies.clear()
+
+    def _store(self, event: BlockStored) -> None:
+        group, medium = self.group(event), event.medium or "GPU"
+        chain: list[int] | list[None] = self.chain(event) or [None] * len(event.block_hashes)
+        self.media.add(medium)
+        if group.block_size is None:
+            group.block_size = event.block_size
+        for block_hash, key in zip(event.block_hashes, chain, strict=True):
+            self.hash_kind = self.hash_kind or kind_of(block_hash)
+            group.copies[medium, block_hash] += 1
+            if group.key_of.get(block_hash) is None:
+                group.key_of[block_hash] = key
+            if key is not None:
+                group.hash_of.setdefault(key, block_hash)
+
+
+def packed_tokens(event: BlockStored) -> bytes | None:
+    try:
+        return pack_tokens(_plain_tokens(event.token_ids))
+    except ValueError:
+        return None
+
+
+def whole_prefix(event: BlockStored) -> bool:
+    """Whether the event's group keeps whole prefixes: other kinds say nothing about what can be reused."""
+    kind = event.kv_cache_spec_kind
+    return kind is None or not kind.startswith(PARTIAL_KINDS)
+
+
+def kind_of(block_hash: Hash) -> str:
+    return f"{len(block_hash)} bytes" if isinstance(block_hash, bytes) else "integers"
+
+
+def show(block_hash: Hash | None) -> str:
+    """A hash as it stands in a message: the first 16 hex digits of bytes."""
+    return f"0x{block_hash.hex()[:16]}" if isinstance(block_hash, bytes) else str(block_hash)

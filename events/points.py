@@ -1,0 +1,334 @@
+"""The points on which a stream is graded against docs/wire.md, each with its own small check.
+
+A check looks at one fact, with the history before it, and says SKIP (the point does not apply or cannot be judged
+here), OK, or what is wrong. A new point is one function, and one line in POINTS.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from events.history import History, kind_of, packed_tokens, show, whole_prefix
+from events.messages import BadBatch, BlockRemoved, BlockStored, EventBatch, RejectedEvent, UnknownEvent
+
+SKIP = "skip"
+OK = None
+Verdict = str | None
+
+
+class Point(NamedTuple):
+    name: str
+    says: str
+    consequence: str  # what a router would get wrong because of a failure
+
+
+# ---- live messages: the frames, and the topic of the first message
+
+
+def three_frames(frames: list[bytes], _: bytes) -> Verdict:
+    sizes = ", ".join(str(len(frame)) for frame in frames)
+    return OK if len(frames) == 3 else f"{len(frames)} frames of {sizes} bytes; topic, sequence, payload are expected"
+
+
+def sequence_frame(frames: list[bytes], _: bytes) -> Verdict:
+    if len(frames) != 3:
+        return SKIP
+    if len(frames[1]) != 8:
+        return f"the sequence frame has {len(frames[1])} bytes, not 8"
+    big, little = int.from_bytes(frames[1], "big"), int.from_bytes(frames[1], "little")
+    return f"{frames[1].hex()} looks little-endian: {big}, or {little}?" if little < 2**40 <= big else OK
+
+
+def one_topic(frames: list[bytes], topic: bytes) -> Verdict:
+    if len(frames) != 3:
+        return SKIP
+    return OK if frames[0] == topic else f"topic {frames[0]!r} after {topic!r}"
+
+
+# ---- batches
+
+
+def readable(batch: EventBatch | BadBatch) -> Verdict:
+    return str(batch) if isinstance(batch, BadBatch) else OK
+
+
+def timestamps(history: History, batch: EventBatch) -> Verdict:
+    if not math.isfinite(batch.ts):
+        return f"the time stamp is {batch.ts}"
+    if history.ts is None:
+        return SKIP
+    return OK if batch.ts >= history.ts else f"{batch.ts:.6f} after {history.ts:.6f}"
+
+
+def one_rank(history: History, batch: EventBatch) -> Verdict:
+    if not history.batches:
+        return SKIP
+    same = batch.data_parallel_rank == history.rank
+    return OK if same else f"data-parallel rank {batch.data_parallel_rank} after {history.rank}"
+
+
+def known_types(_: History, batch: EventBatch) -> Verdict:
+    unknown = [event.type_name for event in batch.events if isinstance(event, UnknownEvent)]
+    return f"an event of type {unknown[0]!r}" if unknown else OK
+
+
+def whole_events(_: History, batch: EventBatch) -> Verdict:
+    rejected = [event.reason for event in batch.events if isinstance(event, RejectedEvent)]
+    return rejected[0] if rejected else OK
+
+
+# ---- stores
+
+
+def parents_first(history: History, event: BlockStored) -> Verdict:
+    parent, group = event.parent_block_hash, history.group(event)
+    if parent is None or not whole_prefix(event):
+        return SKIP
+    if group.resident(parent, history.media):
+        return OK
+    if not history.complete:
+        return SKIP
+    when = "was removed before" if parent in group.key_of else "was never stored"
+    return f"block {show(event.block_hashes[0] if event.block_hashes else None)}: its parent {show(parent)} {when}"
+
+
+def pairable(history: History, event: BlockStored) -> Verdict:
+    if not whole_prefix(event):
+        return SKIP
+    hashes, tokens = event.block_hashes, packed_tokens(event)
+    if not event.token_ids:
+        unknown = [h for h in hashes if all(h not in group.key_of for group in history.groups.values())]
+        if unknown and not history.complete:
+            return SKIP
+        return f"block {show(unknown[0])} comes without tokens and was not stored before" if unknown else OK
+    if tokens is None:
+        return f"token ids that are no unsigned 32-bit integers: {str(list(event.token_ids))[:60]}"
+    expected = len(hashes) * event.block_size
+    given = len(tokens) // 4
+    return OK if given == expected else f"{given} tokens for {len(hashes)} blocks of {event.block_size}"
+
+
+def one_block_size(history: History, event: BlockStored) -> Verdict:
+    known = history.group(event).block_size
+    if event.block_size < 1:
+        return f"block_size is {event.block_size}"
+    return OK if known in (None, event.block_size) else f"block_size {event.block_size} after {known}"
+
+
+def extras_by_block(_: History, event: BlockStored) -> Verdict:
+    if event.extra_keys is None:
+        return SKIP
+    blocks, extras = len(event.block_hashes), len(event.extra_keys)
+    return OK if blocks == extras else f"{extras} extra_keys for {blocks} blocks"
+
+
+def one_hash_kind(history: History, event: BlockStored) -> Verdict:
+    kind = history.hash_kind or (kind_of(event.block_hashes[0]) if event.block_hashes else None)
+    if kind is None:
+        return SKIP
+    others = [block_hash for block_hash in event.block_hashes if kind_of(block_hash) != kind]
+    return f"hash {show(others[0])} is of {kind_of(others[0])}, those before of {kind}" if others else OK
+
+
+def same_hash_same_content(history: History, event: BlockStored) -> Verdict:
+    chain, key_of = history.chain(event), history.group(event).key_of
+    if not chain:
+        return SKIP
+    known = [(h, key) for h, key in zip(event.block_hashes, chain, strict=True) if key_of.get(h) is not None]
+    wrong = [h for h, key in known if key_of[h] != key]
+    if wrong:
+        return f"hash {show(wrong[0])} was announced before with other tokens, extra keys or parent"
+    return OK if known else SKIP
+
+
+def same_content_same_hash(history: History, event: BlockStored) -> Verdict:
+    chain, hash_of = history.chain(event), history.group(event).hash_of
+    if not chain:
+        return SKIP
+    known = [(h, hash_of[key]) for h, key in zip(event.block_hashes, chain, strict=True) if key in hash_of]
+    wrong = [(h, before) for h, before in known if h != before]
+    if wrong:
+        return f"hashes {show(wrong[0][1])} and {show(wrong[0][0])} stand for the same prefix"
+    return OK if known else SKIP
+
+
+# ---- removals
+
+
+def removals_matched(history: History, event: BlockRemoved) -> Verdict:
+    copies, medium = history.group(event).copies, event.medium or "GPU"
+    unknown = [h for h in set(event.block_hashes) if copies[medium, h] < event.block_hashes.count(h)]
+    if unknown and not history.complete:
+        return SKIP
+    return f"block {show(unknown[0])} is removed from {medium}, where it was not" if unknown else OK
+
+
+FRAMES = Point(
+    "three frames",
+    "a message has topic, sequence and payload",
+    "It drops the message, and everything in it is missing.",
+)
+SEQUENCE_FRAME = Point(
+    "sequence frame", "8 bytes, big-endian", "It sees gaps of billions of batches and asks for replays without end."
+)
+TOPIC = Point(
+    "one topic",
+    "all messages have one topic",
+    "It mixes two replicas' streams: restart upon restart, and a false tree.",
+)
+READABLE = Point(
+    "batches readable",
+    "the payload is a msgpack batch",
+    "It loses the batch and stays inexact until the cache is cleared.",
+)
+ORDER = Point(
+    "sequence in order",
+    "each number once, ascending",
+    "It takes a number that comes back for a restart and forgets the whole cache.",
+)
+HOLES = Point(
+    "sequence without holes",
+    "every number comes, live or replayed",
+    "It waits for a batch that never comes, or is inexact from there on.",
+)
+REPLAY_ANSWERED = Point(
+    "replay ends",
+    "a replay ends with the end marker",
+    "It cannot tell an empty replay from a dead one: repair by time-out.",
+)
+REPLAY_LAYOUT = Point(
+    "replay layout",
+    "replies are ['', topic, seq, payload]",
+    "It cannot read what it asked for: every gap is permanent.",
+)
+REPLAY_ORDER = Point(
+    "replay in order",
+    "replies ascend without holes",
+    "It takes the hole for batches lost for good and becomes inexact.",
+)
+REPLAY_START = Point(
+    "replay honours start",
+    "it begins at the number asked for",
+    "It cannot tell what is no longer buffered from what is skipped.",
+)
+REPLAY_EQUAL = Point(
+    "replay equals live",
+    "the same bytes under the same number",
+    "It takes the difference for a restart and forgets the whole cache.",
+)
+UNKNOWN_FIELDS = Point(
+    "known fields",
+    "no fields but those of wire.md",
+    "It ignores them; if they change what a block means, it matches falsely.",
+)
+
+LIVE_CHECKS: tuple[tuple[Point, Callable[[list[bytes], bytes], Verdict]], ...] = (
+    (FRAMES, three_frames),
+    (SEQUENCE_FRAME, sequence_frame),
+    (TOPIC, one_topic),
+)
+
+BATCH_CHECKS: tuple[tuple[Point, Callable[[History, EventBatch], Verdict]], ...] = (
+    (
+        Point(
+            "timestamps monotone", "time stamps never go back", "Its figures of lag and age are wrong; the tree is not."
+        ),
+        timestamps,
+    ),
+    (
+        Point(
+            "one rank", "one data-parallel rank per stream", "It takes two ranks' caches for one and matches falsely."
+        ),
+        one_rank,
+    ),
+    (Point("known types", "no events but the three of wire.md", "It misses whatever that event changes."), known_types),
+    (Point("events whole", "events of a known type can be read", "It misses the event and is inexact."), whole_events),
+)
+
+STORE_CHECKS: tuple[tuple[Point, Callable[[History, BlockStored], Verdict]], ...] = (
+    (
+        Point(
+            "parents first",
+            "a parent is stored before its children",
+            "It cannot name the block until the parent comes: cached prefixes go unseen.",
+        ),
+        parents_first,
+    ),
+    (
+        Point(
+            "tokens pairable",
+            "block_size tokens for each hash",
+            "It cannot tell which tokens a hash stands for: these blocks are never matched.",
+        ),
+        pairable,
+    ),
+    (
+        Point(
+            "block size constant",
+            "one block_size per group",
+            "It cuts prompts at the wrong places, and nothing matches.",
+        ),
+        one_block_size,
+    ),
+    (
+        Point(
+            "extra keys per block",
+            "as many extra_keys as hashes",
+            "It cannot tell which block an image stands in: prompts match falsely or not at all.",
+        ),
+        extras_by_block,
+    ),
+    (
+        Point(
+            "one kind of hash",
+            "integers, or bytes of one length",
+            "It does not find the parent or the block removed, named in another kind.",
+        ),
+        one_hash_kind,
+    ),
+    (
+        Point(
+            "same hash, same content",
+            "a hash keeps its tokens and parent",
+            "It credits a replica with a prefix that is not there.",
+        ),
+        same_hash_same_content,
+    ),
+    (
+        Point(
+            "same content, same hash",
+            "a prefix keeps its hash",
+            "It takes blocks apart by something unsaid (a salt, a LoRA) for one, and matches falsely.",
+        ),
+        same_content_same_hash,
+    ),
+)
+
+REMOVAL_CHECKS: tuple[tuple[Point, Callable[[History, BlockRemoved], Verdict]], ...] = (
+    (
+        Point(
+            "removals matched",
+            "only what is stored is removed",
+            "Its count of copies is wrong: a block seems gone that is there, or there that is gone.",
+        ),
+        removals_matched,
+    ),
+)
+
+POINTS: tuple[Point, ...] = (
+    FRAMES,
+    SEQUENCE_FRAME,
+    TOPIC,
+    READABLE,
+    ORDER,
+    HOLES,
+    REPLAY_ANSWERED,
+    REPLAY_LAYOUT,
+    REPLAY_ORDER,
+    REPLAY_START,
+    REPLAY_EQUAL,
+    *(point for point, _ in BATCH_CHECKS),
+    UNKNOWN_FIELDS,
+    *(point for point, _ in STORE_CHECKS),
+    *(point for point, _ in REMOVAL_CHECKS),
+)

@@ -1,0 +1,530 @@
+"""Turns one replica's events into changes of block keys.
+
+The engine names a block by a hash of its own; the rest of the system by its key (`blocks.py`). The resolver keeps, for
+every pool of the replica (a medium and a KV-cache group), which hashes are resident, how many copies of each, and the
+key of each. It never guesses: what cannot be given a key is counted and waits, or is said to be inexact.
+
+    resident[hash] = key, or None while the key is not known (an orphan, or a group that cannot be paired with tokens)
+    copies[hash]   = copies beyond the first
+    held           = the keys of resident
+    holders[key]   = hashes beyond the first with this key (an engine that salts its hashes without saying so)
+"""
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import xor
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from events.blocks import ExtraKey, Extras, extend_keys, pack_tokens, root_key
+from events.messages import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Hash,
+    RejectedEvent,
+    Token,
+    UnknownEvent,
+    decode_tokens,
+)
+
+# Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
+PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
+_MASK = 2**64 - 1
+
+
+class Stored(NamedTuple):
+    """Blocks that got a key. `chain` has the key of every block of the event, `keys` those new in this medium."""
+
+    medium: str
+    keys: list[int]
+    chain: list[int]
+    parent_key: int
+    event: BlockStored
+
+
+class Removed(NamedTuple):
+    """Keys of which this medium no longer holds any copy."""
+
+    medium: str
+    keys: list[int]
+
+
+class Cleared(NamedTuple):
+    """The whole cache is empty."""
+
+
+Change: TypeAlias = Stored | Removed | Cleared
+
+
+class Digest(NamedTuple):
+    """Size and XOR of the set of resident hashes."""
+
+    blocks: int
+    xor: int
+
+
+class ResolverStats(Struct):
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    cleared: int = 0
+    duplicate_blocks: int = 0
+    orphan_blocks: int = 0
+    orphans_resolved: int = 0
+    orphans_dropped: int = 0
+    unpaired_blocks: int = 0
+    other_group_blocks: int = 0
+    removed_unknown: int = 0
+    unknown_events: int = 0
+    rejected_events: int = 0
+
+
+class Pool:
+    """The blocks of one medium and KV-cache group."""
+
+    __slots__ = ("copies", "group", "held", "holders", "medium", "resident", "xor")
+
+    def __init__(self, medium: str, group: int) -> None:
+        self.medium = medium
+        self.group = group
+        self.resident: dict[Hash, int | None] = {}
+        self.copies: dict[Hash, int] = {}
+        self.held: set[int] = set()
+        self.holders: dict[int, int] = {}
+        self.xor = 0
+
+    def hold(self, keys: Iterable[int]) -> list[int]:
+        """Counts one more hash for each key; returns the keys not held before."""
+        new = []
+        for key in keys:
+            if key in self.held:
+                self.holders[key] = self.holders.get(key, 0) + 1
+            else:
+                self.held.add(key)
+                new.append(key)
+        return new
+
+    def drop(self, key: int) -> bool:
+        """Counts one hash less for the key; true if it was the last."""
+        more = self.holders.get(key)
+        if more is None:
+            self.held.discard(key)
+            return True
+        if more == 1:
+            del self.holders[key]
+        else:
+            self.holders[key] = more - 1
+        return False
+
+
+class Resolver:
+    """One replica's hashes, resolved to keys.
+
+    `native`: the replica's hashes are block keys already, so neither tokens nor parents are needed.
+    `reannounces`: the engine reports blocks again when they are hit, so copies cannot be counted (said to be inexact).
+    """
+
+    def __init__(
+        self, model: str = "", *, native: bool = False, reannounces: bool = False, orphan_limit: int = 100_000
+    ) -> None:
+        self.model = model
+        self.native = native
+        self.reannounces = reannounces
+        self.orphan_limit = orphan_limit
+        self.stats = ResolverStats()
+        self.lost: str | None = None
+        self.pools: dict[tuple[str, int], Pool] = {}
+        # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
+        self._waiting: dict[Hash, list[BlockStored]] = {}
+        self._waiting_blocks = 0
+        self._verified: bool | None = None
+
+    @property
+    def inexact(self) -> str | None:
+        """Why the resident set cannot be trusted to be the replica's, or None."""
+        if self.reannounces:
+            return "the engine announces hits again as stores: copies cannot be counted"
+        return self.lost
+
+    @property
+    def orphan_blocks(self) -> int:
+        """How many blocks wait for their parent now."""
+        return self._waiting_blocks
+
+    def reset(self) -> None:
+        self.pools.clear()
+        self._waiting.clear()
+        self._waiting_blocks = 0
+        self._verified = None
+        self.lost = None
+
+    def apply(self, events: Iterable[Event]) -> list[Change]:
+        changes: list[Change] = []
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._store(event, changes)
+            elif isinstance(event, BlockRemoved):
+                self._remove(event, changes)
+            elif isinstance(event, AllBlocksCleared):
+                self.stats.cleared += 1
+                self.reset()
+                changes.append(Cleared())
+            elif isinstance(event, RejectedEvent):
+                self.stats.rejected_events += 1
+                self.lost = f"an event could not be read: {event.reason}"
+            elif isinstance(event, UnknownEvent):
+                self.stats.unknown_events += 1
+        return changes
+
+    def resident_blocks(self) -> int:
+        return sum(len(pool.resident) for pool in self.pools.values())
+
+    def copies(self) -> dict[tuple[str, int], dict[Hash, int]]:
+        """Copies of every resident hash, by (medium, group)."""
+        return {
+            name: {block_hash: 1 + pool.copies.get(block_hash, 0) for block_hash in pool.resident}
+            for name, pool in self.pools.items()
+            if pool.resident
+        }
+
+    def keys(self, medium: str = "GPU") -> set[int]:
+        """The keys a medium holds."""
+        held: set[int] = set()
+        for pool in self.pools.values():
+            if pool.medium == medium:
+                held |= pool.held
+        return held
+
+    def matched(self, keys: Iterable[int], medium: str = "GPU") -> int:
+        """How many leading blocks of a prompt the medium holds."""
+        held = [pool.held for pool in self.pools.values() if pool.medium == medium and pool.held]
+        holds = held[0].__contains__ if len(held) == 1 else lambda key: any(key in one for one in held)
+        count = 0
+        for key in keys:
+            if not holds(key):
+                break
+            count += 1
+        return count
+
+    def digest(self, medium: str = "GPU") -> Digest:
+        pool = self.pools.get((medium, 0))
+        if pool is None:
+            return Digest(0, 0)
+        return Digest(len(pool.resident), pool.xor if self.native else fold(pool.resident))
+
+    # ---- stores
+
+    def _store(self, event: BlockStored, changes: list[Change]) -> None:
+        hashes = event.block_hashes
+        if not hashes:
+            return
+        pool = self._pool(event.medium, event.group_idx)
+        self.stats.stored_blocks += len(hashes)
+        if self.native and self._are_keys(event):
+            keys: list[int] = hashes  # type: ignore[assignment]
+            parent = event.parent_block_hash
+            parent_key = parent if isinstance(parent, int) else self._root(event)
+        else:
+            named = None if self.native else self._resolve(event, pool, changes)
+            if named is None:
+                return
+            parent_key, keys = named
+        new = self._only_here(pool, self._name(pool, hashes, keys))
+        changes.append(Stored(pool.medium, new, keys, parent_key, event))
+        if self._waiting:
+            self._wake(hashes, keys, changes)
+
+    def _resolve(self, event: BlockStored, pool: Pool, changes: list[Change]) -> tuple[int, list[int]] | None:
+        """The parent's key and the blocks' own; if there are none (yet), the blocks are announced without a key."""
+        hashes = event.block_hashes
+        if not _indexable(event):
+            self.stats.other_group_blocks += len(hashes)
+        elif not event.token_ids:
+            self._store_without_tokens(event, pool, changes)
+            return None
+        elif len(event.token_ids) != event.block_size * len(hashes):
+            self.stats.unpaired_blocks += len(hashes)
+        else:
+            parent = event.parent_block_hash
+            parent_key = self._root(event) if parent is None else self._key(parent)
+            if parent_key is None:
+                self._wait(parent, event, len(hashes))
+            elif (keys := self._chain(event, parent_key)) is not None:
+                return parent_key, keys
+        self._announce(pool, hashes)
+        return None
+
+    def _name(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> list[int]:
+        """One more copy of each hash, whose key is known; returns the keys that are new to the pool."""
+        if self._name_all_new(pool, hashes, keys):
+            return keys
+        new: list[int] = []
+        for block_hash, key in zip(hashes, keys, strict=True):
+            self._announce(pool, [block_hash])
+            new += self._assign(pool, block_hash, key)
+        return new
+
+    def _name_all_new(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> bool:
+        """The common case at C speed: no hash and no key was there before, or twice in the event; else does nothing."""
+        resident, held = pool.resident, pool.held
+        if not resident.keys().isdisjoint(hashes) or not held.isdisjoint(keys):
+            return False
+        blocks, held_before = len(resident) + len(hashes), len(held)
+        resident.update(zip(hashes, keys, strict=True))
+        held.update(keys)
+        if len(resident) != blocks or len(held) - held_before != len(keys):
+            held.difference_update(keys)
+            for block_hash in hashes:
+                resident.pop(block_hash, None)
+            return False
+        if self.native:
+            pool.xor = reduce(xor, keys, pool.xor)
+        return True
+
+    def _announce(self, pool: Pool, hashes: list[Hash]) -> None:
+        """One more copy of each hash, whose key is not known yet."""
+        for block_hash in hashes:
+            if block_hash not in pool.resident:
+                pool.resident[block_hash] = None
+                if self.native:
+                    pool.xor ^= block_hash  # type: ignore[operator]
+                continue
+            self.stats.duplicate_blocks += 1
+            if not self.reannounces:
+                pool.copies[block_hash] = pool.copies.get(block_hash, 0) + 1
+
+    def _assign(self, pool: Pool, block_hash: Hash, key: int) -> list[int]:
+        """Gives a resident hash its key; returns the key if it is new to the pool."""
+        old = pool.resident[block_hash]
+        if old == key:
+            return []
+        if old is not None:
+            self.lost = f"block {block_hash!r} was announced twice with different tokens"
+            return []
+        pool.resident[block_hash] = key
+        return pool.hold([key])
+
+    def _store_without_tokens(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
+        """A tier that names blocks by hash alone: their keys are known from another tier, now or later."""
+        self._announce(pool, event.block_hashes)
+        for block_hash in event.block_hashes:
+            key = self._key(block_hash)
+            if key is None:
+                self._wait(block_hash, event, 1)
+            else:
+                new = self._only_here(pool, self._assign(pool, block_hash, key))
+                changes.append(Stored(pool.medium, new, [key], 0, event))
+
+    def _root(self, event: BlockStored) -> int:
+        lora = event.lora_name
+        if lora is None and event.lora_id is not None:
+            lora = f"#{event.lora_id}"  # vLLM before 0.14 names adapters by number only
+        return root_key(self.model, lora, _salt(event), event.block_size)
+
+    def _key(self, block_hash: Hash) -> int | None:
+        for pool in self.pools.values():
+            key = pool.resident.get(block_hash)
+            if key is not None:
+                return key
+        return None
+
+    def _chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
+        """The keys of the event's blocks, or None (counted) if its tokens cannot be paired with its hashes."""
+        try:
+            packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
+        except ValueError:
+            try:
+                packed = pack_tokens(_plain_tokens(event.token_ids))
+            except ValueError:
+                packed = b""
+        hashes = len(event.block_hashes)
+        if event.block_size < 1 or len(packed) != 4 * event.block_size * hashes:
+            self.stats.unpaired_blocks += hashes
+            return None
+        extras = _extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
+        return extend_keys(parent_key, packed, event.block_size, extras)
+
+    def _are_keys(self, event: BlockStored) -> bool:
+        """Checks a native replica's word on the first chain that starts at a root; if it is wrong, nothing is named."""
+        if self._verified is None and event.parent_block_hash is None:
+            try:
+                full = decode_tokens(event)
+                self._verified = self._chain(full, self._root(full)) == event.block_hashes
+            except ValueError:
+                self._verified = False
+        if self._verified is False or not _can_be_keys(event.block_hashes):
+            self.lost = f"the replica's hashes are not block keys of model {self.model!r} as it claims"
+            return False
+        return True
+
+    # ---- orphans
+
+    def _wait(self, for_hash: Hash | None, event: BlockStored, blocks: int) -> None:
+        assert for_hash is not None
+        self.stats.orphan_blocks += blocks
+        self._waiting.setdefault(for_hash, []).append(event)
+        self._waiting_blocks += blocks
+        while self._waiting_blocks > self.orphan_limit:
+            oldest = next(iter(self._waiting))
+            for dropped in self._waiting.pop(oldest):
+                self._forget_waiting(dropped)
+                self.stats.orphans_dropped += 1
+            self.lost = f"more than {self.orphan_limit} blocks waited for their parent; the oldest were dropped"
+
+    def _forget_waiting(self, event: BlockStored) -> None:
+        self._waiting_blocks -= len(event.block_hashes) if event.token_ids else 1
+
+    def _wake(self, hashes: list[Hash], keys: list[int], changes: list[Change]) -> None:
+        """Names what waited for these hashes, and what waited for those in turn."""
+        todo = list(zip(hashes, keys, strict=True))
+        while todo:
+            block_hash, key = todo.pop()
+            for event in self._waiting.pop(block_hash, ()):
+                self._forget_waiting(event)
+                self.stats.orphans_resolved += 1
+                pool = self._pool(event.medium, event.group_idx)
+                chain = self._chain(event, key) if event.token_ids else [key]
+                if chain is None:
+                    continue
+                named = event.block_hashes if event.token_ids else [block_hash]
+                new: list[int] = []
+                for child, child_key in zip(named, chain, strict=True):
+                    if child in pool.resident:  # it may have been removed while it waited
+                        new += self._assign(pool, child, child_key)
+                new = self._only_here(pool, new)
+                changes.append(Stored(pool.medium, new, chain, key if event.token_ids else 0, event))
+                todo += zip(named, chain, strict=True)
+
+    # ---- removals
+
+    def _remove(self, event: BlockRemoved, changes: list[Change]) -> None:
+        self.stats.removed_blocks += len(event.block_hashes)
+        pool = self.pools.get(_pool_name(event.medium, event.group_idx))
+        if pool is None:
+            self.stats.removed_unknown += len(event.block_hashes)
+            return
+        resident, copies = pool.resident, pool.copies
+        keys: list[int] = []
+        for block_hash in event.block_hashes:
+            more = copies.get(block_hash)
+            if more is not None:
+                if more == 1:
+                    del copies[block_hash]
+                else:
+                    copies[block_hash] = more - 1
+                continue
+            if block_hash not in resident:
+                self.stats.removed_unknown += 1
+                continue
+            key = resident.pop(block_hash)
+            if self.native:
+                pool.xor ^= block_hash  # type: ignore[operator]
+            if key is not None and pool.drop(key):
+                keys.append(key)
+        if keys and (gone := self._only_here(pool, keys)):
+            changes.append(Removed(pool.medium, gone))
+
+    # ---- the rest
+
+    def _pool(self, medium: str | None, group: int | None) -> Pool:
+        name = _pool_name(medium, group)
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = Pool(*name)
+        return pool
+
+    def _only_here(self, pool: Pool, keys: list[int]) -> list[int]:
+        """Those of the keys that no other group of the pool's medium holds: changes are told by medium."""
+        for other in self.pools.values():
+            if other is not pool and other.medium == pool.medium:
+                keys = [key for key in keys if key not in other.held]
+        return keys
+
+    def check(self) -> None:
+        """Raises AssertionError if any invariant is broken."""
+        for pool in self.pools.values():
+            keys = [key for key in pool.resident.values() if key is not None]
+            assert pool.held == set(keys), f"{pool.medium}: held keys are not those of the resident blocks"
+            extra = {key: count - 1 for key, count in _counts(keys).items() if count > 1}
+            assert pool.holders == extra, f"{pool.medium}: holders {pool.holders} but {extra} was counted"
+            assert pool.copies.keys() <= pool.resident.keys(), f"{pool.medium}: copies of a block that is not resident"
+            assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
+            assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
+        waiting = sum(
+            len(event.block_hashes) if event.token_ids else 1 for events in self._waiting.values() for event in events
+        )
+        assert waiting == self._waiting_blocks <= self.orphan_limit, (
+            f"{waiting} blocks wait, {self._waiting_blocks} counted"
+        )
+
+
+def fold(hashes: Iterable[Hash]) -> int:
+    """XOR of the low 64 bits of a set of hashes, bytes read big-endian as the engines do."""
+    return reduce(xor, (h & _MASK if isinstance(h, int) else int.from_bytes(h[-8:], "big") for h in hashes), 0)
+
+
+def _pool_name(medium: str | None, group: int | None) -> tuple[str, int]:
+    return medium or "GPU", group or 0
+
+
+def _can_be_keys(hashes: list[Hash]) -> bool:
+    try:
+        return min(hashes) >= 0  # type: ignore[operator]
+    except TypeError:  # bytes are among them
+        return False
+
+
+def _indexable(event: BlockStored) -> bool:
+    kind = event.kv_cache_spec_kind
+    return kind is None or not kind.startswith(PARTIAL_KINDS)
+
+
+def _plain_tokens(token_ids: Iterable[Token]) -> list[int]:
+    """Token ids of engines that send pairs (token, next token) or strings of digits."""
+    return [int(token[0] if isinstance(token, tuple) else token) for token in token_ids]
+
+
+def _salt(event: BlockStored) -> str | None:
+    """The cache salt of a chain that starts with this event."""
+    if event.cache_salt is not None:
+        return event.cache_salt
+    if event.metadata is not None and isinstance(event.metadata.get("cache_salt"), str):
+        return str(event.metadata["cache_salt"])
+    first = event.extra_keys[0] if event.extra_keys else None
+    strings = [part for part in first or () if isinstance(part, str)]
+    if event.lora_name is not None and strings and strings[0] == event.lora_name:
+        del strings[0]
+    return strings[0] if strings else None
+
+
+def _extras(event: BlockStored) -> Extras | None:
+    """Multimodal ids with their offsets and prompt-embed digests by block; LoRA name and salt are in the root."""
+    found: dict[int, list[ExtraKey]] = {}
+    for index, parts in enumerate(event.extra_keys or ()):
+        own: list[ExtraKey] = []
+        for part in parts or ():
+            if isinstance(part, bytes):
+                own.append(part)
+            elif isinstance(part, list | tuple) and len(part) == 2 and isinstance(part[1], int):
+                own.append((_image_id(part[0]), part[1]))
+        if own:
+            found[index] = own
+    for index, images in enumerate(event.mm_keys or ()):
+        for image in images if isinstance(images, list) else ():
+            if isinstance(image, dict) and isinstance(offset := image.get("start_offset"), int):
+                found.setdefault(index, []).append((_image_id(image.get("hash")), offset))
+    return found or None
+
+
+def _image_id(value: object) -> str:
+    """The engine's name of an image; of a shape no engine sends only the type, for it may be nested without end."""
+    return str(value) if isinstance(value, str | int | bytes) else type(value).__name__
+
+
+def _counts(keys: Iterable[int]) -> dict[int, int]:
+    counted: dict[int, int] = {}
+    for key in keys:
+        counted[key] = counted.get(key, 0) + 1
+    return counted

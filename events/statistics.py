@@ -1,0 +1,201 @@
+"""What `warmroute events stat` says of one replica's stream: counted as it goes by, put together on demand."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from events.lifetimes import Lifetimes
+from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
+from events.resolver import Change, Cleared, Removed, ResolverStats, Stored
+from events.stream import Action, Apply, StreamStats
+from events.tree import Tree
+from events.view import CacheView
+
+RECENT_S = 10.0
+LAGS_KEPT = 20_000
+CLOCK_SLACK_S = 0.5
+FRACTIONS = (0.1, 0.5, 0.9, 0.99)
+
+
+class Counts(Struct):
+    batches: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+
+
+class Rates(Struct):
+    """Per second."""
+
+    batches: float
+    events: float
+    stored_blocks: float
+    removed_blocks: float
+
+
+class Lag(Struct):
+    """Receive time minus the batch's own time stamp, of live batches."""
+
+    p50_s: float
+    p99_s: float
+    most_s: float
+    least_s: float
+    note: str | None
+
+
+class Lives(Struct):
+    """Ages at which 10, 50, 90 and 99 % of blocks are evicted; None where too many are still resident to say."""
+
+    p10_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+    evicted: int
+    censored: int
+    without_start: int
+
+
+class Held(Struct):
+    medium: str
+    blocks: int
+    tokens: int
+
+
+class Report(Struct):
+    replica: str
+    inexact: str | None
+    last_seq: int
+    span_s: float
+    counts: Counts
+    rates: Rates
+    recent: Rates | None
+    resident: list[Held]
+    restored_blocks: int
+    lives: Lives
+    lag: Lag | None
+    stream: StreamStats
+    resolver: ResolverStats
+    orphans_waiting: int
+
+
+class Statistics:
+    """`received` for every message as it comes, `acted` for every action of the view with its changes of keys."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.lifetimes = Lifetimes()
+        self._first_ts: float | None = None
+        self._last_ts: float | None = None
+        self._received_s: dict[int, float] = {}
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
+        self._least_lag_s: float | None = None
+        self._seconds: deque[tuple[int, Counts]] = deque()  # of the last RECENT_S, by the second of receipt
+
+    def received(self, socket: str, frames: Frames, at_s: float) -> None:
+        if socket == "events" and len(frames) == 3:
+            self._received_s.setdefault(int.from_bytes(frames[1], "big"), at_s)
+            if len(self._received_s) > LAGS_KEPT:
+                del self._received_s[next(iter(self._received_s))]
+
+    def acted(self, action: Action, batch: EventBatch | None, changes: Iterable[Change], at_s: float) -> None:
+        from_stream = isinstance(action, Apply) and action.seq >= 0
+        ts = batch.ts if batch is not None and from_stream else None
+        if ts is not None and batch is not None and isinstance(action, Apply):
+            self._count(batch, at_s)
+            self._lag(action.seq, ts)
+        end_s = ts if ts is not None else self._last_ts or at_s
+        for change in changes:
+            if isinstance(change, Stored):
+                self.lifetimes.stored(change.medium, change.keys, ts)
+            elif isinstance(change, Removed):
+                self.lifetimes.removed(change.medium, change.keys, end_s)
+            elif isinstance(change, Cleared):
+                self.lifetimes.cleared(end_s)
+
+    def report(self, view: CacheView, tree: Tree, now_s: float | None = None) -> Report:
+        """`now_s` is the wall clock of a live stream; None: the stream ended with its last batch."""
+        first, last = self._first_ts or 0.0, self._last_ts or 0.0
+        span_s = last - first
+        return Report(
+            view.name,
+            view.inexact,
+            view.stream.last_seq,
+            span_s,
+            self.counts,
+            _rates(self.counts, span_s),
+            None if now_s is None else self._recent(now_s),
+            resident(tree, view.name),
+            self.lifetimes.restored,
+            self._lives(last),
+            self._lag_report(),
+            view.stream.stats,
+            view.resolver.stats,
+            view.resolver.orphan_blocks,
+        )
+
+    def _lives(self, now_s: float) -> Lives:
+        lives = self.lifetimes
+        p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, now_s)
+        return Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start)
+
+    def _count(self, batch: EventBatch, at_s: float) -> None:
+        second = int(at_s)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append((second, Counts()))
+            while self._seconds[0][0] < second - RECENT_S:
+                self._seconds.popleft()
+        for counts in (self.counts, self._seconds[-1][1]):
+            counts.batches += 1
+            counts.events += len(batch.events)
+            for event in batch.events:
+                if isinstance(event, BlockStored):
+                    counts.stored_blocks += len(event.block_hashes)
+                elif isinstance(event, BlockRemoved):
+                    counts.removed_blocks += len(event.block_hashes)
+        self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
+        self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
+
+    def _lag(self, seq: int, ts: float) -> None:
+        received_s = self._received_s.pop(seq, None)
+        if received_s is not None:
+            lag_s = received_s - ts
+            self._lags.append(lag_s)
+            self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
+
+    def _lag_report(self) -> Lag | None:
+        least_s = self._least_lag_s
+        if least_s is None:
+            return None
+        lags = sorted(self._lags)
+        note = None
+        if least_s < 0:
+            note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
+        elif least_s > CLOCK_SLACK_S:
+            note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
+        return Lag(lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1], least_s, note)
+
+    def _recent(self, now_s: float) -> Rates:
+        total = Counts()
+        for second, counts in self._seconds:
+            if second >= now_s - RECENT_S:
+                for field in Counts.__struct_fields__:
+                    setattr(total, field, getattr(total, field) + getattr(counts, field))
+        began_s = self._seconds[0][0] if self._seconds else now_s
+        return _rates(total, min(RECENT_S, max(1.0, now_s - began_s)))
+
+
+def resident(tree: Tree, replica: str) -> list[Held]:
+    """Blocks and tokens by medium."""
+    blocks: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for node in tree.nodes.values():
+        for medium in {holder.medium for holder in node.held if holder.replica == replica}:
+            blocks[medium] += 1
+            tokens[medium] += node.tokens
+    return [Held(medium, blocks[medium], tokens[medium]) for medium in sorted(blocks)]
+
+
+def _rates(counts: Counts, span_s: float) -> Rates:
+    span_s = span_s or float("inf")
+    return Rates(*(getattr(counts, field) / span_s for field in Counts.__struct_fields__))

@@ -1,0 +1,96 @@
+"""`warmroute events decode`."""
+
+import json
+import sys
+from collections import Counter
+from typing import Any, BinaryIO
+
+import click
+
+from events.messages import (
+    BadBatch,
+    BlockRemoved,
+    BlockStored,
+    Decoder,
+    Event,
+    RejectedEvent,
+    UnknownEvent,
+)
+from events.tool.output import plain, to_json
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), default="-")
+def decode(file: BinaryIO) -> None:
+    """Turn payloads into events: JSON lines of {"payload_hex": ...} in, one JSON object a line out.
+
+    Every event has all named fields, absent ones null; bytes are written {"$hex": ...}. Reads what any vLLM since 0.9,
+    SGLang and TensorRT-LLM send. A line that cannot be read is reported on stderr with its number and reason, an event
+    of a known type that cannot be read as well (the batch's other events are printed); both make the exit status 1.
+    Events of an unknown type are left out and counted on stderr.
+
+    \b
+    Examples:
+      warmroute events decode < payloads.jsonl > events.jsonl
+      echo '{"payload_hex": "93cb41daac505d90000090c0"}' | warmroute events decode
+    """
+    lines = _Lines()
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            lines.decode(number, line)
+    for name, times in sorted(lines.unknown.items()):
+        click.echo(f"events of the unknown type {name!r} left out: {times}", err=True)
+    click.get_current_context().exit(1 if lines.bad else 0)
+
+
+class _Lines:
+    """What was found in the lines so far."""
+
+    def __init__(self) -> None:
+        self.bad = 0
+        self.unknown: Counter[str] = Counter()
+
+    def decode(self, number: int, line: bytes) -> None:
+        try:
+            batch = Decoder().decode(_payload(line))
+        except ValueError as error:  # BadBatch is one
+            reason = str(error).removeprefix("batch: ") if isinstance(error, BadBatch) else str(error)
+            self._complain(number, reason)
+            return
+        events = []
+        for event in batch.events:
+            if isinstance(event, RejectedEvent):
+                self._complain(number, f"an event was left out: {event.reason}")
+            elif isinstance(event, UnknownEvent):
+                self.unknown[event.type_name] += 1
+            else:
+                events.append(named(event))
+        fields = {"ts": batch.ts, "data_parallel_rank": batch.data_parallel_rank, "events": events}
+        sys.stdout.write(to_json(fields) + "\n")
+        sys.stdout.flush()
+
+    def _complain(self, number: int, reason: str) -> None:
+        self.bad += 1
+        click.echo(f"line {number}: {reason}", err=True)
+
+
+def named(event: Event) -> dict[str, Any]:
+    """The event with every field by its name."""
+    kind = BlockStored if isinstance(event, BlockStored) else BlockRemoved if isinstance(event, BlockRemoved) else None
+    fields = kind.__struct_fields__ if kind is not None else ()
+    return {"type": type(event).__name__, **{field: plain(getattr(event, field)) for field in fields}}
+
+
+def _payload(line: bytes) -> bytes:
+    """The payload of one line; a ValueError says what is wrong with it."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    text = fields.get("payload_hex") if isinstance(fields, dict) else None
+    if not isinstance(text, str):
+        raise ValueError('no {"payload_hex": "..."} in it')
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ValueError(f"payload_hex is not hexadecimal: {error}") from error

@@ -1,0 +1,81 @@
+"""`warmroute events diff`: what two replicas, or two moments of one, share and what only one has."""
+
+import click
+
+from events.compare import compare
+from events.subscriber import Source
+from events.tool.comparison import show_comparison
+from events.tool.options import StreamOptions, Target, json_option, open_targets, stream_options, timeout_option
+from events.tool.output import Output
+from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option
+from events.tree import Tree
+
+PARTS = 10
+EQUAL, DIFFERENT = 0, 1
+
+
+@click.command()
+@click.argument("left", metavar="A")
+@click.argument("right", metavar="B")
+@stream_options
+@click.option("--at-a", type=MomentType(), help="The moment of A: 1234 (a batch), +12.5 (seconds) or an ISO time.")
+@click.option("--at-b", type=MomentType(), help="The moment of B.")
+@click.option("--replica-a", metavar="NAME", help="Which replica of A, if it holds several.")
+@click.option("--replica-b", metavar="NAME", help="Which replica of B.")
+@click.option("--top", default=PARTS, show_default=True, metavar="N", help="How many differing parts to list; 0: all.")
+@tokenizer_option
+@timeout_option
+@json_option
+def diff(
+    left: str,
+    right: str,
+    stream: StreamOptions,
+    at_a: Moment | None,
+    at_b: Moment | None,
+    replica_a: str | None,
+    replica_b: str | None,
+    top: int,
+    tokenizer: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """What two replicas, or two moments of one, share and what only one has.
+
+    A and B are recordings or endpoints; the same recording twice, with --at-a and --at-b, compares two moments. Blocks
+    are compared by the keys of their content, so the engines' hashes, seeds and versions may differ. Listed are the
+    topmost blocks of the parts that only one side has, the largest first. With two endpoints, give --replay and the
+    like once for each, A first. Exits with 0 if the two hold the same, 1 if not, 2 if that cannot be told.
+
+    \b
+    Examples:
+      warmroute events diff monday.wre tuesday.wre
+      warmroute events diff incident.wre incident.wre --at-a +10 --at-b +20
+      warmroute events diff tcp://10.0.0.7:5557 tcp://10.0.0.8:5557 \\
+          --replay tcp://10.0.0.7:5558 --replay tcp://10.0.0.8:5558
+    """
+    output = Output(as_json)
+    decode = load_decoder(tokenizer)
+    opened = open_targets([left, right], stream)
+    tree = Tree()
+    sides = [
+        Watch(*_chosen(opened[0], replica_a, "--replica-a"), name="A", tree=tree),
+        Watch(*_chosen(opened[1], replica_b, "--replica-b"), name="B", tree=tree),
+    ]
+    load([(opened[0], [sides[0]], at_a), (opened[1], [sides[1]], at_b)], timeout_s, output.note)
+    for target, side in zip(opened, sides, strict=True):
+        if side.view.inexact is not None:
+            output.note(f"{side.view.name} ({target.name}) is inexact: {side.view.inexact}")
+    found = compare(tree, "A", "B")
+    show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode, top)
+    click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)
+
+
+def _chosen(target: Target, wanted: str | None, option: str) -> tuple[Source, bool]:
+    """The source that is meant, and whether what it calls hashes are keys."""
+    names = [source.name for source in target.sources]
+    keyed = target.recording is not None and target.recording.header.redacted
+    if wanted is None and len(names) == 1:
+        return target.sources[0], keyed
+    if wanted not in names:
+        raise click.UsageError(f"{target.name} holds {', '.join(names)}: choose one with {option}")
+    return target.sources[names.index(wanted)], keyed

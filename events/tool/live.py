@@ -1,0 +1,142 @@
+"""Follows live streams until a condition, a time or Ctrl-C."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from events.messages import Frames
+from events.native import Status
+from events.subscriber import Source, Subscriber, Tap
+from events.view import CacheView
+
+NOTICE_AFTER_S = 3.0
+LOOK_EVERY_S = 0.02
+
+
+class Ending(Enum):
+    """Why a follow ended; all but TIMEOUT are what the user wanted."""
+
+    DONE = "done"
+    TIME = "time"
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+
+
+class Followed(Struct):
+    """One stream with the view it feeds."""
+
+    source: Source
+    view: CacheView
+    on_status: Callable[[Status], None] | None = None
+    tap: Tap | None = None
+
+
+def follow(
+    streams: Sequence[Followed],
+    *,
+    until: Callable[[], bool] | None = None,
+    for_s: float | None = None,
+    timeout_s: float | None = None,
+    every: Callable[[], None] | None = None,
+    every_s: float = 0.25,
+) -> Ending:
+    """Runs until `until()` is true (DONE), `for_s` is over (TIME), Ctrl-C or SIGTERM (STOPPED), or `timeout_s` is over.
+
+    `every` is called now and then, for what is drawn or flushed. An exception of any of the callbacks ends it too.
+    """
+    return asyncio.run(_Follow(streams, until, for_s, timeout_s, every, every_s).run())
+
+
+class _Follow:
+    def __init__(
+        self,
+        streams: Sequence[Followed],
+        until: Callable[[], bool] | None,
+        for_s: float | None,
+        timeout_s: float | None,
+        every: Callable[[], None] | None,
+        every_s: float,
+    ) -> None:
+        self._streams = streams
+        self._until = until
+        self._every = every
+        self._every_s = every_s
+        self._for_s = for_s
+        self._timeout_s = timeout_s
+        self._connected: set[str] = set()
+        self._stopped = False
+        self._failure: BaseException | None = None
+
+    async def run(self) -> Ending:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._failed)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        async with Subscriber() as subscriber:
+            for stream in self._streams:
+                subscriber.add(stream.source, stream.view, on_status=stream.on_status, tap=self._tap(stream))
+            return await self._wait()
+
+    def _tap(self, stream: Followed) -> Tap:
+        def tap(socket: str, frames: Frames) -> None:
+            if socket == "connected":
+                self._connected.add(stream.source.name)
+            if stream.tap is not None:
+                stream.tap(socket, frames)
+
+        return tap
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of the loop raised: without this, asyncio would only log it."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self._failure = self._failure or error
+        else:
+            loop.default_exception_handler(context)
+
+    async def _wait(self) -> Ending:
+        started_s = called_s = time.monotonic()
+        noticed = False
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._failure is not None:
+                raise self._failure
+            now_s = time.monotonic()
+            if self._every is not None and now_s - called_s >= self._every_s:
+                called_s = now_s
+                self._every()
+            if self._stopped:
+                return Ending.STOPPED
+            if self._until is not None and self._until():
+                return Ending.DONE
+            if self._for_s is not None and now_s - started_s >= self._for_s:
+                return Ending.TIME
+            if self._timeout_s is not None and now_s - started_s >= self._timeout_s:
+                return Ending.TIMEOUT
+            if not noticed and now_s - started_s >= NOTICE_AFTER_S:
+                noticed = True
+                self._notice()
+
+    def _notice(self) -> None:
+        for stream in self._streams:
+            if stream.source.name not in self._connected:
+                keys = ", and do the keys fit" if stream.source.curve is not None else ""
+                click.echo(
+                    f"nothing answers at {stream.source.events}; is the engine started with KV events on{keys}?",
+                    err=True,
+                )
+
+
+def settled(view: CacheView) -> bool:
+    """The view is exact, or as exact as it will become without further events."""
+    stream = view.stream
+    return view.inexact is None or (stream.next_seq is not None and not stream.repairing)

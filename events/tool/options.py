@@ -1,0 +1,199 @@
+"""The options that several tools share, and what a FILE or ENDPOINT argument means."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+from msgspec import Struct
+
+from events.curve import load_curve_client
+from events.messages import EventBatch
+from events.recording import BadRecording, Recording
+from events.resolver import Change, Resolver
+from events.stream import Action, Stream
+from events.subscriber import Source
+from events.view import CacheView
+
+Command = Callable[..., Any]
+
+_ENDPOINT = re.compile(r"(?P<scheme>[a-z]*)://(?P<address>.*)", re.DOTALL)
+_HOST_PORT = re.compile(r"[\w.\-\[\]:]+:\d+")
+_CURVE_NEEDS_BOTH = (
+    "--curve-server and --curve-secret belong together: the engine's public key, and your own secret one"
+)
+
+
+class StreamOptions(Struct, frozen=True):
+    """Where the other sockets of the endpoints are; `replay`, `status` and `snapshot` in the endpoints' order."""
+
+    replay: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    snapshot: tuple[str, ...] = ()
+    topic: str = ""
+    model: str = ""
+    rank: tuple[int, ...] = ()
+    curve_server: str | None = None
+    curve_secret: str | None = None
+
+
+class Target(NamedTuple):
+    """What a FILE or ENDPOINT argument names: an opened recording, or sources to follow live."""
+
+    name: str
+    sources: list[Source]
+    recording: Recording | None = None
+
+    def view(
+        self,
+        source: Source,
+        *,
+        on_change: Callable[[Change], None] | None = None,
+        on_action: Callable[[Action, EventBatch | None], None] | None = None,
+    ) -> CacheView:
+        """A view for one of the sources, to be fed by `live.follow` or `recording.replay_into`."""
+        if self.recording is not None:
+            return self.recording.view(source, on_change=on_change, on_action=on_action)
+        stream = Stream(source.stream_config())
+        resolver = Resolver(source.model, native=source.native)
+        return CacheView(source.name, stream, resolver, on_change=on_change, on_action=on_action)
+
+
+def stream_options(command: Command) -> Command:
+    """Adds the options that say where streams are; the command gets them as one argument, `stream`."""
+
+    @wraps(command)
+    def collected(*arguments: Any, **options: Any) -> Any:
+        own = {name: options.pop(name) for name in StreamOptions.__struct_fields__}
+        return command(*arguments, stream=StreamOptions(**own), **options)
+
+    for option in reversed(_STREAM_OPTIONS):
+        collected = option(collected)
+    return collected
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line; the default when the output is no terminal."
+)
+for_option = click.option(
+    "--for", "for_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time."
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="How long to wait for a live stream to be complete.",
+)
+
+_STREAM_OPTIONS = [
+    click.option("--replay", multiple=True, metavar="ENDPOINT", help="The engine's replay socket."),
+    click.option(
+        "--status",
+        multiple=True,
+        metavar="ENDPOINT",
+        help="The status socket of a warmroute replica (with --snapshot).",
+    ),
+    click.option("--snapshot", multiple=True, metavar="ENDPOINT", help="The snapshot socket of a warmroute replica."),
+    click.option("--topic", default="", help="Only messages whose topic starts with this."),
+    click.option("--model", default="", help="The model's name, which is part of every block key."),
+    click.option(
+        "--rank",
+        multiple=True,
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Data-parallel rank: ports are N higher. May be repeated.",
+    ),
+    click.option("--curve-server", metavar="FILE", help="The engine's public CURVE key."),
+    click.option("--curve-secret", metavar="FILE", help="Your own secret CURVE key (see keygen)."),
+]
+
+
+def open_target(argument: str, stream: StreamOptions) -> Target:
+    return open_targets([argument], stream)[0]
+
+
+def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target]:
+    """Opens every FILE and makes sources of every ENDPOINT; a click error says what is wrong with which."""
+    endpoints = [argument for argument in arguments if is_endpoint(argument)]
+    for argument in endpoints:
+        if endpoints.count(argument) > 1:
+            raise click.UsageError(f"{argument} is given twice")
+    if not endpoints:
+        _refuse_without_endpoint(stream)
+    sources = iter([_source(endpoint, index, len(endpoints), stream) for index, endpoint in enumerate(endpoints)])
+    targets = []
+    for argument in arguments:
+        if is_endpoint(argument):
+            source = next(sources)
+            targets.append(Target(argument, [source.rank(rank) for rank in stream.rank] or [source]))
+        else:
+            targets.append(_open_file(argument, stream.model))
+    return targets
+
+
+def is_endpoint(argument: str) -> bool:
+    return "://" in argument
+
+
+def checked_endpoint(value: str, option: str, *, bind: bool = False) -> str:
+    """The endpoint, if it can be connected to (or bound)."""
+    parts = _ENDPOINT.fullmatch(value)
+    if parts is None or parts["scheme"] not in ("tcp", "ipc") or not parts["address"]:
+        raise click.UsageError(f"{option}: {value!r} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
+    if parts["scheme"] == "ipc":
+        return value
+    host, _, port = parts["address"].rpartition(":")
+    if not host:
+        raise click.UsageError(f"{option}: {value!r} has no port; write tcp://{parts['address']}:5557")
+    if host == "*" and not bind:
+        raise click.UsageError(f"{option}: {value!r} is where a publisher binds; name its host: tcp://127.0.0.1:{port}")
+    free = bind and port in ("0", "*")
+    if not free and not (port.isdecimal() and 1 <= int(port) <= 65535):
+        raise click.UsageError(f"{option}: {port!r} in {value!r} is no port; use a number from 1 to 65535")
+    return value
+
+
+def _source(endpoint: str, index: int, count: int, stream: StreamOptions) -> Source:
+    def own(option: str) -> str | None:
+        values: tuple[str, ...] = getattr(stream, option)
+        if len(values) not in (0, count):
+            raise click.UsageError(f"--{option} is given {len(values)} times for {count} endpoints; give one for each")
+        return checked_endpoint(values[index], f"--{option}") if values else None
+
+    status, snapshot = own("status"), own("snapshot")
+    if status is not None and snapshot is None:
+        raise click.UsageError("--status needs --snapshot too: a difference it shows is repaired from there")
+    server, secret = stream.curve_server, stream.curve_secret
+    if (server is None) != (secret is None):
+        raise click.UsageError(_CURVE_NEEDS_BOTH)
+    try:
+        curve = load_curve_client(server, secret) if server is not None and secret is not None else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    events = checked_endpoint(endpoint, "ENDPOINT")
+    name = endpoint.removeprefix("tcp://")
+    return Source(name, events, own("replay"), status, snapshot, stream.topic, stream.model, curve)
+
+
+def _refuse_without_endpoint(stream: StreamOptions) -> None:
+    for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
+        if getattr(stream, option):
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with an ENDPOINT; a recording knows its own")
+
+
+def _open_file(argument: str, model: str) -> Target:
+    if not Path(argument).is_file():
+        hint = f"; an endpoint is written tcp://{argument}" if _HOST_PORT.fullmatch(argument) else ""
+        raise click.UsageError(f"no file {argument!r}{hint}")
+    try:
+        recording = Recording(argument)
+    except (OSError, BadRecording) as error:
+        raise click.UsageError(str(error)) from error
+    sources = [msgspec.structs.replace(s, model=model) if model else s for s in recording.sources]
+    return Target(argument, sources, recording)

@@ -1,0 +1,127 @@
+"""`warmroute events record`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.live import Live
+from rich.text import Text
+
+from events.recording import BadRecording, Recorder, redacted_copy
+from events.tool.live import Followed, follow
+from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
+from events.tool.output import Output, count, size
+from events.view import CacheView
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True, metavar="ENDPOINT...")
+@click.option("-o", "--output", "path", required=True, metavar="FILE", help="The file to write.")
+@click.option("--redact", is_flag=True, help="Leave out token ids, salts and names; keep keys and structure.")
+@click.option("--append", is_flag=True, help="Go on with an existing recording of the same sources.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@stream_options
+@for_option
+@json_option
+def record(
+    targets: tuple[str, ...],
+    path: str,
+    redact: bool,
+    append: bool,
+    force: bool,
+    stream: StreamOptions,
+    for_s: float | None,
+    as_json: bool,
+) -> None:
+    """Record streams to a file, every message of all their sockets with the time it came.
+
+    A recording holds prompts as token ids, and is created readable by you alone. With --redact it holds none: block
+    keys and structure stay, so that tree, stat and diff work as before. A recording (FILE) in place of ENDPOINT is
+    copied with --redact. What a crash cuts off is lost, the rest stays readable; at most a second is in memory (with
+    --redact some more).
+
+    \b
+    Examples:
+      warmroute events record tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 -o incident.wre
+      warmroute events record tcp://a:5557 tcp://b:5557 -o both.wre --for 3600
+      warmroute events record incident.wre --redact -o shareable.wre
+    """
+    if append and force:
+        raise click.UsageError("--append goes on with the file, --force replaces it: give one of them")
+    opened = open_targets(targets, stream)
+    output = Output(as_json)
+    try:
+        if any(target.recording is not None for target in opened):
+            _copy(opened, path, redact, append, force, output)
+        else:
+            sources = [source for target in opened for source in target.sources]
+            with Recorder(path, sources, redact=redact, append=append, force=force) as recorder:
+                views = _record(recorder, for_s, output)
+            _report(recorder, views, output)
+    except BrokenPipeError:
+        raise
+    except (OSError, BadRecording) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _record(recorder: Recorder, for_s: float | None, output: Output) -> list[CacheView]:
+    if recorder.cut is not None:
+        output.note(f"cut off before going on: {recorder.cut}")
+    views = [source.view() for source in recorder.sources]
+    streams = [
+        Followed(source, view, tap=recorder.tap(index))
+        for index, (source, view) in enumerate(zip(recorder.sources, views, strict=True))
+    ]
+    if output.json:
+        follow(streams, for_s=for_s, every=recorder.flush_if_due)
+        return views
+    output.note(f"recording to {recorder.path}; Ctrl-C ends it")
+    with Live(console=output.console, refresh_per_second=4, transient=True) as live:
+
+        def every() -> None:
+            recorder.flush_if_due()
+            live.update(Text(_sentence(recorder, views)))
+
+        follow(streams, for_s=for_s, every=every)
+    return views
+
+
+def _copy(targets: list[Target], path: str, redact: bool, append: bool, force: bool, output: Output) -> None:
+    recording = targets[0].recording
+    if len(targets) > 1 or recording is None:
+        raise click.UsageError("a recording is copied by itself: give one FILE, or ENDPOINTs")
+    if not redact or append:
+        raise click.UsageError("a recording is copied with --redact and to a new file; for the same bytes use cp")
+    if Path(path).exists() and Path(path).samefile(recording.path):
+        raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
+    recorder = redacted_copy(recording, path, force=force)
+    for damage in recording.damage:
+        output.note(f"{recording.path}: {damage}")
+    _report(recorder, [], output)
+
+
+def _report(recorder: Recorder, views: Sequence[CacheView], output: Output) -> None:
+    if output.json:
+        counted = {"file": str(recorder.path), "bytes": recorder.written_bytes, "records": recorder.records}
+        output.line({**counted, **_counts(views)} if views else counted)
+    else:
+        output.show(Text(_sentence(recorder, views)))
+
+
+def _counts(views: Sequence[CacheView]) -> dict[str, int]:
+    return {
+        "batches": sum(view.stream.stats.batches for view in views),
+        "stored_blocks": sum(view.resolver.stats.stored_blocks for view in views),
+        "gaps": sum(view.stream.stats.gaps for view in views),
+        "lost_batches": sum(view.stream.stats.lost_batches for view in views),
+    }
+
+
+def _sentence(recorder: Recorder, views: Sequence[CacheView]) -> str:
+    """One line of what was recorded so far."""
+    parts = [count(recorder.records, "record"), size(recorder.written_bytes)]
+    if views:
+        counted = _counts(views)
+        parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]
+        parts += [count(counted["gaps"], "gap"), f"{counted['lost_batches']:,} lost"]
+    return f"{recorder.path}: {', '.join(parts)}"

@@ -1,0 +1,174 @@
+"""`warmroute events tree`: the prefix tree, drawn."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import rich.tree
+from rich.text import Text
+
+from events.tool.options import StreamOptions, json_option, open_target, stream_options, timeout_option
+from events.tool.output import Output, count, plain
+from events.tool.watch import Moment, MomentType, Watch, load, load_decoder, tokenizer_option, watches
+from events.tool.words import Decode, content, namespace_name
+from events.tree import Node, Tree
+from events.trunks import Run, all_runs, runs_below, sizes, token_ids
+
+DEPTH = 4
+BRANCHES = 8
+
+
+@click.command()
+@click.argument("target", metavar="FILE|ENDPOINT")
+@stream_options
+@click.option("--depth", default=DEPTH, show_default=True, metavar="N", help="How many trunks deep to draw; 0: all.")
+@click.option("--branches", default=BRANCHES, show_default=True, metavar="N", help="Branches at each fork; 0: all.")
+@tokenizer_option
+@click.option("--at", type=MomentType(), help="The moment of a recording: 1234 (a batch), +12.5 (s) or an ISO time.")
+@timeout_option
+@json_option
+def tree(
+    target: str,
+    stream: StreamOptions,
+    depth: int,
+    branches: int,
+    tokenizer: str | None,
+    at: Moment | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Draw the tree of cached prefixes.
+
+    Blocks that follow one another without a fork, held in the same place, are merged into one line: how many blocks and
+    tokens, where they are, what is below, and how the text begins (token ids without a tokenizer). Namespaces (LoRA,
+    cache salt, block size) share nothing. "gone" is a block that was evicted while its descendants were kept: they hit
+    again when it returns. "detached" is a parent that was named and never seen. Of an ENDPOINT the cache is drawn as
+    soon as it is known, of a FILE as it was at the end, or --at a moment.
+
+    \b
+    Examples:
+      warmroute events tree incident.wre --depth 2 --at +60
+      warmroute events tree tcp://10.0.0.7:5557 --replay tcp://10.0.0.7:5558 --tokenizer ~/models/qwen
+      warmroute events tree incident.wre --json | jq 'select(.tokens > 1000)'
+    """
+    output = Output(as_json)
+    decode = load_decoder(tokenizer)
+    opened = open_target(target, stream)
+    drawn = Tree()
+    watched = watches(opened, drawn)
+    load([(opened, watched, at)], timeout_s, output.note)
+    if output.json:
+        for line in json_lines(drawn, decode):
+            output.line(line)
+    else:
+        output.console.print(Drawing(drawn, watched, decode, depth, branches).draw(opened.name), soft_wrap=False)
+    for watch in watched:
+        for remark in remarks(watch):
+            output.note(remark)
+
+
+class Drawing:
+    def __init__(self, drawn: Tree, watched: Sequence[Watch], decode: Decode | None, depth: int, branches: int) -> None:
+        self._tree = drawn
+        self._several = len(watched) > 1
+        self._decode = decode
+        self._depth = depth or len(drawn.nodes) + 1
+        self._branches = branches or len(drawn.nodes) + 1
+        self._sizes = sizes(drawn)
+
+    def draw(self, name: str) -> rich.tree.Tree:
+        tops = self._tree.tops()
+        below = [self._sizes[top.key] for top in tops]
+        held = f"{count(sum(s.blocks for s in below), 'block')}, {count(sum(s.tokens for s in below), 'token')}"
+        drawing = rich.tree.Tree(_line((name, "bold"), (f"  {held}", "")), guide_style="dim")
+        known, detached = [top for top in tops if not top.detached], [top for top in tops if top.detached]
+        detached.sort(key=lambda top: self._sizes[top.key].tokens, reverse=True)
+        for top in [*known, *detached[: self._branches]]:
+            self._draw_below(drawing.add(self._top_line(top)), top)
+        if hidden := detached[self._branches :]:
+            drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
+        return drawing
+
+    def _draw_below(self, drawing: rich.tree.Tree, top: Node) -> None:
+        pending = [(drawing, top, 1)]
+        while pending:
+            parent, node, level = pending.pop()
+            runs = runs_below(node, self._sizes)
+            shown = runs[: self._branches] if level <= self._depth else []
+            for run in shown:
+                pending.append((parent.add(self._run_line(run)), run.last, level + 1))
+            if hidden := runs[len(shown) :]:
+                parent.add(_line((f"… {self._below([run.first for run in hidden])}", "dim")))
+
+    def _top_line(self, top: Node) -> Text:
+        held = f"  {self._below([top])}"
+        if top.namespace is None:
+            return _line((f"detached below {top.key:016x}", "yellow"), (held, "dim"))
+        return _line((namespace_name(top.namespace), "cyan"), (held, "dim"))
+
+    def _run_line(self, run: Run) -> Text:
+        where = self._where(run)
+        parts = [(f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}", "bold"), (f"  {where}", _style(run))]
+        if run.last.children:
+            parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
+        return _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
+
+    def _where(self, run: Run) -> str:
+        if not run.held:
+            return "gone"
+        return " ".join(sorted({f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}))
+
+    def _below(self, nodes: Sequence[Node]) -> str:
+        found = [self._sizes[node.key] for node in nodes]
+        blocks, leaves = sum(size.blocks for size in found), sum(size.leaves for size in found)
+        return f"{count(blocks, 'block')} in {count(leaves, 'branch')}"
+
+
+def remarks(watch: Watch) -> Iterator[str]:
+    """What the drawing cannot show of a replica."""
+    view = watch.view
+    if view.inexact is not None:
+        yield f"{view.name}: inexact: {view.inexact}"
+    if waiting := view.resolver.orphan_blocks:
+        yield f"{view.name}: {count(waiting, 'block')} not drawn: their parents have not been seen (orphans)"
+    if unpaired := view.resolver.stats.unpaired_blocks:
+        yield f"{view.name}: {count(unpaired, 'block')} not drawn: their tokens do not fit their hashes"
+    if other := view.resolver.stats.other_group_blocks:
+        yield f"{view.name}: {count(other, 'block')} not drawn: of groups that keep only part of a prefix"
+
+
+def json_lines(drawn: Tree, decode: Decode | None) -> Iterator[dict[str, Any]]:
+    """One object for each run, parents before children; `key` is its last block's, `parent` that before its first."""
+    found = sizes(drawn)
+    tops = {top.key: top for top in drawn.tops()}
+    top_of: dict[int, Node] = {}
+    for run, blocks_before, tokens_before in all_runs(drawn):
+        parent = run.first.parent
+        assert parent is not None
+        top = top_of[run.last.key] = tops.get(parent.key) or top_of[parent.key]
+        ids = token_ids(run.packed)
+        yield {
+            "key": f"{run.last.key:016x}",
+            "parent": None if parent is top and not top.detached else f"{parent.key:016x}",
+            "namespace": None if top.namespace is None else plain(top.namespace._asdict()),
+            "blocks_before": blocks_before,
+            "tokens_before": tokens_before,
+            "blocks": run.blocks,
+            "tokens": run.tokens,
+            "held": [holder._asdict() for holder in dict.fromkeys(run.held)],
+            "at_and_below": found[run.first.key]._asdict(),
+            "first_stored": run.first.first_stored_s,
+            "last_event": max(node.last_event_s for node in run.nodes),
+            "extras": plain(run.extras),
+            "token_ids": ids,
+            "text": None if decode is None else decode(list(ids)),
+        }
+
+
+def _line(*parts: tuple[str, str]) -> Text:
+    """One line, cut at the width of the terminal."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def _style(run: Run) -> str:
+    return "green" if run.held else "red"

@@ -1,0 +1,251 @@
+"""The prefix tree of one or several replicas, with tokens and parents: for the tools only, the router never has it.
+
+A node is one block, named by its key. It stands in the tree while it or a descendant is resident: the descendants of a
+removed block are kept, because they hit again when it returns. At the top are the namespaces (LoRA name, cache salt and
+block size: what the root key is made of), and detached nodes: blocks of which only the key is known, because a replica
+whose hashes are keys named them as a parent and never stored them (or, in a redacted recording, the root itself).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from events.blocks import TOKEN_BYTES, ExtraKey, pack_tokens
+from events.messages import BlockStored, decode_tokens
+from events.resolver import Change, Cleared, Removed, Resolver, Stored, _extras, _plain_tokens, _salt
+
+
+class Holder(NamedTuple):
+    """Who has a copy of a block, and where."""
+
+    replica: str
+    medium: str
+
+
+class Namespace(NamedTuple):
+    """What stands before block 0: prompts of different namespaces share nothing."""
+
+    lora_name: str | None
+    cache_salt: str | None
+    block_size: int
+
+
+class Node:
+    """One block, or the top of a tree (a namespace, or a detached parent of which only the key is known)."""
+
+    __slots__ = (
+        "__weakref__",
+        "children",
+        "extras",
+        "first_stored_s",
+        "forks",
+        "held",
+        "key",
+        "last_event_s",
+        "namespace",
+        "packed",
+        "parent",
+    )
+
+    def __init__(self, key: int, parent: "Node | None", at_s: float, namespace: Namespace | None = None) -> None:
+        self.key = key
+        self.parent = parent
+        self.namespace = namespace
+        self.children: dict[int, Node] = {}
+        self.packed = b""
+        self.extras: tuple[ExtraKey, ...] = ()
+        # Sorted, and interned by the tree.
+        self.held: tuple[Holder, ...] = ()
+        self.first_stored_s = self.last_event_s = at_s
+        # Store events that began a new branch below this block while another one was there.
+        self.forks = 0
+
+    @property
+    def detached(self) -> bool:
+        """Only the key is known: it was named as a parent and never stored."""
+        return self.parent is None and self.namespace is None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.packed) // TOKEN_BYTES
+
+    def __repr__(self) -> str:
+        return f"Node({self.key:016x}, {len(self.children)} children, held by {self.held})"
+
+
+class Tree:
+    """Fed with the changes of keys that a resolver reports; `check` compares it with the resolver."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, Node] = {}
+        self._interned: dict[tuple[Holder, ...], tuple[Holder, ...]] = {}
+
+    def apply(self, replica: str, changes: Iterable[Change], at_s: float) -> None:
+        """All changes of one batch: a parent without a copy must outlive the change that brings its child."""
+        loose: list[Node] = []
+        for change in changes:
+            if isinstance(change, Stored):
+                loose += self._store(replica, change, at_s)
+            elif isinstance(change, Removed):
+                loose += self._remove(Holder(replica, change.medium), change.keys, at_s)
+            elif isinstance(change, Cleared):
+                self.forget(replica)
+        for node in loose:
+            self._prune(node)
+
+    def forget(self, replica: str) -> None:
+        """The replica holds nothing any more."""
+        loose = []
+        for node in self.nodes.values():
+            if any(holder.replica == replica for holder in node.held):
+                node.held = self._intern(holder for holder in node.held if holder.replica != replica)
+                loose.append(node)
+        for node in loose:
+            self._prune(node)
+        self._interned = {held: held for held in self._interned if all(h.replica != replica for h in held)}
+
+    def tops(self) -> list[Node]:
+        """Namespaces first, then detached nodes; each in the order of its first store."""
+        tops = [node for node in self.nodes.values() if node.parent is None]
+        return sorted(tops, key=lambda node: node.detached)
+
+    def blocks(self, replica: str | None = None) -> int:
+        """How many blocks are resident (of one replica)."""
+        return sum(holds(node, replica) for node in self.nodes.values())
+
+    # ---- stores
+
+    def _store(self, replica: str, change: Stored, at_s: float) -> list[Node]:
+        # A foreign tier that names blocks by hash alone sends no tokens: its blocks are known from another tier.
+        nodes = self._place(change, at_s) if change.event.token_ids else []
+        holder = Holder(replica, change.medium)
+        for key in change.keys:
+            node = self.nodes.get(key) or self._add(key, None, at_s)
+            node.held = self._intern((*node.held, holder))
+            node.last_event_s = at_s
+        return nodes[-1:]
+
+    def _place(self, change: Stored, at_s: float) -> list[Node]:
+        """The nodes of the event's blocks, in order; those that are missing are added."""
+        event = decode_tokens(change.event)
+        parent = self.nodes.get(change.parent_key)
+        if parent is None:
+            root = Namespace(event.lora_name, _salt(event), event.block_size)
+            parent = self._add(change.parent_key, None, at_s, root if event.parent_block_hash is None else None)
+        packed = _packed_blocks(event)
+        extras = _extras(event) or {}
+        nodes = []
+        for index, key in enumerate(change.chain):
+            node = self.nodes.get(key)
+            if node is None:
+                parent.forks += bool(parent.children)
+                node = self._add(key, parent, at_s)
+                node.packed, node.extras = packed[index], tuple(extras.get(index, ()))
+            elif node.detached and node not in ancestors(parent):
+                node.parent = parent
+                parent.children[key] = node
+                node.packed, node.extras = packed[index], tuple(extras.get(index, ()))
+            node.last_event_s = at_s
+            nodes.append(node)
+            parent = node
+        return nodes
+
+    def _add(self, key: int, parent: Node | None, at_s: float, namespace: Namespace | None = None) -> Node:
+        node = self.nodes[key] = Node(key, parent, at_s, namespace)
+        if parent is not None:
+            parent.children[key] = node
+        return node
+
+    # ---- removals
+
+    def _remove(self, holder: Holder, keys: Iterable[int], at_s: float) -> list[Node]:
+        loose = []
+        for key in keys:
+            node = self.nodes[key]
+            held = list(node.held)
+            held.remove(holder)
+            node.held = self._intern(held)
+            node.last_event_s = at_s
+            loose.append(node)
+        return loose
+
+    def _prune(self, node: Node | None) -> None:
+        """Takes the node out if nothing at or below it is resident, then its parent in turn."""
+        while node is not None and not node.held and not node.children and self.nodes.get(node.key) is node:
+            del self.nodes[node.key]
+            parent, node.parent = node.parent, None
+            if parent is not None:
+                del parent.children[node.key]
+            node = parent
+
+    def _intern(self, held: Iterable[Holder]) -> tuple[Holder, ...]:
+        ordered = tuple(sorted(held))
+        return self._interned.setdefault(ordered, ordered)
+
+    # ---- invariants
+
+    def check(self, resolvers: Mapping[str, Resolver]) -> None:
+        """Raises AssertionError if the tree is not whole, or is not what the replicas' resolvers hold."""
+        reached = 0
+        for top in self.tops():
+            for node in subtree(top):
+                reached += 1
+                assert self.nodes.get(node.key) is node, f"{node} is linked but not listed"
+                assert node.held or node.children, f"{node} is a leaf that nobody holds"
+                assert all(child.parent is node for child in node.children.values()), f"{node}: a child is not its own"
+                assert node.held == tuple(sorted(node.held)), f"{node}: holders out of order"
+        assert reached == len(self.nodes), f"{len(self.nodes)} nodes, {reached} of them reached from the top"
+        held = Counter((holder, node.key) for node in self.nodes.values() for holder in node.held)
+        truth = {
+            (Holder(replica, pool.medium), key)
+            for replica, resolver in resolvers.items()
+            for pool in resolver.pools.values()
+            for key in pool.held
+        }
+        surplus, missing = held - Counter(truth), truth - held.keys()
+        assert not surplus and not missing, f"surplus: {list(surplus)[:3]}, missing: {list(missing)[:3]}"
+
+
+def holds(node: Node, replica: str | None = None) -> bool:
+    """Whether the replica (or any) has a copy of this block."""
+    return bool(node.held) if replica is None else any(holder.replica == replica for holder in node.held)
+
+
+def media(node: Node, replica: str | None = None) -> list[str]:
+    """The media that hold a copy of this block."""
+    return sorted({holder.medium for holder in node.held if replica is None or holder.replica == replica})
+
+
+def ancestors(node: Node) -> Iterator[Node]:
+    """The node itself, its parent, and so on to the top."""
+    above: Node | None = node
+    while above is not None:
+        yield above
+        above = above.parent
+
+
+def path(node: Node) -> list[Node]:
+    """The blocks from the top (left out) down to this one."""
+    blocks = list(ancestors(node))
+    return blocks[-2::-1]
+
+
+def subtree(top: Node) -> Iterator[Node]:
+    """The node and all below it, parents before children, the first stored branch first."""
+    pending = [top]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += reversed(node.children.values())
+
+
+def _packed_blocks(event: BlockStored) -> list[bytes]:
+    """The packed tokens of each block; empty where tokens and hashes cannot be paired."""
+    stride, blocks = event.block_size * TOKEN_BYTES, len(event.block_hashes)
+    try:
+        packed = pack_tokens(_plain_tokens(event.token_ids))
+    except ValueError:  # only from a native replica: there the resolver does not read the tokens
+        packed = b""
+    if len(packed) != stride * blocks:
+        return [b""] * blocks
+    return [packed[start : start + stride] for start in range(0, len(packed), stride)]

@@ -1,0 +1,1 @@
+"""The command line's dispatcher; the controller of many replicas is planned."""

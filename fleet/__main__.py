@@ -1,0 +1,5 @@
+"""`python -m fleet` is the same as `warmroute`."""
+
+from fleet.cli import main
+
+main()

@@ -1,0 +1,137 @@
+"""The `warmroute` command: finds the sub-command, imports only that one, and reports what cannot run.
+
+A new sub-command is one line in COMMANDS; a new optional dependency is one line in EXTRAS.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import click
+from click.shell_completion import get_completion_class
+
+from fleet import shadow
+
+try:
+    from events.lazy import LazyGroup
+except ImportError:
+    _, hidden = shadow.check()
+    if not hidden:
+        raise
+    sys.exit("\n".join(f"Error: {line}" for line in hidden))
+
+COMMANDS = {
+    "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
+}
+
+EXTRAS = {"tokenizers": "tokenizer"}
+BASE_MODULES = frozenset({"msgspec", "rich", "xxhash", "zmq"})
+
+COMPLETE_VAR = "_WARMROUTE_COMPLETE"
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+@click.group(
+    cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(None, "--version", package_name="warmroute", message="%(prog)s %(version)s")
+def warmroute() -> None:
+    """Serve a language model from many replicas, and send each request to the one whose cache is warm."""
+
+
+@warmroute.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    bash:  warmroute completion bash > ~/.local/share/bash-completion/completions/warmroute
+    zsh:   warmroute completion zsh > ~/.zfunc/_warmroute   (with ~/.zfunc in fpath)
+    fish:  warmroute completion fish > ~/.config/fish/completions/warmroute.fish
+    """
+    shell_completion = get_completion_class(shell)
+    assert shell_completion is not None, f"click knows no completion for {shell}"
+    click.echo(shell_completion(warmroute, {}, "warmroute", COMPLETE_VAR).source())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; every error that a user can act on becomes one line here."""
+    try:
+        status = refuse_shadowed() or run(arguments)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, click.Abort):
+        status = INTERRUPTED
+    except BrokenPipeError:
+        discard_output()
+        status = 1
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except ImportError as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        click.echo(explanation, err=True)
+        status = 1
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run the command; an int that it returns is its exit status."""
+    result = warmroute.main(arguments, "warmroute", complete_var=COMPLETE_VAR, standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def refuse_shadowed() -> int:
+    """Report packages that collide with ours; the status is 1 when theirs would be imported instead."""
+    if COMPLETE_VAR in os.environ:  # a message would land in the line being typed
+        return 0
+    warnings, errors = shadow.check()
+    for line in warnings:
+        click.echo(f"Warning: {line}", err=True)
+    for line in errors:
+        click.echo(f"Error: {line}", err=True)
+    return 1 if errors else 0
+
+
+def explain(error: ImportError) -> str | None:
+    """Say which of our dependencies is missing or broken and how to get it; None when the bug is ours."""
+    frames = list(frames_of(error))
+    module = blamed_module(error, frames)
+    if module is None:
+        return None
+    missing = isinstance(error, ModuleNotFoundError) and error.name == module
+    problem = "which is not installed." if missing else f"which is broken: {error}."
+    fix = f"'warmroute[{EXTRAS[module]}]'" if module in EXTRAS else "--force-reinstall warmroute"
+    return f"{command_path(frames)} needs {module}, {problem} Install it with: pip install {fix}"
+
+
+def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None:
+    """Find the dependency that failed: the one that could not be imported, or the one whose import raised."""
+    names = [error.name or "", *(frame.f_globals.get("__name__", "") for frame in reversed(frames))]
+    tops = (name.partition(".")[0] for name in names)
+    dependencies = {*EXTRAS, *BASE_MODULES}
+    # Innermost first: whoever stands closest to the failure is to blame, and that may be us.
+    blamed = next((top for top in tops if top in dependencies or top in shadow.PACKAGES), None)
+    return blamed if blamed in dependencies else None
+
+
+def command_path(frames: Sequence[FrameType]) -> str:
+    """Name the command that was running: the deepest click context among the frames."""
+    contexts = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, click.Context)]
+    return max((context.command_path for context in contexts), key=len, default="warmroute")
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """Yield the frames of the traceback, outermost first."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def discard_output() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

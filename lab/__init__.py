@@ -1,0 +1,1 @@
+"""Tools that measure and advise: simulate, bench, analyze, doctor, size (planned)."""

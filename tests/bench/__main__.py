@@ -1,0 +1,35 @@
+"""`python -m tests.bench [events]`: prints what things cost on this machine, as Markdown tables."""
+
+import argparse
+import platform
+import sys
+from importlib import import_module
+from pathlib import Path
+
+PARTS = ("events",)
+
+
+def machine() -> str:
+    model = "unknown CPU"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = f"{len(names)} x {names[0]}" if names else model
+    return f"{model}, {platform.system()}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=PARTS, help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
+    arguments = parser.parse_args()
+    unknown = set(arguments.parts) - set(PARTS)
+    if unknown:
+        sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
+    for part in arguments.parts:
+        import_module(f"tests.bench.{part}").run(arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Real processes and sockets: what goes wrong on a cluster, and that the view is exact again within a second.
+
+Every fault is also followed by a subscriber that has no way to repair (`BARE`: events only), as a negative control: it
+must end up different from the truth, and say so.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.chaos
+
+EXACT_WITHIN_S = 1.0
+ROOT = Path(__file__).parents[2]
+ANY = "tcp://127.0.0.1:0"
+SMALL_QUEUE = {
+    "events": ANY,
+    "replay": ANY,
+    "status": ANY,
+    "snapshot": ANY,
+    "high_water_mark": 50,
+    "replay_batches": 500,
+}
+NATIVE, FOREIGN, BARE = 0, 1, 2
+
+
+class Peer:
+    def __init__(self, role: str, settings: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.peer", role, json.dumps(settings)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, command: str = "state", value: Any = None) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"command": command, "value": value}) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str, Any], Peer]]:
+    peers: list[Peer] = []
+
+    def begin(role: str, settings: Any) -> Peer:
+        peers.append(Peer(role, settings))
+        return peers[-1]
+
+    yield begin
+    for peer in peers:
+        peer.end()
+
+
+def publisher_settings(config: dict[str, Any], rate: float = 500.0, seed: int = 1) -> dict[str, Any]:
+    return {"config": config, "cache_blocks": 2000, "rate": rate, "seed": seed}
+
+
+def followers(state: dict[str, Any], events: str | None = None) -> list[dict[str, Any]]:
+    """Sources for a native, a foreign and a bare view of the same publisher."""
+    endpoint = {"events": events or state["events"], "model": "m"}
+    native = {"replay": state["replay"], "status": state["status"], "snapshot": state["snapshot"]}
+    return [
+        {"name": "native", **endpoint, **native},
+        {"name": "foreign", **endpoint, "replay": state["replay"]},
+        {"name": "bare", **endpoint},
+    ]
+
+
+def wait_exact(
+    subscriber: Peer, at_seq: int, views: tuple[int, ...] = (NATIVE,), within_s: float = EXACT_WITHIN_S
+) -> float:
+    """Seconds until the views are exact at `at_seq` or later."""
+    began = time.monotonic()
+    while True:
+        states = subscriber.ask()["views"]
+        took = time.monotonic() - began
+        if all(states[view]["inexact"] is None and states[view]["seq"] >= at_seq for view in views):
+            return took
+        assert took < within_s, f"after {took:.1f} s: {states}, wanted sequence number {at_seq}"
+        time.sleep(0.005)
+
+
+def quiet_truth(publisher: Peer) -> dict[str, Any]:
+    publisher.ask("rate", 0)
+    return publisher.ask()
+
+
+def assert_equals(subscriber: Peer, truth: dict[str, Any], view: int) -> None:
+    state = subscriber.ask("digest")["views"][view]
+    assert (state["seq"], state["blocks"], state["xor"]) == (truth["seq"], truth["blocks"], truth["xor"]), state
+
+
+def assert_bare_is_wrong_and_says_so(subscriber: Peer, truth: dict[str, Any]) -> None:
+    state = subscriber.ask("digest")["views"][BARE]
+    assert (state["blocks"], state["xor"]) != (truth["blocks"], truth["xor"])
+    assert state["inexact"] is not None
+
+
+def test_a_subscriber_stopped_for_ten_seconds_is_exact_again_within_one(start: Callable[[str, Any], Peer]) -> None:
+    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=1500.0))
+    subscriber = start("subscriber", followers(publisher.ask()))
+    wait_exact(subscriber, 0, within_s=10)
+    subscriber.process.send_signal(signal.SIGSTOP)
+    time.sleep(10)
+    missed = publisher.ask()["seq"]
+    subscriber.process.send_signal(signal.SIGCONT)
+    took = wait_exact(subscriber, missed)
+    truth = quiet_truth(publisher)
+    wait_exact(subscriber, truth["seq"])
+    assert_equals(subscriber, truth, NATIVE)
+    stats = subscriber.ask()["views"][NATIVE]["stats"]
+    assert stats["snapshots"] + stats["replays"] > 1, "nothing was lost, so nothing was tested"
+    print(f"exact again after {took:.3f} s; {stats}")
+    assert_bare_is_wrong_and_says_so(subscriber, truth)
+
+
+def test_a_subscriber_that_joins_late_is_exact_within_a_second(start: Callable[[str, Any], Peer]) -> None:
+    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=2000.0))
+    while publisher.ask()["seq"] < 3000:  # the replay buffer holds the last 500
+        time.sleep(0.01)
+    subscriber = start("subscriber", followers(publisher.ask()))
+    subscriber.ask()  # the process is up
+    took = wait_exact(subscriber, publisher.ask()["seq"])
+    truth = quiet_truth(publisher)
+    wait_exact(subscriber, truth["seq"])
+    assert_equals(subscriber, truth, NATIVE)
+    foreign = subscriber.ask()["views"][FOREIGN]
+    assert foreign["inexact"].startswith("joined at batch")
+    print(f"exact after {took:.3f} s")
+    assert_bare_is_wrong_and_says_so(subscriber, truth)
+
+
+def test_a_publisher_killed_and_restarted_on_its_port_is_followed_within_a_second(
+    start: Callable[[str, Any], Peer],
+) -> None:
+    first = start("publisher", publisher_settings(SMALL_QUEUE))
+    state = first.ask()
+    subscriber = start("subscriber", followers(state))
+    wait_exact(subscriber, 200, (NATIVE, FOREIGN), within_s=10)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    while subscriber.ask()["views"][NATIVE]["inexact"] is None:
+        time.sleep(0.005)
+    same = {name: state[name] for name in ("events", "replay", "status", "snapshot")}
+    second = start("publisher", publisher_settings({**SMALL_QUEUE, **same}, rate=100.0, seed=2))
+    second.ask()
+    took = wait_exact(subscriber, 0, (NATIVE, FOREIGN))
+    truth = quiet_truth(second)
+    wait_exact(subscriber, truth["seq"], (NATIVE, FOREIGN))
+    assert_equals(subscriber, truth, NATIVE)
+    views = subscriber.ask("digest")["views"]
+    assert (views[FOREIGN]["blocks"], views[FOREIGN]["xor"]) == (truth["blocks"], truth["xor"])
+    print(f"exact after {took:.3f} s")
+    # Without the reset the old incarnation's blocks would still be there: what the bare view knows is less, not more.
+    assert views[BARE]["blocks"] <= truth["blocks"]
+
+
+def test_lost_batches_are_repaired_within_a_second(start: Callable[[str, Any], Peer]) -> None:
+    publisher = start("publisher", publisher_settings({**SMALL_QUEUE, "replay_batches": 5000}))
+    state = publisher.ask()
+    lossy = start("proxy", {"upstream": state["events"], "loss": 0.05, "seed": 3})
+    subscriber = start("subscriber", followers(state, events=lossy.ask()["endpoint"]))
+    while (now := publisher.ask()["seq"]) < 2000:
+        time.sleep(0.01)
+    wait_exact(subscriber, now, (NATIVE, FOREIGN))
+    truth = quiet_truth(publisher)
+    took = wait_exact(subscriber, truth["seq"])
+    assert_equals(subscriber, truth, NATIVE)
+    assert lossy.ask()["lost"] > 50
+    assert subscriber.ask()["views"][NATIVE]["stats"]["gaps"] > 20
+    print(f"exact after {took:.3f} s")
+    assert_bare_is_wrong_and_says_so(subscriber, truth)
+
+
+def test_a_lost_tail_on_an_idle_stream_is_found(start: Callable[[str, Any], Peer]) -> None:
+    """Everything after some point is lost, and nothing follows that would show a gap."""
+    publisher = start("publisher", publisher_settings(SMALL_QUEUE))
+    state = publisher.ask()
+    lossy = start("proxy", {"upstream": state["events"], "loss": 0.0, "seed": 3})
+    subscriber = start("subscriber", followers(state, events=lossy.ask()["endpoint"]))
+    wait_exact(subscriber, 200, (NATIVE, FOREIGN), within_s=10)
+    lossy.ask("loss", 1.0)
+    began = publisher.ask()["seq"]
+    while publisher.ask()["seq"] < began + 50:
+        time.sleep(0.01)
+    truth = quiet_truth(publisher)
+    took = wait_exact(subscriber, truth["seq"])
+    assert_equals(subscriber, truth, NATIVE)
+    foreign = wait_exact(subscriber, truth["seq"], (FOREIGN,), within_s=15)
+    print(f"native exact after {took:.3f} s, foreign after {foreign:.3f} s more")
+    bare = subscriber.ask("digest")["views"][BARE]
+    assert (bare["blocks"], bare["xor"]) != (truth["blocks"], truth["xor"])

@@ -1,0 +1,10 @@
+"""How hard the property tests try: `--hypothesis-profile=thorough` for the slow tier."""
+
+from hypothesis import HealthCheck, Phase, settings
+
+QUICK_TO_SHRINK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
+
+settings.register_profile("default", COMMON, max_examples=60)
+settings.register_profile("thorough", COMMON, max_examples=1500)
+settings.load_profile("default")

@@ -1,0 +1,135 @@
+"""A made-up foreign engine, and recordings of it over a network that loses what it is told to lose."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from events.feed import Feed
+from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
+from events.publisher import END_OF_REPLAY
+from events.recording import Record, Recorder
+from events.stream import Replay
+from events.subscriber import Source
+from events.view import Request
+
+BLOCK_SIZE = 4
+TOPIC = b"kv@a@m"
+SOURCE = Source("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", model="m")
+
+
+class Engine:
+    """Stores and removes chains of blocks under hashes that nobody else can compute."""
+
+    def __init__(self, seed: int = 0, *, secrets: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.seed = str(seed).encode()
+        self.secrets = secrets
+        self.chains: list[list[Hash]] = []
+        self.tokens: set[int] = set()
+        self.published: list[bytes] = []
+
+    def step(self) -> bytes:
+        """The next batch: a chain more, longer or shorter."""
+        kind = self.random.random()
+        if kind < 0.25 and self.chains:
+            chain = self.chains.pop(self.random.randrange(len(self.chains)))
+            events: list[KnownEvent] = [BlockRemoved(chain[::-1], "GPU")]
+        elif kind < 0.6 and self.chains:
+            events = [self._extend(self.random.choice(self.chains), self.random.randint(1, 3))]
+        else:
+            self.chains.append([])
+            events = [self._extend(self.chains[-1], self.random.randint(1, 4))]
+        payload = encode_batch(EventBatch(len(self.published) + 0.5, list(events)))
+        self.published.append(payload)
+        return payload
+
+    def _extend(self, chain: list[Hash], blocks: int) -> BlockStored:
+        tokens = [self.random.randrange(2**24, 2**31) for _ in range(blocks * BLOCK_SIZE)]
+        self.tokens.update(tokens)
+        parent = chain[-1] if chain else None
+        new: list[Hash] = []
+        for index in range(blocks):
+            name = repr((chain[-1:] or new[-1:], tokens[index * BLOCK_SIZE :][:BLOCK_SIZE], index)).encode()
+            new.append(sha256(self.seed + name).digest())
+        chain += new
+        event = BlockStored(new, parent, tokens, BLOCK_SIZE, 7, "GPU", None)
+        if self.secrets:
+            event.lora_name, event.session_id = "secret-lora", "secret-session"
+            event.extra_keys = [["secret-lora", ("secret-image", 1), "secret-salt", b"secret-embed"]] * blocks
+            event.lookahead_token_ids = [tokens[:BLOCK_SIZE]]
+        return event
+
+
+class Line:
+    """A recorder's view behind a line. Every message that arrives is recorded and fed, at a time of its own."""
+
+    def __init__(self, recorder: Recorder, source: Source = SOURCE, started_s: float = 1000.0) -> None:
+        self.feed = Feed(source.view())
+        self.recorder = recorder
+        self.now_s = started_s
+        self.sent: list[bytes] = []
+        self.keep_replays: Callable[[int], bool] = lambda _: True
+        self.on_record: Callable[[Record], None] = lambda _: None
+
+    def arrive(self, kind: str, frames: list[bytes]) -> None:
+        self.now_s += 0.001
+        record = Record(self.now_s, 0, kind, frames)
+        self.recorder.write(record)
+        requests: Sequence[Request] = (
+            self.feed.connected(self.now_s) if kind == "connected" else self.feed.receive(kind, frames, self.now_s)
+        )
+        self.on_record(record)
+        self._answer(requests)
+
+    def publish(self, payload: bytes, *, lost: bool = False) -> None:
+        self.sent.append(payload)
+        if not lost:
+            self.arrive("events", [TOPIC, (len(self.sent) - 1).to_bytes(8, "big"), payload])
+
+    def wait(self, seconds: float) -> None:
+        """Ticks as the subscriber does, and marks those that change something."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += 0.02
+            exact = self.feed.view.stream.exact
+            requests = self.feed.tick(self.now_s)
+            if requests or self.feed.view.stream.exact != exact:
+                self.recorder.write(Record(self.now_s, 0, "tick", []))
+            self._answer(requests)
+
+    def restart(self) -> None:
+        self.sent = []
+        self.recorder.write(Record(self.now_s, 0, "disconnected", []))
+        self.feed.disconnected()
+        self.arrive("connected", [])
+
+    def _answer(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            assert isinstance(request, Replay)
+            self.feed.asked("replay")
+            for seq, payload in enumerate(list(self.sent)):
+                if seq >= request.start and self.keep_replays(seq):
+                    self.arrive("replay", [b"", TOPIC, seq.to_bytes(8, "big"), payload])
+            self.arrive("replay", [b"", *END_OF_REPLAY])
+
+
+def record_incident(
+    path: Path, *, steps: int = 60, seed: int = 1, redact: bool = False, secrets: bool = False, restart: bool = True
+) -> Engine:
+    """A stream joined late, with losses that a replay repairs and (if wanted) a restart at half of it."""
+    engine, chance = Engine(seed, secrets=secrets), random.Random(seed)
+    with Recorder(path, [SOURCE], redact=redact) as recorder:
+        line = Line(recorder)
+        line.sent = [engine.step() for _ in range(5)]
+        line.arrive("connected", [])
+        for step in range(steps):
+            if restart and step == steps // 2:
+                line.restart()
+                engine.chains = []
+            line.publish(engine.step(), lost=chance.random() < 0.2)
+        line.wait(2.0)
+        assert line.feed.view.stream.exact
+        assert line.feed.view.stream.stats.gaps > 2
+        assert line.feed.view.stream.stats.restarts == restart
+    return engine

@@ -1,0 +1,78 @@
+"""`warmroute events stat`: of recordings and of live streams, in pipes and on terminals."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.events.processes import tool
+from tests.events.recorded import record_incident
+from tests.events.replicas import on_terminal, prompt, replica, run
+
+
+def test_a_recording_is_summed_up_once(tmp_path: Path) -> None:
+    record_incident(tmp_path / "r")
+    ran = run("stat", str(tmp_path / "r"))
+    assert ran.status == 0
+    [report] = ran.lines
+    assert (report["replica"], report["inexact"]) == ("a", None)
+    assert report["stream"]["gaps"] > 2
+    assert report["stream"]["restarts"] == 1
+    assert report["counts"]["stored_blocks"] > report["counts"]["removed_blocks"] > 0
+    assert report["lives"]["evicted"] > 0
+    assert report["longest_chains"][0]["tokens"] == 4 * report["longest_chains"][0]["blocks"]
+
+
+def test_a_live_stream_is_reported_as_it_is() -> None:
+    with replica() as engine:
+        engine.store(prompt(1, 2, 3))
+        engine.store(prompt(1, 2, 4), 2)
+        ran = run("stat", *engine.arguments, "--for", "0.2")
+    report = ran.lines[-1]
+    assert report["inexact"] is None
+    assert report["resident"] == [{"medium": "GPU", "blocks": 4, "tokens": 16}]
+    [hot] = report["hottest_prefixes"]
+    assert (hot["prefix_tokens"], hot["uses"], hot["saved_tokens"]) == (8, 2, 8)
+    assert hot["trunk_token_ids"] == prompt(1, 2)
+
+
+def test_why_a_view_is_inexact_is_said() -> None:
+    with replica(native=False, replay_batches=1) as engine:
+        engine.store(prompt(1))
+        engine.store(prompt(2))
+        ran = run("stat", *engine.arguments, "--for", "0.2")
+    assert ran.lines[-1]["inexact"] == "joined at batch 1: what came before is not known"
+
+
+def test_several_replicas_are_reported_one_by_one() -> None:
+    with replica(native=False) as one, replica(native=False, seed=1) as other:
+        one.store(prompt(1))
+        other.store(prompt(1, 2))
+        ran = run("stat", one.events, other.events, "--replay", one.replay, "--replay", other.replay, "--for", "0.2")
+    assert [line["resident"][0]["blocks"] for line in ran.lines[-2:]] == [1, 2]
+
+
+@pytest.mark.chaos
+def test_ctrl_c_ends_with_the_last_figures() -> None:
+    with replica() as engine:
+        engine.store(prompt(1, 2))
+        with tool("stat", *engine.arguments) as running:
+            running.wait_for(lambda lines: lines and lines[-1]["resident"], "a report")
+            before = len(running.lines())
+            assert running.end(signal.SIGINT) == 0
+            assert len(running.lines()) > before
+            assert running.err == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_figures_fit_the_terminal(columns: int) -> None:
+    with replica() as engine:
+        engine.store(prompt(1000001, 1000002, 1000003))
+        engine.store(prompt(1000001, 1000002, 4), 2)
+        status, lines = on_terminal("stat", *engine.arguments, "--for", "1.5", columns=columns)
+    assert status == 0
+    shown = [line.split("\x1b[2K")[-1] for line in lines]
+    assert all(len(line) <= columns for line in shown)
+    assert any("GPU 4 blocks, 16 tokens" in line for line in shown)
+    assert any(line.startswith("hot prefix") for line in shown)

@@ -1,0 +1,62 @@
+"""A view of one replica: what the stream decides is carried out on the resolver, and nothing lost is forgotten."""
+
+from events.messages import AllBlocksCleared, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.stream import Replay, Stream
+from events.view import CacheView
+
+LONG_AFTER_S = 1000.0
+
+
+def payload(*events: KnownEvent) -> bytes:
+    return encode_batch(EventBatch(0.0, list(events)))
+
+
+def stored(block_hash: int) -> BlockStored:
+    return BlockStored([block_hash], None, [block_hash], 1, None, "GPU", None)
+
+
+def synchronized() -> CacheView:
+    """A view that knows batch 0."""
+    view = CacheView("r")
+    assert view.perform(view.stream.connected(0.0)) == [Replay(0)]
+    view.perform(view.stream.replayed(0, payload(stored(1)), 0.0))
+    view.perform(view.stream.replay_ended(0.0))
+    assert view.inexact is None
+    return view
+
+
+def let_repairs_fail(view: CacheView) -> None:
+    for step in range(1, 20):
+        view.perform(view.stream.tick(step * LONG_AFTER_S))
+
+
+def test_clear_excuses_a_loss_before_it() -> None:
+    view = synchronized()
+    view.perform(view.stream.live(2, payload(AllBlocksCleared()), 0.0))
+    view.perform(view.stream.live(3, payload(stored(3)), 0.0))
+    view.perform(view.stream.replayed(0, payload(stored(1)), 0.0))
+    view.perform(view.stream.replay_ended(0.0))
+    assert view.inexact is None
+    assert view.resolver.copies() == {("GPU", 0): {3: 1}}
+
+
+def test_clear_does_not_excuse_a_loss_after_it() -> None:
+    view = synchronized()
+    view.perform(view.stream.live(2, payload(AllBlocksCleared()), 0.0))
+    view.perform(view.stream.live(4, payload(stored(4)), 0.0))
+    let_repairs_fail(view)
+    assert view.resolver.copies() == {("GPU", 0): {4: 1}}
+    assert view.stream.partial is not None
+    assert "3" in view.stream.partial
+
+
+def test_unreadable_batch_leaves_the_view_inexact_until_the_next_clear() -> None:
+    view = CacheView("r", Stream())
+    view.perform(view.stream.connected(0.0))
+    view.perform(view.stream.replayed(0, b"\xc1", 0.0))
+    view.perform(view.stream.replayed(1, payload(stored(1)), 0.0))
+    view.perform(view.stream.replay_ended(0.0))
+    assert view.inexact is not None
+    assert "batch 0 of r" in view.inexact
+    view.perform(view.stream.live(2, payload(AllBlocksCleared()), 0.0))
+    assert view.inexact is None

@@ -1,0 +1,181 @@
+"""The dispatcher, run as users run it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fleet.cli import COMMANDS, warmroute
+
+DISPATCH = """
+import sys
+from fleet import cli
+cli.COMMANDS["probe"] = ("probe_cli:probe", "A command that only this test has.")
+cli.main()
+"""
+
+PROBE = """
+import click
+
+@click.group()
+def probe() -> None: ...
+
+@probe.command()
+def tree() -> None:
+    {body}
+"""
+
+
+def run_probe(folder: Path, body: str, *arguments: str, heading: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `warmroute probe tree`, a command made of this body."""
+    (folder / "probe_cli.py").write_text(heading + PROBE.format(body=body))
+    return run("-c", DISPATCH, *(arguments or ("probe", "tree")), folder=folder)
+
+
+def run(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments, with the folder first on its search path."""
+    env = os.environ | environment | ({"PYTHONPATH": str(folder)} if folder else {})
+    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=30)
+
+
+def test_help_lists_every_command_of_the_table() -> None:
+    output = CliRunner().invoke(warmroute, ["--help"], terminal_width=100).output
+    for name, (_, short_help) in COMMANDS.items():
+        assert f"{name} " in output
+        assert short_help in output
+    assert "completion" in output
+
+
+def test_version_is_the_installed_distribution() -> None:
+    finished = run("-m", "fleet", "--version")
+    assert finished.stdout == f"warmroute {version('warmroute')}\n"
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
+    code = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        f"from fleet.cli import main\nmain({arguments!r})"
+    )
+    finished = run("-c", code)
+    assert finished.returncode == 0
+    loaded = set(json.loads(finished.stderr))
+    assert "fleet.cli" in loaded
+    assert loaded.isdisjoint({"zmq", "rich", "msgspec", "xxhash", "tokenizers", "events.cli", "events.messages", "lab"})
+
+
+def test_a_sub_command_runs_and_its_int_is_the_exit_status(tmp_path: Path) -> None:
+    finished = run_probe(tmp_path, "click.echo('ran'); return 3")
+    assert (finished.returncode, finished.stdout) == (3, "ran\n")
+
+
+def test_completing_a_command_name_imports_no_sub_command(tmp_path: Path) -> None:
+    (tmp_path / "probe_cli.py").write_text("raise RuntimeError('imported')")
+    environment = {"_WARMROUTE_COMPLETE": "bash_complete", "COMP_WORDS": "warmroute pr", "COMP_CWORD": "1"}
+    finished = run("-c", DISPATCH, folder=tmp_path, **environment)
+    assert finished.stdout == "plain,probe\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
+    output = CliRunner().invoke(warmroute, ["completion", shell]).output
+    assert "_WARMROUTE_COMPLETE" in output
+    assert f"{shell}_complete" in output
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    finished = run("-m", "fleet", "evnets")
+    assert finished.returncode == 2
+    assert "evnets" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_missing_extra_is_named_with_its_install_command(tmp_path: Path) -> None:
+    block = "import sys; sys.modules['tokenizers'] = None\n"
+    finished = run_probe(tmp_path, "import tokenizers", heading=block)
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "warmroute probe tree needs tokenizers, which is not installed. "
+        "Install it with: pip install 'warmroute[tokenizer]'\n"
+    )
+
+
+@pytest.mark.parametrize("failure", ["raise ImportError('libfoo.so: not found')", "import no_such_module_of_theirs"])
+def test_a_broken_extra_is_named_with_its_error(tmp_path: Path, failure: str) -> None:
+    (tmp_path / "tokenizers.py").write_text(failure)
+    finished = run_probe(tmp_path, "import tokenizers")
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("warmroute probe tree needs tokenizers, which is broken: ")
+    assert "libfoo.so: not found" in finished.stderr or "no_such_module_of_theirs" in finished.stderr
+    assert finished.stderr.endswith("Install it with: pip install 'warmroute[tokenizer]'\n")
+    assert finished.stderr.count("\n") == 1
+
+
+def test_a_broken_base_module_is_named_when_the_sub_command_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "zmq.py").write_text("raise ImportError('libzmq.so.5: not found')")
+    finished = run_probe(tmp_path, "...", heading="import zmq\n")
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "warmroute probe needs zmq, which is broken: libzmq.so.5: not found. "
+        "Install it with: pip install --force-reinstall warmroute\n"
+    )
+
+
+def test_a_foreign_events_package_is_named_instead_of_a_strange_import_error(tmp_path: Path) -> None:
+    (tmp_path / "events.py").write_text("")
+    finished = run("-P", "-m", "fleet", "--version", folder=tmp_path)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"Error: warmroute's events is hidden by events in {tmp_path}")
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "import numqy",
+        "from fleet import nothing_of_this_name",
+        "import rich; rich.call_back(lambda: __import__('fleet.nothing'))",
+    ],
+)
+def test_an_import_error_of_our_own_keeps_its_traceback(tmp_path: Path, bug: str) -> None:
+    (tmp_path / "rich.py").write_text("def call_back(ours): ours()")
+    finished = run_probe(tmp_path, bug)
+    assert finished.returncode == 1
+    assert "Traceback" in finished.stderr
+    assert "Install it with" not in finished.stderr
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "probe_cli.py").write_text(
+        PROBE.format(body="import signal; print('ready', flush=True); signal.pause()")
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", DISPATCH, "probe", "tree"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("body", ["print('x')", "[click.echo('x' * 9999) for _ in range(99)]"])
+def test_a_closed_pipe_is_quiet(tmp_path: Path, body: str) -> None:
+    (tmp_path / "probe_cli.py").write_text(PROBE.format(body=body))
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": ""}  # the first body is flushed last
+    command = [sys.executable, "-c", DISPATCH, "probe", "tree"]
+    finished = subprocess.run(command, env=env, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30)
+    os.close(writer)
+    assert finished.returncode == 1
+    assert finished.stderr == ""

@@ -1,0 +1,127 @@
+"""Which package may import which; the table is the one in docs/architecture.md."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ALLOWED = {
+    "events": set[str](),
+    "api": set[str](),
+    "kernels": set[str](),
+    "replica": {"events", "api", "kernels"},
+    "router": {"events", "api"},
+    "fleet": {"events", "api", "kernels", "replica", "router"},
+    "lab": {"events", "api", "kernels", "replica", "router", "fleet"},
+}
+LAZY = {"fleet": {"lab"}}  # only inside functions
+FORBIDDEN = {
+    "events": {"torch", "ray", "transformers"},
+    "api": {"torch", "ray", "transformers"},
+    "kernels": {"ray", "transformers"},
+    "replica": {"ray", "transformers"},
+    "router": {"torch", "ray", "transformers"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: the top-level module, and whether it runs only when a function does."""
+
+    module: str
+    line: int
+    inside_function: bool
+
+
+def imports_of(source: str) -> Iterator[Import]:
+    """Yield every absolute import of a module, `import_module("x")` included."""
+    yield from _walk(ast.parse(source), inside_function=False)
+
+
+def _walk(node: ast.AST, inside_function: bool) -> Iterator[Import]:
+    for module in _imported_by(node):
+        yield Import(module.partition(".")[0], getattr(node, "lineno", 0), inside_function)
+    inside_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, inside_function)
+
+
+def _imported_by(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [module]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return [module]
+    return []
+
+
+def violations(root: Path) -> list[str]:
+    """Say which imports under this root go against the table."""
+    return [
+        f"{path.relative_to(root)}:{found.line} imports {found.module}"
+        for package in ALLOWED
+        for path in sorted((root / package).rglob("*.py"))
+        for found in imports_of(path.read_text())
+        if not _permitted(package, found)
+    ]
+
+
+def _permitted(package: str, found: Import) -> bool:
+    if found.module in LAZY.get(package, ()):
+        return found.inside_function
+    if found.module in ALLOWED or found.module == "tests":
+        return found.module == package or found.module in ALLOWED[package]
+    return found.module not in FORBIDDEN.get(package, ())
+
+
+def test_every_package_imports_only_what_the_table_allows() -> None:
+    assert violations(ROOT) == []
+
+
+def test_every_package_exists_and_is_typed() -> None:
+    for package in ALLOWED:
+        assert (ROOT / package / "__init__.py").is_file()
+        assert (ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("events/stream.py", "from router.index import match"),
+        ("api/prompts.py", "import events.blocks"),
+        ("router/app.py", "def load():\n    import torch.nn"),
+        ("router/feeds.py", "from ray import init"),
+        ("router/deep/er.py", "import importlib\nimportlib.import_module('replica.engine')"),
+        ("replica/engine.py", "if True:\n    from transformers import AutoModel"),
+        ("fleet/cli.py", "import lab.bench"),
+        ("lab/bench.py", "import tests.oracle"),
+    ],
+)
+def test_a_violation_is_caught(tmp_path: Path, file: str, source: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    [message] = violations(tmp_path)
+    assert message.startswith(file)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("fleet/cli.py", "def bench():\n    import lab.bench"),
+        ("router/app.py", "import events.blocks, api, msgspec\nfrom . import index"),
+        ("lab/bench.py", "import fleet.cli, torch, ray"),
+    ],
+)
+def test_what_the_table_allows_is_not_caught(tmp_path: Path, file: str, source: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    assert violations(tmp_path) == []
