@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 from events.blocks import TOKEN_BYTES, pack_tokens
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
-from events.resolver import Digest, fold
+from events.pool import low64
+from events.resolver import Digest
 
 RUN_BLOCKS = 64
 
@@ -36,7 +37,7 @@ class Mirror:
             elif isinstance(event, BlockRemoved):
                 for block_hash in event.block_hashes:
                     if self.blocks.pop(block_hash, None) is not None:
-                        self._xor ^= block_hash if isinstance(block_hash, int) else fold((block_hash,))
+                        self._xor ^= low64(block_hash)
             elif isinstance(event, AllBlocksCleared):
                 self.blocks.clear()
                 self._contexts.clear()
@@ -53,7 +54,7 @@ class Mirror:
         stride = event.block_size * TOKEN_BYTES
         for index, block_hash in enumerate(event.block_hashes):
             if block_hash not in blocks:
-                self._xor ^= block_hash if isinstance(block_hash, int) else fold((block_hash,))
+                self._xor ^= low64(block_hash)
             tokens = packed[index * stride : (index + 1) * stride]
             blocks[block_hash] = (parent, tokens, extras[index] if extras else None, context)
             parent = block_hash

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import zmq
 from msgspec import Struct, field
 
+from events.actions import Action, Apply, Replay, Reset, Snapshot
 from events.feed import Feed
 from events.messages import (
     AllBlocksCleared,
@@ -28,7 +29,7 @@ from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, SnapshotHeader, encode_native
 from events.publisher import END_OF_REPLAY, SNAPSHOT_EVENTS_PER_BATCH
 from events.recording import Record, Recording, feed_record
-from events.stream import Action, Apply, Replay, Reset, Snapshot, Stream
+from events.stream import Stream
 from events.subscriber import Source
 from events.view import CacheView, Request
 

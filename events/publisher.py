@@ -271,7 +271,7 @@ class Publisher:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {error.strerror}") from error
+            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
         return socket
 
     def _shut(self) -> None:

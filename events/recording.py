@@ -23,11 +23,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from events.actions import Action, Reset
 from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.redaction import Redactor
 from events.resolver import Change, Resolver
-from events.stream import Action, Reset, Stream
+from events.stream import Stream
 from events.subscriber import Source, Tap
 from events.view import CacheView, Request
 

@@ -141,7 +141,7 @@ class Names:
         parent = event.parent_block_hash
         return BlockStored(
             block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-            parent_block_hash=self._resolver._root(event) if parent is None else self._name(parent),
+            parent_block_hash=self._resolver.root(event) if parent is None else self._name(parent),
             token_ids=[0] * len(event.token_ids),
             block_size=event.block_size,
             lora_id=event.lora_id,
@@ -157,7 +157,7 @@ class Names:
 
     def _learn_stored(self, event: BlockStored) -> None:
         parent = event.parent_block_hash
-        parent_key = self._resolver._root(event) if parent is None else self._key(parent)
+        parent_key = self._resolver.root(event) if parent is None else self._key(parent)
         if parent_key is None:
             assert parent is not None
             self._waiting.setdefault(parent, []).append(event)
@@ -170,7 +170,7 @@ class Names:
         pending = [(event, parent_key)]
         while pending:
             event, parent_key = pending.pop()
-            keys = self._resolver._chain(event, parent_key)
+            keys = self._resolver.chain(event, parent_key)
             for block_hash, key in zip(event.block_hashes, keys or (), strict=False):
                 if block_hash not in self._digested:
                     self._known[block_hash] = key

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from events.blocks import ExtraKey, Extras, extend_keys, pack_tokens, root_key
+from events.blocks import extend_keys, pack_tokens, root_key
+from events.extras import block_extras, chain_salt, plain_tokens
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -25,14 +26,13 @@ from events.messages import (
     Event,
     Hash,
     RejectedEvent,
-    Token,
     UnknownEvent,
     decode_tokens,
 )
+from events.pool import Pool, fold, low64
 
 # Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
 PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
-_MASK = 2**64 - 1
 
 
 class Stored(NamedTuple):
@@ -81,44 +81,6 @@ class ResolverStats(Struct):
     rejected_events: int = 0
 
 
-class Pool:
-    """The blocks of one medium and KV-cache group."""
-
-    __slots__ = ("copies", "group", "held", "holders", "medium", "resident", "xor")
-
-    def __init__(self, medium: str, group: int) -> None:
-        self.medium = medium
-        self.group = group
-        self.resident: dict[Hash, int | None] = {}
-        self.copies: dict[Hash, int] = {}
-        self.held: set[int] = set()
-        self.holders: dict[int, int] = {}
-        self.xor = 0
-
-    def hold(self, keys: Iterable[int]) -> list[int]:
-        """Counts one more hash for each key; returns the keys not held before."""
-        new = []
-        for key in keys:
-            if key in self.held:
-                self.holders[key] = self.holders.get(key, 0) + 1
-            else:
-                self.held.add(key)
-                new.append(key)
-        return new
-
-    def drop(self, key: int) -> bool:
-        """Counts one hash less for the key; true if it was the last."""
-        more = self.holders.get(key)
-        if more is None:
-            self.held.discard(key)
-            return True
-        if more == 1:
-            del self.holders[key]
-        else:
-            self.holders[key] = more - 1
-        return False
-
-
 class Resolver:
     """One replica's hashes, resolved to keys.
 
@@ -147,6 +109,11 @@ class Resolver:
         if self.reannounces:
             return "the engine announces hits again as stores: copies cannot be counted"
         return self.lost
+
+    @property
+    def awaited(self) -> Iterable[Hash]:
+        """The hashes that orphans wait for."""
+        return self._waiting.keys()
 
     @property
     def orphan_blocks(self) -> int:
@@ -222,12 +189,13 @@ class Resolver:
             return
         pool = self._pool(event.medium, event.group_idx)
         self.stats.stored_blocks += len(hashes)
-        if self.native and self._are_keys(event):
+        trusted = self.native and _indexable(event)
+        if trusted and self._are_keys(event):
             keys: list[int] = hashes  # type: ignore[assignment]
             parent = event.parent_block_hash
-            parent_key = parent if isinstance(parent, int) else self._root(event)
+            parent_key = parent if isinstance(parent, int) else self.root(event)
         else:
-            named = None if self.native else self._resolve(event, pool, changes)
+            named = None if trusted else self._resolve(event, pool, changes)
             if named is None:
                 return
             parent_key, keys = named
@@ -248,10 +216,10 @@ class Resolver:
             self.stats.unpaired_blocks += len(hashes)
         else:
             parent = event.parent_block_hash
-            parent_key = self._root(event) if parent is None else self._key(parent)
+            parent_key = self.root(event) if parent is None else self._key(parent)
             if parent_key is None:
                 self._wait(parent, event, len(hashes))
-            elif (keys := self._chain(event, parent_key)) is not None:
+            elif (keys := self.chain(event, parent_key)) is not None:
                 return parent_key, keys
         self._announce(pool, hashes)
         return None
@@ -289,7 +257,7 @@ class Resolver:
             if block_hash not in pool.resident:
                 pool.resident[block_hash] = None
                 if self.native:
-                    pool.xor ^= block_hash  # type: ignore[operator]
+                    pool.xor ^= low64(block_hash)
                 continue
             self.stats.duplicate_blocks += 1
             if not self.reannounces:
@@ -317,11 +285,11 @@ class Resolver:
                 new = self._only_here(pool, self._assign(pool, block_hash, key))
                 changes.append(Stored(pool.medium, new, [key], 0, event))
 
-    def _root(self, event: BlockStored) -> int:
+    def root(self, event: BlockStored) -> int:
         lora = event.lora_name
         if lora is None and event.lora_id is not None:
             lora = f"#{event.lora_id}"  # vLLM before 0.14 names adapters by number only
-        return root_key(self.model, lora, _salt(event), event.block_size)
+        return root_key(self.model, lora, chain_salt(event), event.block_size)
 
     def _key(self, block_hash: Hash) -> int | None:
         for pool in self.pools.values():
@@ -330,20 +298,20 @@ class Resolver:
                 return key
         return None
 
-    def _chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
+    def chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
         """The keys of the event's blocks, or None (counted) if its tokens cannot be paired with its hashes."""
         try:
             packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
         except ValueError:
             try:
-                packed = pack_tokens(_plain_tokens(event.token_ids))
+                packed = pack_tokens(plain_tokens(event.token_ids))
             except ValueError:
                 packed = b""
         hashes = len(event.block_hashes)
         if event.block_size < 1 or len(packed) != 4 * event.block_size * hashes:
             self.stats.unpaired_blocks += hashes
             return None
-        extras = _extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
+        extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
         return extend_keys(parent_key, packed, event.block_size, extras)
 
     def _are_keys(self, event: BlockStored) -> bool:
@@ -351,7 +319,7 @@ class Resolver:
         if self._verified is None and event.parent_block_hash is None:
             try:
                 full = decode_tokens(event)
-                self._verified = self._chain(full, self._root(full)) == event.block_hashes
+                self._verified = self.chain(full, self.root(full)) == event.block_hashes
             except ValueError:
                 self._verified = False
         if self._verified is False or not _can_be_keys(event.block_hashes):
@@ -385,7 +353,7 @@ class Resolver:
                 self._forget_waiting(event)
                 self.stats.orphans_resolved += 1
                 pool = self._pool(event.medium, event.group_idx)
-                chain = self._chain(event, key) if event.token_ids else [key]
+                chain = self.chain(event, key) if event.token_ids else [key]
                 if chain is None:
                     continue
                 named = event.block_hashes if event.token_ids else [block_hash]
@@ -420,7 +388,7 @@ class Resolver:
                 continue
             key = resident.pop(block_hash)
             if self.native:
-                pool.xor ^= block_hash  # type: ignore[operator]
+                pool.xor ^= low64(block_hash)
             if key is not None and pool.drop(key):
                 keys.append(key)
         if keys and (gone := self._only_here(pool, keys)):
@@ -460,11 +428,6 @@ class Resolver:
         )
 
 
-def fold(hashes: Iterable[Hash]) -> int:
-    """XOR of the low 64 bits of a set of hashes, bytes read big-endian as the engines do."""
-    return reduce(xor, (h & _MASK if isinstance(h, int) else int.from_bytes(h[-8:], "big") for h in hashes), 0)
-
-
 def _pool_name(medium: str | None, group: int | None) -> tuple[str, int]:
     return medium or "GPU", group or 0
 
@@ -479,48 +442,6 @@ def _can_be_keys(hashes: list[Hash]) -> bool:
 def _indexable(event: BlockStored) -> bool:
     kind = event.kv_cache_spec_kind
     return kind is None or not kind.startswith(PARTIAL_KINDS)
-
-
-def _plain_tokens(token_ids: Iterable[Token]) -> list[int]:
-    """Token ids of engines that send pairs (token, next token) or strings of digits."""
-    return [int(token[0] if isinstance(token, tuple) else token) for token in token_ids]
-
-
-def _salt(event: BlockStored) -> str | None:
-    """The cache salt of a chain that starts with this event."""
-    if event.cache_salt is not None:
-        return event.cache_salt
-    if event.metadata is not None and isinstance(event.metadata.get("cache_salt"), str):
-        return str(event.metadata["cache_salt"])
-    first = event.extra_keys[0] if event.extra_keys else None
-    strings = [part for part in first or () if isinstance(part, str)]
-    if event.lora_name is not None and strings and strings[0] == event.lora_name:
-        del strings[0]
-    return strings[0] if strings else None
-
-
-def _extras(event: BlockStored) -> Extras | None:
-    """Multimodal ids with their offsets and prompt-embed digests by block; LoRA name and salt are in the root."""
-    found: dict[int, list[ExtraKey]] = {}
-    for index, parts in enumerate(event.extra_keys or ()):
-        own: list[ExtraKey] = []
-        for part in parts or ():
-            if isinstance(part, bytes):
-                own.append(part)
-            elif isinstance(part, list | tuple) and len(part) == 2 and isinstance(part[1], int):
-                own.append((_image_id(part[0]), part[1]))
-        if own:
-            found[index] = own
-    for index, images in enumerate(event.mm_keys or ()):
-        for image in images if isinstance(images, list) else ():
-            if isinstance(image, dict) and isinstance(offset := image.get("start_offset"), int):
-                found.setdefault(index, []).append((_image_id(image.get("hash")), offset))
-    return found or None
-
-
-def _image_id(value: object) -> str:
-    """The engine's name of an image; of a shape no engine sends only the type, for it may be nested without end."""
-    return str(value) if isinstance(value, str | int | bytes) else type(value).__name__
 
 
 def _counts(keys: Iterable[int]) -> dict[int, int]:

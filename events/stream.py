@@ -13,59 +13,13 @@ What cannot be repaired is never waited for: the state becomes partial, with the
 whose beginning is known, or AllBlocksCleared makes it exact again.
 """
 
-from array import array
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
-from xxhash import xxh3_64_intdigest
 
+from events.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot
+from events.payloads import PayloadMemory
 from events.resolver import Digest
-
-
-class Apply(NamedTuple):
-    """Apply this batch; `seq` is -1 for a batch of a snapshot."""
-
-    seq: int
-    payload: bytes
-
-
-class Replay(NamedTuple):
-    """Ask the replay socket for all batches from `start`; replies to an earlier request are void."""
-
-    start: int
-
-
-class Snapshot(NamedTuple):
-    """Ask a native replica for its whole cache."""
-
-
-class Reset(NamedTuple):
-    """Forget the cache: what follows describes it from empty."""
-
-    reason: str
-
-
-class Partial(NamedTuple):
-    """Events were lost for good: the cache as known may differ from the replica's."""
-
-    reason: str
-
-
-class Gap(NamedTuple):
-    """Batches first to last are missing and are being repaired; for the reader of a log."""
-
-    first: int
-    last: int
-
-
-class Compare(NamedTuple):
-    """The replica's digest at exactly this point of the stream; answer a difference with `mismatch`."""
-
-    digest: Digest
-
-
-Action: TypeAlias = Apply | Replay | Snapshot | Reset | Partial | Gap | Compare
 
 
 class StreamConfig(Struct, frozen=True):
@@ -113,36 +67,6 @@ class _Repair(Struct):
     replies: int = 0
 
 
-class _Remembered:
-    """Digests of the payloads applied last, by sequence number, in a ring."""
-
-    def __init__(self, size: int) -> None:
-        self._digests = array("Q", bytes(8 * size))
-        self.clear()
-
-    def clear(self) -> None:
-        self._first = self._next = 0
-
-    def add(self, seq: int, payload: bytes) -> None:
-        size = len(self._digests)
-        if self._first == self._next or seq < self._next or seq - self._next >= size:
-            self._first = self._next = seq
-        for lost in range(self._next, seq):
-            self._digests[lost % size] = 0
-        self._digests[seq % size] = xxh3_64_intdigest(payload)
-        self._next = seq + 1
-        self._first = max(self._first, self._next - size)
-
-    def __contains__(self, seq: int) -> bool:
-        return self._first <= seq < self._next and self._digests[seq % len(self._digests)] != 0
-
-    def matches(self, seq: int, payload: bytes) -> bool:
-        return seq in self and self._digests[seq % len(self._digests)] == xxh3_64_intdigest(payload)
-
-    def __bool__(self) -> bool:
-        return self._first < self._next
-
-
 class Stream:
     def __init__(self, config: StreamConfig | None = None) -> None:
         self.config = config or StreamConfig()
@@ -157,7 +81,7 @@ class Stream:
         self._replays = False  # the replay socket has replayed something
         self._held: dict[int, bytes] = {}
         self._held_bytes = 0
-        self._recent = _Remembered(self.config.remembered_batches)
+        self._recent = PayloadMemory(self.config.remembered_batches)
         self._last_live = -1
         self._offline = False
         self._status: tuple[int, Digest] | None = None
@@ -372,6 +296,7 @@ class Stream:
 
     def _ask_snapshot(self, now_s: float) -> list[Action]:
         self._behind_since_s = None
+        self._drop_held(None)  # the snapshot will cover them, or they are of an earlier incarnation
         if now_s < self._snapshot_after_s:  # the last one did not help: no storm of them
             self._repair = _Repair(snapshot=True, probe=False, deadline_s=self._snapshot_after_s, attempts=0)
             return []

@@ -14,13 +14,14 @@ import zmq
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
+from events.actions import Replay
 from events.curve import CurveClient, secure_client
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
 from events.publisher import offset_port
 from events.resolver import Resolver
-from events.stream import Replay, Stream, StreamConfig
+from events.stream import Stream, StreamConfig
 from events.view import CacheView, Request
 
 TICK_S = 0.02

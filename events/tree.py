@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from events.blocks import TOKEN_BYTES, ExtraKey, pack_tokens
+from events.extras import block_extras, chain_salt, plain_tokens
 from events.messages import BlockStored, decode_tokens
-from events.resolver import Change, Cleared, Removed, Resolver, Stored, _extras, _plain_tokens, _salt
+from events.resolver import Change, Cleared, Removed, Resolver, Stored
 
 
 class Holder(NamedTuple):
@@ -130,10 +131,10 @@ class Tree:
         event = decode_tokens(change.event)
         parent = self.nodes.get(change.parent_key)
         if parent is None:
-            root = Namespace(event.lora_name, _salt(event), event.block_size)
+            root = Namespace(event.lora_name, chain_salt(event), event.block_size)
             parent = self._add(change.parent_key, None, at_s, root if event.parent_block_hash is None else None)
         packed = _packed_blocks(event)
-        extras = _extras(event) or {}
+        extras = block_extras(event) or {}
         nodes = []
         for index, key in enumerate(change.chain):
             node = self.nodes.get(key)
@@ -243,7 +244,7 @@ def _packed_blocks(event: BlockStored) -> list[bytes]:
     """The packed tokens of each block; empty where tokens and hashes cannot be paired."""
     stride, blocks = event.block_size * TOKEN_BYTES, len(event.block_hashes)
     try:
-        packed = pack_tokens(_plain_tokens(event.token_ids))
+        packed = pack_tokens(plain_tokens(event.token_ids))
     except ValueError:  # only from a native replica: there the resolver does not read the tokens
         packed = b""
     if len(packed) != stride * blocks:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
+from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
 from events.messages import AllBlocksCleared, BadBatch, Decoder, EventBatch
 from events.resolver import Change, Cleared, Resolver
-from events.stream import Action, Apply, Compare, Replay, Reset, Snapshot, Stream
+from events.stream import Stream
 
 Request = Replay | Snapshot
 

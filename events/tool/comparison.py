@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from events.compare import OTHER_MEDIA, Comparison, Part
+from events.analysis.compare import OTHER_MEDIA, Comparison, Part
+from events.analysis.trunks import run_from, token_ids
 from events.tool.output import Output, count
 from events.tool.words import Decode, content, place
 from events.tree import media
-from events.trunks import run_from, token_ids
 
 
 def show_comparison(

@@ -8,13 +8,14 @@ import zmq
 from rich.table import Table
 from rich.text import Text
 
-from events.conformance import Conformance, Finding
+from events.actions import Action, Replay
+from events.analysis.conformance import Conformance, Finding
 from events.curve import secure_client
 from events.feed import Feed
 from events.messages import EventBatch
 from events.recording import Record, Recording
 from events.resolver import Resolver
-from events.stream import Action, Replay, Stream
+from events.stream import Stream
 from events.subscriber import MAX_FRAME_BYTES, Source
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count

@@ -2,7 +2,7 @@
 
 import click
 
-from events.compare import compare
+from events.analysis.compare import compare
 from events.subscriber import Source
 from events.tool.comparison import show_comparison
 from events.tool.options import StreamOptions, Target, json_option, open_targets, stream_options, timeout_option

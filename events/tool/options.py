@@ -10,11 +10,12 @@ import click
 import msgspec
 from msgspec import Struct
 
+from events.actions import Action
 from events.curve import load_curve_client
 from events.messages import EventBatch
 from events.recording import BadRecording, Recording
 from events.resolver import Change, Resolver
-from events.stream import Action, Stream
+from events.stream import Stream
 from events.subscriber import Source
 from events.view import CacheView
 

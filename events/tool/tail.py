@@ -7,11 +7,11 @@ from typing import Any
 import click
 from rich.text import Text
 
+from events.actions import Action, Apply, Gap, Partial, Reset
 from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
 from events.recording import Record
 from events.resolver import Change, Stored
-from events.stream import Action, Apply, Gap, Partial, Reset
 from events.subscriber import Source
 from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options

@@ -10,13 +10,13 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from events.compare import Comparison, compare
+from events.actions import Action, Compare
+from events.analysis.compare import Comparison, compare
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
 from events.recording import Record
 from events.resolver import Digest
-from events.stream import Action, Compare
 from events.subscriber import Source, Subscriber
 from events.tool.comparison import grid, show_comparison
 from events.tool.live import LOOK_EVERY_S, settled

@@ -6,18 +6,19 @@ from typing import NamedTuple
 
 import click
 
+from events.actions import Action
+from events.analysis.statistics import Statistics
+from events.analysis.trunks import load_tokenizer
 from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.recording import Record
 from events.resolver import Change, Resolver
-from events.statistics import Statistics
-from events.stream import Action, Stream
+from events.stream import Stream
 from events.subscriber import Source
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
 from events.tool.words import Decode
 from events.tree import Tree
-from events.trunks import load_tokenizer
 from events.view import CacheView
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from events.analysis.trunks import token_ids
 from events.blocks import ExtraKey
 from events.tree import Namespace, Node, ancestors
-from events.trunks import token_ids
 
 Decode = Callable[[list[int]], str]
 

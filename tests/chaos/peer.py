@@ -19,8 +19,8 @@ import zmq
 from events.blocks import block_keys, root_key
 from events.messages import BlockRemoved, BlockStored, KnownEvent
 from events.native import Load
+from events.pool import fold
 from events.publisher import Publisher, PublisherConfig
-from events.resolver import fold
 from events.subscriber import Source, Subscriber
 
 BLOCK = 16

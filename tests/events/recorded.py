@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from events.actions import Replay
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
 from events.recording import Record, Recorder
-from events.stream import Replay
 from events.subscriber import Source
 from events.view import Request
 

@@ -22,8 +22,9 @@ from events.messages import (
 )
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode_status
+from events.pool import fold
 from events.publisher import Publisher, PublisherConfig, offset_port
-from events.resolver import Resolver, fold
+from events.resolver import Resolver
 
 ANY = "tcp://127.0.0.1:0"
 ROOT = root_key("m", None, None, 4)

@@ -11,9 +11,9 @@ from events.blocks import block_keys, root_key
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
+from events.pool import fold
 from events.recording import Record, Recorder, Recording, feed_record, redacted_copy, replay_into_view
 from events.redaction import HOLD_S
-from events.resolver import fold
 from events.subscriber import Source
 from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident

@@ -23,7 +23,8 @@ from events.messages import (
     UnknownEvent,
     encode_batch,
 )
-from events.resolver import Cleared, Digest, Removed, Resolver, Stored, fold
+from events.pool import fold
+from events.resolver import Cleared, Digest, Removed, Resolver, Stored
 from tests.events.strategies import BATCHES
 
 MODEL = "model"
@@ -102,6 +103,8 @@ def test_replicas_that_hash_differently_hold_equal_keys(
     [
         ({}, root_key(MODEL, None, None, SIZE)),
         ({"lora_name": "a"}, root_key(MODEL, "a", None, SIZE)),
+        ({"lora_name": "a", "lora_id": 7}, root_key(MODEL, "a", None, SIZE)),
+        ({"lora_id": 7}, root_key(MODEL, "#7", None, SIZE)),
         ({"lora_name": "a", "extra_keys": [["a"], ["a"], ["a"]]}, root_key(MODEL, "a", None, SIZE)),
         ({"lora_name": "a", "extra_keys": [["a", "s"], ["a"], ["a"]]}, root_key(MODEL, "a", "s", SIZE)),
         ({"lora_name": "a", "extra_keys": [["a", "a"], ["a"], ["a"]]}, root_key(MODEL, "a", "a", SIZE)),

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from events.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
 from events.resolver import Digest, Resolver
-from events.stream import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot, Stream, StreamConfig
+from events.stream import Stream, StreamConfig
 from events.view import CacheView
 
 NOTHING = Digest(0, 0)

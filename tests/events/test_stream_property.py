@@ -16,10 +16,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from events.actions import Action, Replay, Snapshot
 from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.resolver import Digest, Resolver, fold
-from events.stream import Action, Replay, Snapshot, Stream, StreamConfig
+from events.pool import fold
+from events.resolver import Digest, Resolver
+from events.stream import Stream, StreamConfig
 from events.view import CacheView
 
 ROOT = root_key("", None, None, 1)

@@ -9,8 +9,8 @@ from threading import Event
 import pytest
 import zmq
 
+from events.analysis.points import POINTS
 from events.messages import BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.points import POINTS
 from events.publisher import END_OF_REPLAY
 from events.tool import conform
 from tests.events.processes import wait_until

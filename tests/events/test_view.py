@@ -1,7 +1,8 @@
 """A view of one replica: what the stream decides is carried out on the resolver, and nothing lost is forgotten."""
 
+from events.actions import Replay
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.stream import Replay, Stream
+from events.stream import Stream
 from events.view import CacheView
 
 LONG_AFTER_S = 1000.0

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 import pytest
 
+from events.actions import Replay
 from events.resolver import Resolver
-from events.stream import Replay, Stream
+from events.stream import Stream
 from events.view import CacheView
 from tests.oracle.vectors import Record, clears, file_params, read, resident_copies
 

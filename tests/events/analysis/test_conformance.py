@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.conformance import Conformance, Finding
+from events.analysis.conformance import Conformance, Finding
+from events.analysis.points import POINTS
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.points import POINTS
 
 VECTORS = Path(__file__).resolve().parent.parent / "data" / "vectors"
 END = [b"", b"", b"\xff" * 8, b""]

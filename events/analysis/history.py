@@ -3,8 +3,9 @@
 from collections import Counter
 
 from events.blocks import extend_keys, pack_tokens, root_key
+from events.extras import block_extras, chain_salt, plain_tokens
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
-from events.resolver import PARTIAL_KINDS, _extras, _plain_tokens, _salt
+from events.resolver import PARTIAL_KINDS
 
 
 class Group:
@@ -42,10 +43,10 @@ class History:
             return None
         if event.parent_block_hash is None:
             lora = "" if event.lora_id is None else str(event.lora_id)
-            parent: int | None = root_key(lora, event.lora_name, _salt(event), event.block_size)
+            parent: int | None = root_key(lora, event.lora_name, chain_salt(event), event.block_size)
         else:
             parent = self.group(event).key_of.get(event.parent_block_hash)
-        return None if parent is None else extend_keys(parent, tokens, event.block_size, _extras(event))
+        return None if parent is None else extend_keys(parent, tokens, event.block_size, block_extras(event))
 
     def add_batch(self, batch: EventBatch) -> None:
         self.ts = batch.ts
@@ -81,7 +82,7 @@ class History:
 
 def packed_tokens(event: BlockStored) -> bytes | None:
     try:
-        return pack_tokens(_plain_tokens(event.token_ids))
+        return pack_tokens(plain_tokens(event.token_ids))
     except ValueError:
         return None
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from events.lifetimes import Lifetimes
+from events.actions import Action, Apply
+from events.analysis.lifetimes import Lifetimes
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.resolver import Change, Cleared, Removed, ResolverStats, Stored
-from events.stream import Action, Apply, StreamStats
+from events.stream import StreamStats
 from events.tree import Tree
 from events.view import CacheView
 

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.lifetimes import Lifetimes
+from events.actions import Apply
+from events.analysis.lifetimes import Lifetimes
+from events.analysis.statistics import Statistics
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent
 from events.resolver import Resolver
-from events.statistics import Statistics
-from events.stream import Apply, Stream
+from events.stream import Stream
 from events.tree import Tree
 from events.view import CacheView
 

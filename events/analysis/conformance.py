@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from events.history import History
-from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
-from events.points import (
+from events.analysis.history import History
+from events.analysis.points import (
     BATCH_CHECKS,
     FRAMES,
     HOLES,
@@ -35,6 +34,7 @@ from events.points import (
     Verdict,
     readable,
 )
+from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 
 END_SEQ = b"\xff" * 8
 MAX_WAITING_BATCHES = 20_000

@@ -1,0 +1,50 @@
+"""What the stream's state machine wants done."""
+
+from typing import NamedTuple, TypeAlias
+
+from events.resolver import Digest
+
+
+class Apply(NamedTuple):
+    """Apply this batch; `seq` is -1 for a batch of a snapshot."""
+
+    seq: int
+    payload: bytes
+
+
+class Replay(NamedTuple):
+    """Ask the replay socket for all batches from `start`; replies to an earlier request are void."""
+
+    start: int
+
+
+class Snapshot(NamedTuple):
+    """Ask a native replica for its whole cache."""
+
+
+class Reset(NamedTuple):
+    """Forget the cache: what follows describes it from empty."""
+
+    reason: str
+
+
+class Partial(NamedTuple):
+    """Events were lost for good: the cache as known may differ from the replica's."""
+
+    reason: str
+
+
+class Gap(NamedTuple):
+    """Batches first to last are missing and are being repaired; for the reader of a log."""
+
+    first: int
+    last: int
+
+
+class Compare(NamedTuple):
+    """The replica's digest at exactly this point of the stream; answer a difference with `mismatch`."""
+
+    digest: Digest
+
+
+Action: TypeAlias = Apply | Replay | Snapshot | Reset | Partial | Gap | Compare

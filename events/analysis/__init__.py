@@ -1,0 +1,1 @@
+"""What the tools find out about a stream or a tree, without sockets and without output."""

@@ -1,0 +1,48 @@
+"""What an event says of its blocks besides hashes: tokens of other engines, salt, images, prompt embeds."""
+
+from collections.abc import Iterable
+
+from events.blocks import ExtraKey, Extras
+from events.messages import BlockStored, Token
+
+
+def plain_tokens(token_ids: Iterable[Token]) -> list[int]:
+    """Token ids of engines that send pairs (token, next token) or strings of digits."""
+    return [int(token[0] if isinstance(token, tuple) else token) for token in token_ids]
+
+
+def chain_salt(event: BlockStored) -> str | None:
+    """The cache salt of a chain that starts with this event."""
+    if event.cache_salt is not None:
+        return event.cache_salt
+    if event.metadata is not None and isinstance(event.metadata.get("cache_salt"), str):
+        return str(event.metadata["cache_salt"])
+    first = event.extra_keys[0] if event.extra_keys else None
+    strings = [part for part in first or () if isinstance(part, str)]
+    if event.lora_name is not None and strings and strings[0] == event.lora_name:
+        del strings[0]
+    return strings[0] if strings else None
+
+
+def block_extras(event: BlockStored) -> Extras | None:
+    """Multimodal ids with their offsets and prompt-embed digests by block; LoRA name and salt are in the root."""
+    found: dict[int, list[ExtraKey]] = {}
+    for index, parts in enumerate(event.extra_keys or ()):
+        own: list[ExtraKey] = []
+        for part in parts or ():
+            if isinstance(part, bytes):
+                own.append(part)
+            elif isinstance(part, list | tuple) and len(part) == 2 and isinstance(part[1], int):
+                own.append((_image_id(part[0]), part[1]))
+        if own:
+            found[index] = own
+    for index, images in enumerate(event.mm_keys or ()):
+        for image in images if isinstance(images, list) else ():
+            if isinstance(image, dict) and isinstance(offset := image.get("start_offset"), int):
+                found.setdefault(index, []).append((_image_id(image.get("hash")), offset))
+    return found or None
+
+
+def _image_id(value: object) -> str:
+    """The engine's name of an image; of a shape no engine sends only the type, for it may be nested without end."""
+    return str(value) if isinstance(value, str | int | bytes) else type(value).__name__

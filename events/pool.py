@@ -1,0 +1,56 @@
+"""The resident blocks of one medium and KV-cache group of a replica."""
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import xor
+
+from events.messages import Hash
+
+_MASK = 2**64 - 1
+
+
+class Pool:
+    """The blocks of one medium and KV-cache group."""
+
+    __slots__ = ("copies", "group", "held", "holders", "medium", "resident", "xor")
+
+    def __init__(self, medium: str, group: int) -> None:
+        self.medium = medium
+        self.group = group
+        self.resident: dict[Hash, int | None] = {}
+        self.copies: dict[Hash, int] = {}
+        self.held: set[int] = set()
+        self.holders: dict[int, int] = {}
+        self.xor = 0
+
+    def hold(self, keys: Iterable[int]) -> list[int]:
+        """Counts one more hash for each key; returns the keys not held before."""
+        new = []
+        for key in keys:
+            if key in self.held:
+                self.holders[key] = self.holders.get(key, 0) + 1
+            else:
+                self.held.add(key)
+                new.append(key)
+        return new
+
+    def drop(self, key: int) -> bool:
+        """Counts one hash less for the key; true if it was the last."""
+        more = self.holders.get(key)
+        if more is None:
+            self.held.discard(key)
+            return True
+        if more == 1:
+            del self.holders[key]
+        else:
+            self.holders[key] = more - 1
+        return False
+
+
+def fold(hashes: Iterable[Hash]) -> int:
+    """XOR of the low 64 bits of a set of hashes, bytes read big-endian as the engines do."""
+    return reduce(xor, map(low64, hashes), 0)
+
+
+def low64(block_hash: Hash) -> int:
+    return block_hash & _MASK if isinstance(block_hash, int) else int.from_bytes(block_hash[-8:], "big")
