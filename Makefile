@@ -22,9 +22,10 @@ up: $(INSTALLED)  ## start what runs today: a demo publisher and a live view of 
 test: $(INSTALLED)  ## run the fast tests, with coverage
 	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
 
-# pytest exits with 5 when it finds no test to run.
-test-slow: $(INSTALLED)  ## run the slow tests only: real processes, browsers, other projects' peers
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" || test $$? -eq 5
+test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
+	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))"
+	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough tests/events/test_stream_property.py tests/events/test_resolver_property.py
+	$(BIN)/python -m tests.fuzz.decode --count 1000000
 
 test-all: test test-slow  ## run every test that needs no GPU
 

@@ -26,7 +26,7 @@ from events.view import CacheView, Request
 
 TICK_S = 0.02
 MESSAGES_PER_TURN = 200
-MAX_FRAME_BYTES = 256 * 2**20
+MAX_FRAME_BYTES = 64 * 2**20
 
 # Called with the socket that frames came by ("events", "replay", "status", "snapshot"; "connected" and "disconnected"
 # without frames, for the event socket) and the frames, before they are acted on; and with "tick" after the passing of

@@ -164,7 +164,8 @@ class Tail:
     def say_if_exact(self) -> None:
         inexact = self.view.inexact
         if self._was_inexact is not None and inexact is None:
-            self._line("exact", {}, f"complete up to batch {self.view.stream.last_seq}")
+            last = self.view.stream.last_seq
+            self._line("exact", {}, f"complete up to batch {last}" if last >= 0 else "complete, nothing published yet")
         self._was_inexact = inexact
 
     def _end_of_snapshot(self) -> None:

@@ -12,7 +12,7 @@ from events.analysis.conformance import Conformance, Finding
 from events.analysis.points import POINTS
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 
-VECTORS = Path(__file__).resolve().parent.parent / "data" / "vectors"
+VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors"
 END = [b"", b"", b"\xff" * 8, b""]
 
 Frames = list[bytes]
