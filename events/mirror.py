@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from events.blocks import TOKEN_BYTES, pack_tokens
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.pool import low64
 from events.resolver import Digest
 
 RUN_BLOCKS = 64
+RUNS_PER_BATCH = 32
 
 
 # Plain tuples: a named one costs as much to make as everything else done for a block.
@@ -75,6 +76,12 @@ class Mirror:
                     break
                 run.append(followers[0])
             yield self._run(run, context)
+
+    def snapshot(self, ts: float) -> list[bytes]:
+        """The same as encoded batches."""
+        events = list(self.events())
+        starts = range(0, len(events), RUNS_PER_BATCH)
+        return [encode_batch(EventBatch(ts, list(events[first : first + RUNS_PER_BATCH]))) for first in starts]
 
     def _run(self, hashes: list[Hash], context: Context) -> BlockStored:
         blocks = [self.blocks[block_hash] for block_hash in hashes]

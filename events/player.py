@@ -21,14 +21,13 @@ from events.messages import (
     BadBatch,
     BlockRemoved,
     BlockStored,
-    EventBatch,
     decode_batch,
-    encode_batch,
 )
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, SnapshotHeader, encode_native
-from events.publisher import END_OF_REPLAY, SNAPSHOT_EVENTS_PER_BATCH
-from events.recording import Record, Recording, feed_record
+from events.publisher import END_OF_REPLAY
+from events.recording import Recording, feed_record
+from events.records import Record
 from events.stream import Stream
 from events.subscriber import Source
 from events.view import CacheView, Request
@@ -298,11 +297,7 @@ class Player:
         assert self._snapshot is not None
         self.stats.snapshots += 1
         stream, now = self._story.stream, time.time()
-        events = list(self._story.mirror.events())
-        batches = [
-            encode_batch(EventBatch(now, list(events[first : first + SNAPSHOT_EVENTS_PER_BATCH])))
-            for first in range(0, len(events), SNAPSHOT_EVENTS_PER_BATCH)
-        ]
+        batches = self._story.mirror.snapshot(now)
         incarnation = stream.incarnation if stream.incarnation is not None else self._incarnation
         header = SnapshotHeader(incarnation, stream.last_seq, now, len(batches))
         for payload in (encode_native(header), *batches):

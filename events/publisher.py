@@ -29,7 +29,6 @@ from events.native import SNAPSHOT_REQUEST, Load, SnapshotHeader, Status, encode
 log = logging.getLogger(__name__)
 
 END_OF_REPLAY = (b"", (-1).to_bytes(8, "big", signed=True), b"")
-SNAPSHOT_EVENTS_PER_BATCH = 32
 BATCHES_PER_TURN = 256
 
 
@@ -235,11 +234,7 @@ class Publisher:
             return
         self.stats.snapshots += 1
         now = time.time()
-        events = list(self._mirror.events())
-        batches = [
-            encode_batch(EventBatch(now, list(events[first : first + SNAPSHOT_EVENTS_PER_BATCH])))
-            for first in range(0, len(events), SNAPSHOT_EVENTS_PER_BATCH)
-        ]
+        batches = self._mirror.snapshot(now)
         header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model)
         assert self._snapshot_socket is not None
         for payload in (encode_native(header), *batches):

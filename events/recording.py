@@ -26,6 +26,7 @@ from msgspec import Struct
 from events.actions import Action, Reset
 from events.feed import Feed
 from events.messages import EventBatch, Frames
+from events.records import Header, Record
 from events.redaction import Redactor
 from events.resolver import Change, Resolver
 from events.stream import Stream
@@ -40,30 +41,6 @@ FLUSH_EVERY_S = 1.0
 RECORDS_PER_INDEX_ENTRY = 1024
 # A tick is marked after it has changed something: its deadlines must be over at the recorded time, rounding included.
 TICK_LATE_S = 1e-6
-
-
-class Header(Struct, frozen=True):
-    sources: list[Source]
-    created: float
-    tool: str
-    redacted: bool = False
-
-
-class Record(Struct, array_like=True, frozen=True):
-    """One message, or a mark without frames: "connected", "disconnected", "tick" (see `subscriber.Tap`), or "session":
-    the recorder was started again, with `--append`."""
-
-    time: float
-    source: int
-    kind: str
-    frames: list[bytes]
-
-    @property
-    def seq(self) -> int | None:
-        """The sequence number of a live batch."""
-        if self.kind != "events" or len(self.frames) != 3 or len(self.frames[1]) != 8:
-            return None
-        return int.from_bytes(self.frames[1], "big")
 
 
 class BadRecording(ValueError):

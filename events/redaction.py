@@ -20,17 +20,15 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
+from events.records import Record
 from events.resolver import Resolver
-
-if TYPE_CHECKING:
-    from events.recording import Record
-    from events.subscriber import Source
+from events.subscriber import Source
 
 HOLD_S = 10.0
 HOLD_RECORDS = 50_000
@@ -44,12 +42,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class Redactor:
     """Redacts the records of a recording in order."""
 
-    def __init__(self, sources: "Sequence[Source]") -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         secret = secrets.token_bytes(32)
         self._names = [Names(source.model, source.native, secret) for source in sources]
         self._held: deque[Record] = deque()
 
-    def redact(self, record: "Record") -> "list[Record]":
+    def redact(self, record: Record) -> list[Record]:
         """The records that can be written now; this one may have to wait."""
         payload = _payload(record)
         if payload is not None:
@@ -60,16 +58,16 @@ class Redactor:
             ready.append(self._redacted(self._held.popleft()))
         return ready
 
-    def flush(self) -> "Iterator[Record]":
+    def flush(self) -> Iterator[Record]:
         while self._held:
             yield self._redacted(self._held.popleft())
 
-    def _is_ready(self, record: "Record", now_s: float) -> bool:
+    def _is_ready(self, record: Record, now_s: float) -> bool:
         payload = _payload(record)
         late = now_s - record.time >= HOLD_S
         return payload is None or late or self._names[record.source].knows(payload)
 
-    def _redacted(self, record: "Record") -> "Record":
+    def _redacted(self, record: Record) -> Record:
         names, frames = self._names[record.source], record.frames
         payload = _payload(record)
         if payload is not None:
@@ -212,7 +210,7 @@ class Names:
         return blake2b(_encode(value), key=self._secret, digest_size=16).digest()
 
 
-def _payload(record: "Record") -> bytes | None:
+def _payload(record: Record) -> bytes | None:
     """The event batch that the record holds."""
     frames = record.frames
     if record.kind == "events":
@@ -228,7 +226,7 @@ def _payload(record: "Record") -> bytes | None:
     return None
 
 
-def _is_known(record: "Record") -> bool:
+def _is_known(record: Record) -> bool:
     """Whether a record without a payload is of a known form, and so without prompts."""
     if record.kind == "replay":
         return len(record.frames) in (3, 4)

@@ -13,7 +13,8 @@ from events.analysis.conformance import Conformance, Finding
 from events.curve import secure_client
 from events.feed import Feed
 from events.messages import EventBatch
-from events.recording import Record, Recording
+from events.recording import Recording
+from events.records import Record
 from events.resolver import Resolver
 from events.stream import Stream
 from events.subscriber import MAX_FRAME_BYTES, Source

@@ -10,7 +10,7 @@ from rich.text import Text
 from events.actions import Action, Apply, Gap, Partial, Reset
 from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
-from events.recording import Record
+from events.records import Record
 from events.resolver import Change, Stored
 from events.subscriber import Source
 from events.tool.live import Followed, follow

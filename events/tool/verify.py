@@ -15,7 +15,7 @@ from events.analysis.compare import Comparison, compare
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
-from events.recording import Record
+from events.records import Record
 from events.resolver import Digest
 from events.subscriber import Source, Subscriber
 from events.tool.comparison import grid, show_comparison

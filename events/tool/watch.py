@@ -11,7 +11,7 @@ from events.analysis.statistics import Statistics
 from events.analysis.trunks import load_tokenizer
 from events.feed import Feed
 from events.messages import EventBatch, Frames
-from events.recording import Record
+from events.records import Record
 from events.resolver import Change, Resolver
 from events.stream import Stream
 from events.subscriber import Source

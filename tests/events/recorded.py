@@ -9,7 +9,8 @@ from events.actions import Replay
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording import Record, Recorder
+from events.recording import Recorder
+from events.records import Record
 from events.subscriber import Source
 from events.view import Request
 

@@ -13,7 +13,8 @@ import zmq
 
 from events.player import Player, PlayerConfig
 from events.publisher import END_OF_REPLAY
-from events.recording import Record, Recorder, Recording, redacted_copy, replay_into_view
+from events.recording import Recorder, Recording, redacted_copy, replay_into_view
+from events.records import Record
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident

@@ -13,16 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.feed import Feed
-from events.recording import (
-    HEAD_BYTES,
-    MAGIC,
-    BadRecording,
-    Record,
-    Recorder,
-    Recording,
-    feed_record,
-    replay_into_view,
-)
+from events.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record, replay_into_view
+from events.records import Record
 from events.subscriber import Source
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident
 
