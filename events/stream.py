@@ -87,7 +87,7 @@ class Stream:
         self._status: tuple[int, Digest] | None = None
         self._behind_since_s: float | None = None
         self._snapshot_after_s = 0.0
-        self._heard_s = 0.0
+        self._heard_s: float | None = None  # None: not connected yet
         self._probe_s = self.config.probe_after_s
 
     @property
@@ -114,6 +114,7 @@ class Stream:
         self._heard_s = now_s
         self._offline = False
         self._last_live = -1
+        self._snapshot_after_s = now_s
         self._drop_held(None)
         if self.next_seq is None:
             return self._synchronize(now_s)
@@ -267,10 +268,11 @@ class Stream:
             assert self._status is not None
             self._behind_since_s = None
             return self._gap(self._status[0], now_s)
-        idle_s = now_s - self._heard_s
-        if self.next_seq is not None and self.config.can_replay and not self.config.native and idle_s >= self._probe_s:
+        if self._heard_s is None or self.config.native or not self.config.can_replay:
+            return []
+        if now_s - self._heard_s >= self._probe_s:
             self._probe_s = min(2 * self._probe_s, self.config.probe_at_most_s)
-            return self._ask_replay(now_s, probe=True)
+            return self._ask_replay(now_s, probe=self.next_seq is not None)
         return []
 
     # ---- repairs
@@ -314,9 +316,9 @@ class Stream:
             self._snapshot_after_s = now_s + self.config.snapshot_interval_s
             return [Snapshot() if repair.snapshot else Replay(repair.start)]
         self._repair = None
+        self._heard_s = now_s
         if repair.probe:
             self._silent = True
-            self._heard_s = now_s
             return []
         if repair.snapshot:
             # Go on with what is known; while it is partial, `tick` goes on asking.

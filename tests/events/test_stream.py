@@ -290,3 +290,38 @@ def test_what_is_unknown_at_start_is_not_exact() -> None:
     assert kinds(Stream(StreamConfig(can_replay=False)).connected(0.0)) == []
     stream = Stream(StreamConfig(can_replay=False))
     assert Partial("joined at batch 3: what came before is not known") in stream.live(3, b"", 0.0)
+
+
+def test_a_replay_socket_that_comes_up_late_is_asked_again() -> None:
+    stream = Stream()
+    assert stream.connected(0.0) == [Replay(0)]
+    now = 0.0
+    while stream.repairing:
+        now += 0.1
+        stream.tick(now)
+    assert stream.partial == "the replay socket does not answer"
+    actions: list[Action] = []
+    while not actions:
+        now += 0.1
+        actions = stream.tick(now)
+        assert now < 60
+    assert actions == [Replay(0)]
+    stream.replayed(0, payload(0), now)
+    stream.replay_ended(now)
+    assert stream.exact
+
+
+def test_nothing_is_asked_before_there_is_a_connection() -> None:
+    assert Stream().tick(1000.0) == []
+
+
+def test_a_native_replica_that_was_long_gone_is_asked_at_once_when_it_returns() -> None:
+    stream = native_at(3)
+    stream.mismatch()
+    stream.disconnected()
+    now = 0.0
+    while now < 20.0:
+        now += 0.1
+        stream.tick(now)
+    assert not stream.exact
+    assert stream.connected(now) == [Snapshot()]
