@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, TypeAlias
 
-from events.resolver import Digest
+from events.pool import Digest
 
 
 class Apply(NamedTuple):
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """The replica's digest at exactly this point of the stream; answer a difference with `mismatch`."""
+    """The replica's digest at exactly this point of the stream; answer with `matched` or `mismatch`."""
 
     digest: Digest
 

@@ -3,6 +3,7 @@
 Key files are ZeroMQ certificates; `warmroute events keygen NAME` writes a pair, the secret one with mode 0600.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,11 @@ def write_keys(name: str) -> tuple[Path, Path]:
     for taken in (path.with_name(f"{path.name}.key"), path.with_name(f"{path.name}.key_secret")):
         if taken.exists():
             raise ValueError(f"{taken} exists already; keys are never overwritten")
-    public, secret = zmq.auth.create_certificates(path.parent, path.name)
-    Path(secret).chmod(0o600)
+    before = os.umask(0o077)
+    try:
+        public, secret = zmq.auth.create_certificates(path.parent, path.name)
+    finally:
+        os.umask(before)
     return Path(public), Path(secret)
 
 

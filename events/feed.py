@@ -3,15 +3,14 @@
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from events.messages import Frames
 from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
-from events.resolver import Digest
+from events.pool import Digest
 from events.view import CacheView, Request
 
 log = logging.getLogger(__name__)
 
+MAX_SNAPSHOT_BYTES = 2 * 2**30
 END_SEQ = b"\xff" * 8
 
 
@@ -24,6 +23,8 @@ class Feed:
         self._on_status = on_status
         self._header: SnapshotHeader | None = None
         self._snapshot: list[bytes] = []
+        self._snapshot_bytes = 0
+        self._model_given = bool(view.resolver.model)
         self._takers = {
             "events": self._event,
             "replay": self._replayed,
@@ -48,7 +49,7 @@ class Feed:
         if socket == "replay":
             self.replay_ended = False
         else:
-            self._header, self._snapshot = None, []
+            self._header, self._snapshot, self._snapshot_bytes = None, [], 0
 
     def _event(self, frames: Frames, now_s: float) -> list[Request]:
         if len(frames) != 3 or len(frames[1]) != 8:
@@ -69,7 +70,7 @@ class Feed:
     def _status(self, frames: Frames, now_s: float) -> list[Request]:
         try:
             status = decode_status(frames[-1])
-        except (msgspec.ValidationError, msgspec.DecodeError):
+        except ValueError:
             return self._strange("status", frames)
         digest = Digest(status.digest_blocks, status.digest_xor)
         requests = self.view.perform(self.view.stream.status(status.incarnation, status.seq, digest, now_s))
@@ -84,15 +85,20 @@ class Feed:
         if self._header is None:
             try:
                 self._header = decode_snapshot_header(frames[1])
-                self.view.resolver.model = self.view.resolver.model or self._header.model
-            except (msgspec.ValidationError, msgspec.DecodeError):
+            except ValueError:  # as every error of msgspec and of UTF-8
                 return self._strange("snapshot", frames)
         else:
             self._snapshot.append(frames[1])
+            self._snapshot_bytes += len(frames[1])
+            if self._snapshot_bytes > MAX_SNAPSHOT_BYTES:
+                self.asked("snapshot")
+                return self._strange("snapshot", frames)
         header, payloads = self._header, self._snapshot
         if len(payloads) < header.batches:
             return []
-        self._header, self._snapshot = None, []
+        self.asked("snapshot")
+        if not self._model_given:
+            self.view.resolver.model = header.model
         return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
 
     def _strange(self, socket: str, frames: Frames) -> list[Request]:

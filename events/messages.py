@@ -118,10 +118,15 @@ class Decoder:
     """
 
     def __init__(self, *, skim: bool = False) -> None:
-        self._strict: Callable[[bytes], Any] | None = _decode_skimmed if skim else _decode_wire
+        self._preferred: Callable[[bytes], Any] = _decode_skimmed if skim else _decode_wire
+        self._strict: Callable[[bytes], Any] | None = self._preferred
         self.unknown_types: Counter[str] = Counter()
         self.unknown_fields: Counter[str] = Counter()
         self.rejected_events = 0
+
+    def restart(self) -> None:
+        """Another publisher: it may send another format."""
+        self._strict = self._preferred
 
     def decode(self, payload: bytes, name: str = "batch") -> EventBatch:
         """`name` says in the error which batch this was."""

@@ -2,101 +2,156 @@
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from events.blocks import TOKEN_BYTES, pack_tokens
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
-from events.pool import low64
-from events.resolver import Digest
+from events.messages import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    Hash,
+    KnownEvent,
+    encode_batch,
+)
+from events.pool import Digest, digest_of, low64, pool_name
 
 RUN_BLOCKS = 64
-RUNS_PER_BATCH = 32
-
+SNAPSHOT_BATCH_BLOCKS = 2048
+# What the blocks of one event have in common.
+CONTEXT_FIELDS = (
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+    "ownership",
+    "cache_salt",
+)
+_context_of = attrgetter(*CONTEXT_FIELDS)
 
 # Plain tuples: a named one costs as much to make as everything else done for a block.
-# What the blocks of one event have in common: block size, LoRA id, LoRA name, medium, group, cache salt.
-Context: TypeAlias = tuple[int, int | None, str | None, str | None, int | None, str | None]
+Context: TypeAlias = tuple[Any, ...]
 # Parent hash, packed tokens, extra keys, context.
 MirroredBlock: TypeAlias = tuple[Hash | None, bytes, list[object] | None, Context]
 
 
+class MirrorPool(Struct):
+    """The blocks of one medium and group, and the XOR of their hashes."""
+
+    medium: str
+    group: int
+    blocks: dict[Hash, MirroredBlock] = {}
+    xor: int = 0
+
+
 class Mirror:
-    """Every resident block by hash. The engine announces first copies and last removals only, so a set is enough."""
+    """Every resident block. The engine announces first copies and last removals only, so a set is enough."""
 
     def __init__(self) -> None:
-        self.blocks: dict[Hash, MirroredBlock] = {}
-        self._xor = 0
+        self.pools: dict[tuple[str, int], MirrorPool] = {}
         self._contexts: dict[Context, Context] = {}
 
     def digest(self) -> Digest:
-        return Digest(len(self.blocks), self._xor)
+        return digest_of((pool.medium, pool.group, len(pool.blocks), pool.xor) for pool in self.pools.values())
 
     def apply(self, events: Iterable[KnownEvent]) -> None:
+        """ValueError or TypeError if an event cannot be mirrored; it has changed nothing then, those before it have."""
         for event in events:
             if isinstance(event, BlockStored):
                 self._store(event)
             elif isinstance(event, BlockRemoved):
-                for block_hash in event.block_hashes:
-                    if self.blocks.pop(block_hash, None) is not None:
-                        self._xor ^= low64(block_hash)
+                self._remove(event)
             elif isinstance(event, AllBlocksCleared):
-                self.blocks.clear()
+                self.pools.clear()
                 self._contexts.clear()
-                self._xor = 0
 
     def _store(self, event: BlockStored) -> None:
-        extras, parent, blocks = event.extra_keys, event.parent_block_hash, self.blocks
-        if event.mm_keys or event.metadata:
-            raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
-        group, salt = event.group_idx, event.cache_salt
-        context = (event.block_size, event.lora_id, event.lora_name, event.medium, group, salt)
+        hashes, extras = event.block_hashes, event.extra_keys
+        _check(event)
+        context = _context_of(event)
         context = self._contexts.setdefault(context, context)
         packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
-        stride = event.block_size * TOKEN_BYTES
-        for index, block_hash in enumerate(event.block_hashes):
-            if block_hash not in blocks:
-                self._xor ^= low64(block_hash)
+        stride, parent = event.block_size * TOKEN_BYTES, event.parent_block_hash
+        new: dict[Hash, MirroredBlock] = {}
+        for index, block_hash in enumerate(hashes):
             tokens = packed[index * stride : (index + 1) * stride]
-            blocks[block_hash] = (parent, tokens, extras[index] if extras else None, context)
+            new[block_hash] = (parent, tokens, extras[index] if extras else None, context)
             parent = block_hash
+        pool = self._pool(event.medium, event.group_idx)
+        for block_hash in new.keys() - pool.blocks.keys():
+            pool.xor ^= low64(block_hash)
+        pool.blocks.update(new)
+
+    def _remove(self, event: BlockRemoved) -> None:
+        pool = self._pool(event.medium, event.group_idx)
+        for block_hash in event.block_hashes:
+            if pool.blocks.pop(block_hash, None) is not None:
+                pool.xor ^= low64(block_hash)
+
+    def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
+        name = pool_name(medium, group)
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = MirrorPool(*name)
+        return pool
 
     def events(self) -> Iterator[BlockStored]:
         """The whole cache, parents before children, in runs of up to RUN_BLOCKS blocks."""
-        children: dict[Hash | None, list[Hash]] = {}
-        for block_hash, block in self.blocks.items():
-            children.setdefault(block[0] if block[0] in self.blocks else None, []).append(block_hash)
-        starts = children.pop(None, [])
-        while starts:
-            run = [starts.pop()]
-            context = self.blocks[run[0]][3]
-            while followers := children.pop(run[-1], None):
-                starts += followers[1:]
-                if len(run) == RUN_BLOCKS or self.blocks[followers[0]][3] is not context:
-                    starts.append(followers[0])
-                    break
-                run.append(followers[0])
-            yield self._run(run, context)
+        for pool in self.pools.values():
+            yield from _runs(pool.blocks)
 
     def snapshot(self, ts: float) -> list[bytes]:
-        """The same as encoded batches."""
-        events = list(self.events())
-        starts = range(0, len(events), RUNS_PER_BATCH)
-        return [encode_batch(EventBatch(ts, list(events[first : first + RUNS_PER_BATCH]))) for first in starts]
+        """The same as encoded batches of about SNAPSHOT_BATCH_BLOCKS blocks."""
+        batches: list[bytes] = []
+        events: list[Event] = []
+        blocks = 0
+        for event in self.events():
+            events.append(event)
+            blocks += len(event.block_hashes)
+            if blocks >= SNAPSHOT_BATCH_BLOCKS:
+                batches.append(encode_batch(EventBatch(ts, events)))
+                events, blocks = [], 0
+        return [*batches, encode_batch(EventBatch(ts, events))] if events else batches
 
-    def _run(self, hashes: list[Hash], context: Context) -> BlockStored:
-        blocks = [self.blocks[block_hash] for block_hash in hashes]
-        packed = b"".join(block[1] for block in blocks)
-        extras = [block[2] for block in blocks]
-        block_size, lora_id, lora_name, medium, group, salt = context
-        return BlockStored(
-            hashes,
-            blocks[0][0],
-            struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed),
-            block_size,
-            lora_id,
-            medium,
-            lora_name,
-            extras if any(extras) else None,
-            group,
-            cache_salt=salt if blocks[0][0] is None else None,
-        )
+
+def _check(event: BlockStored) -> None:
+    blocks = len(event.block_hashes)
+    if event.mm_keys or event.metadata:
+        raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
+    if len(event.token_ids) != event.block_size * blocks:
+        raise ValueError(f"{len(event.token_ids)} token ids for {blocks} blocks of {event.block_size}")
+    if event.extra_keys and len(event.extra_keys) != blocks:
+        raise ValueError(f"{len(event.extra_keys)} extra keys for {blocks} blocks")
+
+
+def _runs(blocks: dict[Hash, MirroredBlock]) -> Iterator[BlockStored]:
+    children: dict[Hash | None, list[Hash]] = {}
+    for block_hash, block in blocks.items():
+        children.setdefault(block[0] if block[0] in blocks else None, []).append(block_hash)
+    starts = children.pop(None, [])
+    while starts:
+        run = [starts.pop()]
+        context = blocks[run[0]][3]
+        while followers := children.pop(run[-1], None):
+            starts += followers[1:]
+            if len(run) == RUN_BLOCKS or blocks[followers[0]][3] is not context:
+                starts.append(followers[0])
+                break
+            run.append(followers[0])
+        yield _run(run, [blocks[block_hash] for block_hash in run])
+
+
+def _run(hashes: list[Hash], blocks: list[MirroredBlock]) -> BlockStored:
+    packed = b"".join(block[1] for block in blocks)
+    tokens = struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
+    extras = [block[2] for block in blocks]
+    common = dict(zip(CONTEXT_FIELDS, blocks[0][3], strict=True))
+    return BlockStored(hashes, blocks[0][0], tokens, extra_keys=extras if any(extras) else None, **common)

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from functools import reduce
 from operator import xor
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from events.messages import Hash
 
@@ -45,6 +48,31 @@ class Pool:
         else:
             self.holders[key] = more - 1
         return False
+
+
+class Digest(NamedTuple):
+    """Number of resident blocks, and XOR of their hashes (docs/wire.md)."""
+
+    blocks: int
+    xor: int
+
+
+def digest_of(pools: Iterable[tuple[str, int, int, int]]) -> Digest:
+    """The digest of pools given as (medium, group, blocks, XOR of the hashes).
+
+    Those other than the GPU's group 0 are mixed with their name, or a block held twice would cancel itself out.
+    """
+    total, mixed = 0, 0
+    for medium, group, blocks, folded in pools:
+        if blocks:
+            main = (medium, group) == ("GPU", 0)
+            total += blocks
+            mixed ^= folded if main else xxh3_64_intdigest(f"{medium}/{group}/{blocks}".encode(), folded)
+    return Digest(total, mixed)
+
+
+def pool_name(medium: str | None, group: int | None) -> tuple[str, int]:
+    return medium or "GPU", group or 0
 
 
 def fold(hashes: Iterable[Hash]) -> int:

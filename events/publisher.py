@@ -14,8 +14,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -26,10 +27,18 @@ from events.messages import EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, Load, SnapshotHeader, Status, encode_native
 
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
 log = logging.getLogger(__name__)
 
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 END_OF_REPLAY = (b"", (-1).to_bytes(8, "big", signed=True), b"")
 BATCHES_PER_TURN = 256
+REQUESTS_PER_TURN = 1000
+MAX_REQUESTS = 1000
+MAX_REQUEST_BYTES = 1024
+SNAPSHOT_MESSAGES = 2000  # 4 million blocks
 
 
 class PublisherConfig(Struct, frozen=True):
@@ -72,6 +81,7 @@ class Publisher:
         self.config = config or PublisherConfig()
         self.incarnation = secrets.randbits(63)
         self.stats = PublisherStats()
+        self.failed: BaseException | None = None  # what has ended the thread; nothing is published any more
         self.seq = -1
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
@@ -81,15 +91,18 @@ class Publisher:
         self._closed = False
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._authenticator = self.config.curve.authenticator(self._context) if self.config.curve else None
+        self._requests: dict[tuple[str, bytes], bytes] = {}  # the newest of each peer
+        self._authenticator: ThreadAuthenticator | None = None
         try:
+            if self.config.curve is not None:
+                self._authenticator = self.config.curve.authenticator(self._context)
             self._open()
-        except zmq.ZMQError:
+        except BaseException:
             self._shut()
             raise
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
     # ---- the engine's side
@@ -121,6 +134,8 @@ class Publisher:
         self.close()
 
     def _put(self, item: tuple[float, Sequence[KnownEvent]] | Load | None) -> None:
+        if self.failed is not None:
+            return
         self._queue.append(item)
         if self._sleeping:
             self._sleeping = False
@@ -129,23 +144,33 @@ class Publisher:
 
     # ---- the thread's side
 
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # the engine must not die of it, and nobody else can see it
+            self.failed = error
+            self._queue.clear()
+            log.exception("publishing KV events has ended; consumers will see this replica as gone")
+            self._shut()
+
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake_read, zmq.POLLIN)
-        answers = {self._replay_socket: self._answer_replay, self._snapshot_socket: self._answer_snapshot}
-        for socket in answers:
+        answering = {"replay": self._replay_socket, "snapshot": self._snapshot_socket}
+        for socket in answering.values():
             if socket is not None:
                 poller.register(socket, zmq.POLLIN)
         while True:
             # Order matters: an item queued before `_sleeping` is set is seen here, one queued after it writes the pipe.
             self._sleeping = True
-            ready = dict(poller.poll(0 if self._queue else None))
+            ready = dict(poller.poll(0 if self._queue or self._requests else None))
             self._sleeping = False
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-            for socket, answer in answers.items():
+            for name, socket in answering.items():
                 if socket is not None and socket in ready:
-                    self._receive(socket, answer)
+                    self._receive(name, socket)
+            self._answer_one()
             for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
                 item = self._queue.popleft()
                 if item is None:
@@ -164,7 +189,7 @@ class Publisher:
             payload = encode_batch(batch)
             if self._mirror is not None:
                 self._mirror.apply(events)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        except UNENCODABLE:
             batch.events = [event for event in events if self._encodes(event)]
             payload = encode_batch(batch)
             if self._mirror is not None:
@@ -191,9 +216,9 @@ class Publisher:
             encode_batch(EventBatch(0.0, [event]))
             if self._mirror is not None:
                 Mirror().apply([event])
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        except UNENCODABLE as error:
             if not self.stats.unencodable_events:
-                log.error("an event cannot be encoded and is left out: %s: %r", error, event)
+                log.error("a %s cannot be published and is left out: %s", type(event).__name__, error)
             self.stats.unencodable_events += 1
             return False
         return True
@@ -205,50 +230,70 @@ class Publisher:
         status = Status(self.incarnation, self.seq, time.time(), digest.blocks, digest.xor, load)
         self._status_socket.send_multipart((self._topic, encode_native(status)))
 
-    def _receive(self, socket: "zmq.Socket[bytes]", answer: object) -> None:
-        assert callable(answer)
-        while True:
+    def _receive(self, name: str, socket: "zmq.Socket[bytes]") -> None:
+        for _ in range(REQUESTS_PER_TURN):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if len(frames) == 3 and frames[1] == b"":
-                try:
-                    answer(frames[0], frames[2])
-                except zmq.ZMQError as error:
-                    log.warning("an answer to a replay or snapshot request was not sent: %s", error)
+            if len(frames) == 3 and frames[1] == b"" and len(self._requests) < MAX_REQUESTS:
+                self._requests[name, frames[0]] = frames[2]
 
-    def _answer_replay(self, identity: bytes, request: bytes) -> None:
+    def _answer_one(self) -> None:
+        """One replay a turn, or one snapshot for all who wait for it: events go on in between."""
+        if not self._requests:
+            return
+        (name, identity), request = next(iter(self._requests.items()))
+        if name == "replay":
+            del self._requests[name, identity]
+            self._answer(self._replay_socket, identity, self._replay(request))
+            return
+        peers = [peer for socket, peer in self._requests if socket == "snapshot"]
+        messages = (
+            self._snapshot() if any(self._requests["snapshot", peer] == SNAPSHOT_REQUEST for peer in peers) else []
+        )
+        for peer in peers:
+            if self._requests.pop(("snapshot", peer)) == SNAPSHOT_REQUEST:
+                self._answer(self._snapshot_socket, peer, messages)
+
+    def _answer(
+        self, socket: "zmq.Socket[bytes] | None", identity: bytes, messages: Iterable[tuple[bytes, ...]]
+    ) -> None:
+        assert socket is not None
+        try:
+            for message in messages:
+                socket.send_multipart((identity, b"", *message), zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # the peer is gone, or does not read: it may ask again
+            log.info("an answer was not sent to the end: %s", error)
+
+    def _replay(self, request: bytes) -> Iterator[tuple[bytes, ...]]:
         if len(request) > 8:
             return
         start = int.from_bytes(request, "big")
         self.stats.replays += 1
-        assert self._replay_socket is not None
-        for seq, payload in list(self._buffer):
+        for seq, payload in self._buffer:
             if seq >= start:
-                self._replay_socket.send_multipart((identity, b"", self._topic, seq.to_bytes(8, "big"), payload))
-        self._replay_socket.send_multipart((identity, b"", *END_OF_REPLAY))
+                yield self._topic, seq.to_bytes(8, "big"), payload
+        yield END_OF_REPLAY
 
-    def _answer_snapshot(self, identity: bytes, request: bytes) -> None:
-        if request != SNAPSHOT_REQUEST or self._mirror is None:
-            return
+    def _snapshot(self) -> list[tuple[bytes, ...]]:
+        assert self._mirror is not None
         self.stats.snapshots += 1
         now = time.time()
         batches = self._mirror.snapshot(now)
         header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model)
-        assert self._snapshot_socket is not None
-        for payload in (encode_native(header), *batches):
-            self._snapshot_socket.send_multipart((identity, b"", payload))
+        return [(encode_native(header),), *((payload,) for payload in batches)]
 
     # ---- sockets
 
     def _open(self) -> None:
         config = self.config
         self._events_socket = self._bind(zmq.PUB, config.events, config.high_water_mark)
-        # No high-water mark where an answer must arrive whole.
-        self._replay_socket = self._bind(zmq.ROUTER, config.replay, 0) if config.replay else None
+        # One whole answer fits below the high-water mark; a peer that reads none of it gets no second one.
+        answer = config.replay_batches + 1
+        self._replay_socket = self._bind(zmq.ROUTER, config.replay, answer) if config.replay else None
         self._status_socket = self._bind(zmq.PUB, config.status, 1000) if config.status else None
-        self._snapshot_socket = self._bind(zmq.ROUTER, config.snapshot, 0) if config.snapshot else None
+        self._snapshot_socket = self._bind(zmq.ROUTER, config.snapshot, SNAPSHOT_MESSAGES) if config.snapshot else None
         self.endpoints = Endpoints(*(_bound(s) for s in (self._events_socket, self._replay_socket)))  # type: ignore[arg-type]
         self.endpoints.status = _bound(self._status_socket)
         self.endpoints.snapshot = _bound(self._snapshot_socket)
@@ -259,6 +304,10 @@ class Publisher:
         self._sockets.append(socket)
         socket.sndhwm = high_water_mark
         socket.linger = 500
+        if kind == zmq.ROUTER:
+            socket.router_mandatory = True
+            socket.maxmsgsize = MAX_REQUEST_BYTES
+            socket.heartbeat_ivl, socket.heartbeat_timeout = 5000, 15_000
         if self.config.curve is not None:
             secure_server(socket, self.config.curve)
         elif not is_local(endpoint):

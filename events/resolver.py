@@ -29,7 +29,7 @@ from events.messages import (
     UnknownEvent,
     decode_tokens,
 )
-from events.pool import Pool, fold, low64
+from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
 
 # Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
 PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
@@ -57,13 +57,6 @@ class Cleared(NamedTuple):
 
 
 Change: TypeAlias = Stored | Removed | Cleared
-
-
-class Digest(NamedTuple):
-    """Size and XOR of the set of resident hashes."""
-
-    blocks: int
-    xor: int
 
 
 class ResolverStats(Struct):
@@ -101,6 +94,7 @@ class Resolver:
         # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
         self._waiting: dict[Hash, list[BlockStored]] = {}
         self._waiting_blocks = 0
+        self._gone = 0  # blocks removed without a key: some of them still wait
         self._verified: bool | None = None
 
     @property
@@ -175,11 +169,12 @@ class Resolver:
             count += 1
         return count
 
-    def digest(self, medium: str = "GPU") -> Digest:
-        pool = self.pools.get((medium, 0))
-        if pool is None:
-            return Digest(0, 0)
-        return Digest(len(pool.resident), pool.xor if self.native else fold(pool.resident))
+    def digest(self) -> Digest:
+        pools = self.pools.values()
+        return digest_of(
+            (pool.medium, pool.group, len(pool.resident), pool.xor if self.native else fold(pool.resident))
+            for pool in pools
+        )
 
     # ---- stores
 
@@ -334,12 +329,33 @@ class Resolver:
         self.stats.orphan_blocks += blocks
         self._waiting.setdefault(for_hash, []).append(event)
         self._waiting_blocks += blocks
+        if self._waiting_blocks > self.orphan_limit and self._gone > self.orphan_limit // 10:
+            self._purge_gone()
         while self._waiting_blocks > self.orphan_limit:
             oldest = next(iter(self._waiting))
             for dropped in self._waiting.pop(oldest):
                 self._forget_waiting(dropped)
-                self.stats.orphans_dropped += 1
+                self.stats.orphans_dropped += len(dropped.block_hashes)
             self.lost = f"more than {self.orphan_limit} blocks waited for their parent; the oldest were dropped"
+
+    def _purge_gone(self) -> None:
+        """Forgets orphans that were removed while they waited."""
+        self._gone = 0
+        for awaited, events in list(self._waiting.items()):
+            kept = []
+            for event in events:
+                if self._is_resident(event):
+                    kept.append(event)
+                else:
+                    self._forget_waiting(event)
+            if kept:
+                self._waiting[awaited] = kept
+            else:
+                del self._waiting[awaited]
+
+    def _is_resident(self, event: BlockStored) -> bool:
+        resident = self._pool(event.medium, event.group_idx).resident
+        return any(block_hash in resident for block_hash in event.block_hashes)
 
     def _forget_waiting(self, event: BlockStored) -> None:
         self._waiting_blocks -= len(event.block_hashes) if event.token_ids else 1
@@ -369,7 +385,7 @@ class Resolver:
 
     def _remove(self, event: BlockRemoved, changes: list[Change]) -> None:
         self.stats.removed_blocks += len(event.block_hashes)
-        pool = self.pools.get(_pool_name(event.medium, event.group_idx))
+        pool = self.pools.get(pool_name(event.medium, event.group_idx))
         if pool is None:
             self.stats.removed_unknown += len(event.block_hashes)
             return
@@ -389,7 +405,9 @@ class Resolver:
             key = resident.pop(block_hash)
             if self.native:
                 pool.xor ^= low64(block_hash)
-            if key is not None and pool.drop(key):
+            if key is None:
+                self._gone += 1
+            elif pool.drop(key):
                 keys.append(key)
         if keys and (gone := self._only_here(pool, keys)):
             changes.append(Removed(pool.medium, gone))
@@ -397,7 +415,7 @@ class Resolver:
     # ---- the rest
 
     def _pool(self, medium: str | None, group: int | None) -> Pool:
-        name = _pool_name(medium, group)
+        name = pool_name(medium, group)
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(*name)
@@ -426,10 +444,6 @@ class Resolver:
         assert waiting == self._waiting_blocks <= self.orphan_limit, (
             f"{waiting} blocks wait, {self._waiting_blocks} counted"
         )
-
-
-def _pool_name(medium: str | None, group: int | None) -> tuple[str, int]:
-    return medium or "GPU", group or 0
 
 
 def _can_be_keys(hashes: list[Hash]) -> bool:

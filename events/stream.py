@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from events.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot
 from events.payloads import PayloadMemory
-from events.resolver import Digest
+from events.pool import Digest
 
 
 class StreamConfig(Struct, frozen=True):
@@ -27,7 +27,9 @@ class StreamConfig(Struct, frozen=True):
     can_replay: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts: int = 4
-    snapshot_interval_s: float = 0.2
+    snapshot_interval_s: float = 0.2  # doubles while snapshots do not help
+    snapshot_interval_at_most_s: float = 30.0
+    status_timeout_s: float = 2.0
     behind_grace_s: float = 0.05
     probe_after_s: float = 1.0
     probe_at_most_s: float = 10.0
@@ -79,23 +81,38 @@ class Stream:
         self._unproven = False  # reconnected, and not yet shown to be the same incarnation
         self._silent = False  # the last probe got no answer
         self._replays = False  # the replay socket has replayed something
+        self._replayed_all = False  # on this connection a replay from 0 has been answered
         self._held: dict[int, bytes] = {}
         self._held_bytes = 0
         self._recent = PayloadMemory(self.config.remembered_batches)
         self._last_live = -1
-        self._offline = False
+        self._dropped_to = -1  # the highest batch that had no room to wait
+        self._offline = True
         self._status: tuple[int, Digest] | None = None
         self._behind_since_s: float | None = None
         self._snapshot_after_s = 0.0
+        self._snapshot_wait_s = self.config.snapshot_interval_s
+        self._status_s = 0.0
         self._heard_s: float | None = None  # None: not connected yet
         self._probe_s = self.config.probe_after_s
 
     @property
     def exact(self) -> bool:
         """Whether everything up to `next_seq` is known and no loss is suspected."""
-        repairing = self._repair is not None and not self._repair.probe
-        suspected = repairing or self._offline or self._silent or self._behind_since_s is not None
-        return self.partial is None and not suspected
+        return self.doubt is None
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the stream is not exact."""
+        if self.partial is not None:
+            return self.partial
+        if self._offline:
+            return "not connected"
+        if self._repair is not None and not self._repair.probe:
+            return "a repair is under way"
+        if self._silent:
+            return "no status is heard" if self.config.native else "the replay socket does not answer"
+        return None if self._behind_since_s is None else "the replica has sent more than has come"
 
     @property
     def repairing(self) -> bool:
@@ -114,7 +131,10 @@ class Stream:
         self._heard_s = now_s
         self._offline = False
         self._last_live = -1
+        self._replayed_all = False
         self._snapshot_after_s = now_s
+        self._snapshot_wait_s = self.config.snapshot_interval_s
+        self._status_s = now_s
         self._drop_held(None)
         if self.next_seq is None:
             return self._synchronize(now_s)
@@ -185,6 +205,7 @@ class Stream:
         if repair is None or repair.snapshot:
             return []
         self._heard(now_s)
+        self._replayed_all = self._replayed_all or repair.start == 0
         if self.next_seq is None:
             self.next_seq = 0
             self.partial = "nothing published yet, as far as the replay socket tells"
@@ -202,6 +223,10 @@ class Stream:
                 self._drop_held(None)
                 return actions + self._ask_snapshot(now_s)
             actions += self._lose(min(self._held, default=repair.missing_to + 1))
+        if repair.replies and self.partial is not None and not self._replayed_all and repair.start > 0:
+            # It did not answer when we joined; what it still has may make us exact.
+            self.next_seq = None
+            return actions + self._forget("the replay socket answers now") + self._ask_replay(now_s)
         return actions + self._drain(now_s)
 
     def progress(self, now_s: float) -> None:
@@ -231,6 +256,7 @@ class Stream:
     def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:
         """What a native replica says of itself: the last sequence number it sent and the digest true at it."""
         self._silent = False
+        self._status_s = now_s
         if self.incarnation is not None and incarnation != self.incarnation:
             self.incarnation = incarnation
             return self._restart("the replica has a new incarnation", None, b"", now_s)
@@ -244,13 +270,19 @@ class Stream:
             return []
         return self._compare()
 
+    def matched(self) -> None:
+        """The digest of `Compare` was ours."""
+        self._snapshot_wait_s = self.config.snapshot_interval_s
+
     def mismatch(self) -> list[Action]:
         """The digest of `Compare` was not ours."""
         self.stats.digest_mismatches += 1
+        self._back_off()
         return self._declare("the replica's digest differs from ours")
 
     def refused(self, reason: str) -> list[Action]:
         """A batch that was to be applied could not be read."""
+        self._back_off()
         return self._declare(reason)
 
     def cleared(self, seq: int) -> None:
@@ -262,13 +294,17 @@ class Stream:
         """Time passes."""
         if self._repair is not None:
             return self._retry(now_s) if now_s >= self._repair.deadline_s else []
+        if self._heard_s is None:
+            return []
+        if self.config.native and now_s - self._status_s >= self.config.status_timeout_s:
+            self._silent = True
         if self.config.native and self.partial is not None and now_s >= self._snapshot_after_s:
             return self._ask_snapshot(now_s)
         if self._behind_since_s is not None and now_s - self._behind_since_s >= self.config.behind_grace_s:
             assert self._status is not None
             self._behind_since_s = None
             return self._gap(self._status[0], now_s)
-        if self._heard_s is None or self.config.native or not self.config.can_replay:
+        if self.config.native or not self.config.can_replay:
             return []
         if now_s - self._heard_s >= self._probe_s:
             self._probe_s = min(2 * self._probe_s, self.config.probe_at_most_s)
@@ -300,11 +336,17 @@ class Stream:
         self._behind_since_s = None
         self._drop_held(None)  # the snapshot will cover them, or they are of an earlier incarnation
         if now_s < self._snapshot_after_s:  # the last one did not help: no storm of them
+            self._back_off()
             self._repair = _Repair(snapshot=True, probe=False, deadline_s=self._snapshot_after_s, attempts=0)
             return []
-        self._snapshot_after_s = now_s + self.config.snapshot_interval_s
+        if now_s >= self._snapshot_after_s + self._snapshot_wait_s:
+            self._snapshot_wait_s = self.config.snapshot_interval_s
+        self._snapshot_after_s = now_s + self._snapshot_wait_s
         self._repair = _Repair(snapshot=True, probe=False, deadline_s=now_s + self.config.repair_timeout_s)
         return [Snapshot()]
+
+    def _back_off(self) -> None:
+        self._snapshot_wait_s = min(2 * self._snapshot_wait_s, self.config.snapshot_interval_at_most_s)
 
     def _retry(self, now_s: float) -> list[Action]:
         repair = self._repair
@@ -313,7 +355,7 @@ class Stream:
             repair.attempts += 1
             repair.replies = 0
             repair.deadline_s = now_s + self.config.repair_timeout_s * 2 ** (repair.attempts - 1)
-            self._snapshot_after_s = now_s + self.config.snapshot_interval_s
+            self._snapshot_after_s = now_s + self._snapshot_wait_s
             return [Snapshot() if repair.snapshot else Replay(repair.start)]
         self._repair = None
         self._heard_s = now_s
@@ -405,7 +447,8 @@ class Stream:
         while self.next_seq is not None and (payload := self._held.get(self.next_seq)) is not None:
             actions += self._apply(self.next_seq, payload)
         self._drop_held(self.last_seq)
-        return actions + self._gap(min(self._held) - 1, now_s) if self._held else actions
+        missing_to = min(self._held) - 1 if self._held else self._dropped_to
+        return actions + self._gap(missing_to, now_s) if missing_to > self.last_seq else actions
 
     def _skip_to_held(self, before: int | None = None) -> list[Action]:
         """Applies what is held, whatever is missing between."""
@@ -422,13 +465,16 @@ class Stream:
 
     def _hold(self, seq: int, payload: bytes) -> list[Action]:
         if len(self._held) >= self.config.max_held_batches or self._held_bytes >= self.config.max_held_bytes:
-            self.stats.dropped_waiting += 1  # shows as a gap later, when there is room again
+            self.stats.dropped_waiting += 1  # a gap later, when there is room again
+            self._dropped_to = max(self._dropped_to, seq)
         elif seq not in self._held:
             self._held[seq] = payload
             self._held_bytes += len(payload)
         return []
 
     def _drop_held(self, up_to: int | None) -> None:
+        if up_to is None:
+            self._dropped_to = -1
         for seq in [seq for seq in self._held if up_to is None or seq <= up_to]:
             self._held_bytes -= len(self._held.pop(seq))
 

@@ -31,7 +31,6 @@ class CacheView:
         self.stream = stream or Stream()
         self.resolver = resolver or Resolver(native=self.stream.config.native)
         self.decoder = Decoder(skim=skim)
-        self._skim = skim
         self._on_change = on_change
         self._on_action = on_action
 
@@ -40,7 +39,7 @@ class CacheView:
         """Why the view may differ from the replica's cache, or None while it is exact."""
         if self.resolver.inexact is not None or self.stream.exact:
             return self.resolver.inexact
-        return self.stream.partial or "a repair is under way"
+        return self.stream.doubt
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
         """Carries out the actions; returns the requests that the caller has to send."""
@@ -51,10 +50,12 @@ class CacheView:
                 batch = self._apply(action)
             elif isinstance(action, Reset):
                 self.resolver.reset()
-                self.decoder = Decoder(skim=self._skim)
+                self.decoder.restart()
                 self._changed([Cleared()])
             elif isinstance(action, Compare):
-                if self.resolver.digest() != action.digest:
+                if self.resolver.digest() == action.digest:
+                    self.stream.matched()
+                else:
                     requests += self.perform(self.stream.mismatch())
             elif isinstance(action, Replay | Snapshot):
                 requests.append(action)

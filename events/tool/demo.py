@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from events.tool.tail import Tail, watch
 
 BLOCK_SIZE = 16
 CACHE_BLOCKS = 400
+STATUS_EVERY_S = 0.25
 TENANTS = {"docs": 192, "shop": 96, "chat": 32}  # tokens of the system prompt that a tenant's conversations share
 
 
@@ -67,8 +69,11 @@ def _publisher() -> Publisher:
 def _serve(publisher: Publisher, rate: float, end: threading.Event) -> None:
     cache: OrderedDict[Hash, None] = OrderedDict()
     prompts = _prompts(random.Random(0))
-    while not end.wait(1 / rate):
-        publisher.publish(_admit(cache, next(prompts)))
+    due = time.monotonic() + 1 / rate
+    while not end.wait(min(STATUS_EVERY_S, max(0.0, due - time.monotonic()))):
+        if time.monotonic() >= due:
+            due += 1 / rate
+            publisher.publish(_admit(cache, next(prompts)))
         publisher.report(Load(running=1, cached_blocks=len(cache), free_blocks=CACHE_BLOCKS - len(cache)))
 
 

@@ -15,8 +15,8 @@ from events.analysis.compare import Comparison, compare
 from events.feed import Feed
 from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
+from events.pool import Digest
 from events.records import Record
-from events.resolver import Digest
 from events.subscriber import Source, Subscriber
 from events.tool.comparison import grid, show_comparison
 from events.tool.live import LOOK_EVERY_S, settled

@@ -280,10 +280,91 @@ def test_the_mirror_keeps_salts_and_loras_apart_and_rebuilds_them() -> None:
     mirror.apply(events)
     rebuilt = sorted(mirror.events(), key=lambda event: event.lora_name or "")
     assert [encoded(event) for event in rebuilt] == [encoded(event) for event in events]
-    assert mirror.digest() == (2, fold(mirror.blocks))
+    assert mirror.digest() == (2, fold(mirror.pools["GPU", 0].blocks))
     mirror.apply([AllBlocksCleared()])
     assert mirror.digest() == (0, 0)
 
 
 def encoded(event: KnownEvent) -> bytes:
     return msgspec.msgpack.encode(EventBatch(0.0, [event]))
+
+
+def test_a_mirror_of_several_tiers_and_groups_has_the_resolvers_digest() -> None:
+    events: list[KnownEvent] = [
+        stored(1, 2, 3, 4),
+        msgspec.structs.replace(stored(1, 2, 3, 4), medium="CPU"),
+        msgspec.structs.replace(stored(5, 6, 7, 8), group_idx=1, kv_cache_spec_kind="sliding_window"),
+    ]
+    mirror, live = Mirror(), Resolver("m", native=True)
+    mirror.apply(events)
+    live.apply(events)
+    rebuilt = Resolver("m", native=True)
+    for payload in mirror.snapshot(0.0):
+        rebuilt.apply(decode_batch(payload).events)
+    assert mirror.digest() == live.digest() == rebuilt.digest()
+    assert live.copies() == rebuilt.copies()
+    mirror.apply([BlockRemoved(stored(1, 2, 3, 4).block_hashes, "CPU")])
+    assert mirror.digest() != live.digest()
+    assert mirror.digest().blocks == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"extra_keys": [None, None]},
+        {"token_ids": [1, 2, 3]},
+        {"block_hashes": [1, [2]], "token_ids": [0] * 8},
+        {"mm_keys": [[]]},
+    ],
+)
+def test_an_event_that_does_not_fit_together_is_left_out_and_changes_nothing(broken: dict[str, Any]) -> None:
+    bad = stored(1, 2, 3, 4)
+    for field, value in broken.items():
+        setattr(bad, field, value)
+    with Publisher(config()) as publisher:
+        publisher.publish([bad, stored(5, 6, 7, 8)])
+        until(lambda: publisher.seq == 0)
+        assert publisher.stats.unencodable_events == 1
+        assert publisher.failed is None
+        assert publisher._mirror is not None
+        assert publisher._mirror.digest().blocks == 1
+
+
+def test_extra_keys_nested_without_end_do_not_end_the_publisher() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    bad = stored(1, 2, 3, 4)
+    bad.extra_keys = [deep]
+    with Publisher(config()) as publisher:
+        publisher.publish([bad])
+        publisher.publish([stored(5, 6, 7, 8)])
+        until(lambda: publisher.stats.unencodable_events == 1 and publisher.stats.events == 1)
+
+
+def test_a_failure_of_the_thread_is_seen_and_the_queue_does_not_grow(caplog: pytest.LogCaptureFixture) -> None:
+    publisher = Publisher(config())
+    publisher.publish([stored(1, 2, 3, 4)])
+    until(lambda: publisher.seq == 0)
+    publisher._buffer = None  # type: ignore[assignment]  # a bug of ours
+    publisher.publish([stored(5, 6, 7, 8)])
+    until(lambda: publisher.failed is not None)
+    publisher.publish([stored(5, 6, 7, 8)])
+    assert not publisher._queue
+    publisher.close()
+    assert "has ended" in caplog.text
+
+
+def test_a_flood_of_replay_requests_does_not_stop_the_events(connect: Connect) -> None:
+    with Publisher(config(replay_batches=2000)) as publisher:
+        for number in range(2000):
+            publisher.publish([stored(number, 0, 0, 0)])
+        until(lambda: publisher.seq == 1999)
+        for _ in range(20):
+            socket = connect(zmq.DEALER, publisher.endpoints.replay)
+            for _ in range(50):
+                socket.send_multipart([b"", bytes(8)])
+        until(lambda: publisher.stats.replays > 0)
+        publisher.publish([AllBlocksCleared()])
+        until(lambda: publisher.seq == 2000)
+        assert publisher.stats.replays < 500  # of a peer only the newest request counts

@@ -23,8 +23,8 @@ from events.messages import (
     UnknownEvent,
     encode_batch,
 )
-from events.pool import fold
-from events.resolver import Cleared, Digest, Removed, Resolver, Stored
+from events.pool import Digest, fold
+from events.resolver import Cleared, Removed, Resolver, Stored
 from tests.events.strategies import BATCHES
 
 MODEL = "model"
@@ -386,3 +386,13 @@ def test_no_batch_breaks_a_native_resolver_that_trusts_its_replica(batch: EventB
     resolver = native(stored(list(KEYS), TOKENS))
     resolver.apply(batch.events)
     resolver.check()
+
+
+def test_orphans_that_come_and_go_do_not_fill_the_buffer() -> None:
+    resolver = Resolver(orphan_limit=100)
+    orphan = BlockStored([2], 1, [5], 1, None, "GPU", None)
+    for _ in range(1000):
+        resolver.apply([orphan, BlockRemoved([2], "GPU")])
+        resolver.check()
+    assert resolver.inexact is None
+    assert resolver.resident_blocks() == 0

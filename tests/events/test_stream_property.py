@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 from events.actions import Action, Replay, Snapshot
 from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.pool import fold
-from events.resolver import Digest, Resolver
+from events.pool import Digest, fold
+from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
 from events.view import CacheView
 

@@ -61,3 +61,12 @@ def test_unreadable_batch_leaves_the_view_inexact_until_the_next_clear() -> None
     assert "batch 0 of r" in view.inexact
     view.perform(view.stream.live(2, payload(AllBlocksCleared()), 0.0))
     assert view.inexact is None
+
+
+def test_what_was_skipped_is_still_counted_after_a_restart() -> None:
+    view = synchronized()
+    view.perform(view.stream.live(1, b"\x93\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00\x91\x91\xa3New\xc0", 0.0))
+    assert view.decoder.unknown_types == {"New": 1}
+    view.perform(view.stream.live(0, payload(stored(9)), 0.0))
+    assert view.stream.stats.restarts == 1
+    assert view.decoder.unknown_types == {"New": 1}
