@@ -239,8 +239,6 @@ class Stream:
         self._heard(now_s)
         if self._repair is None or not self._repair.snapshot:
             return []
-        if self.incarnation is not None and incarnation != self.incarnation:
-            self._drop_held(None)
         self.incarnation = incarnation
         self.stats.snapshots += 1
         self._recent.clear()
@@ -399,8 +397,6 @@ class Stream:
 
     def _forget(self, reason: str) -> list[Action]:
         self._recent.clear()
-        self._status = None
-        self._behind_since_s = None
         return [Reset(reason)]
 
     def _declare(self, reason: str) -> list[Action]:
