@@ -57,7 +57,9 @@ class Mirror:
 
     def __init__(self) -> None:
         self.pools: dict[tuple[str, int], MirrorPool] = {}
+        self._pools: dict[tuple[str | None, int | None], MirrorPool] = {}  # the same, by what events call them
         self._contexts: dict[Context, Context] = {}
+        self._context: Context = ()
 
     def digest(self) -> Digest:
         return digest_of((pool.medium, pool.group, len(pool.blocks), pool.xor) for pool in self.pools.values())
@@ -71,24 +73,39 @@ class Mirror:
                 self._remove(event)
             elif isinstance(event, AllBlocksCleared):
                 self.pools.clear()
+                self._pools.clear()
                 self._contexts.clear()
+                self._context = ()
 
     def _store(self, event: BlockStored) -> None:
-        hashes, extras = event.block_hashes, event.extra_keys
-        _check(event)
+        hashes, extras, parent = event.block_hashes, event.extra_keys, event.parent_block_hash
+        blocks = len(hashes)
+        if len(event.token_ids) != event.block_size * blocks or (extras and len(extras) != blocks):
+            raise ValueError(f"{len(event.token_ids)} token ids, {blocks} hashes of blocks of {event.block_size}")
+        if event.mm_keys or event.metadata:
+            raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
         context = _context_of(event)
-        context = self._contexts.setdefault(context, context)
+        if context != self._context:
+            self._context = self._contexts.setdefault(context, context)
         packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
-        stride, parent = event.block_size * TOKEN_BYTES, event.parent_block_hash
-        new: dict[Hash, MirroredBlock] = {}
-        for index, block_hash in enumerate(hashes):
-            tokens = packed[index * stride : (index + 1) * stride]
-            new[block_hash] = (parent, tokens, extras[index] if extras else None, context)
-            parent = block_hash
-        pool = self._pool(event.medium, event.group_idx)
-        for block_hash in new.keys() - pool.blocks.keys():
-            pool.xor ^= low64(block_hash)
+        pool = self._pools.get((event.medium, event.group_idx)) or self._pool(event.medium, event.group_idx)
+        if blocks == 1:
+            new = {hashes[0]: (parent, packed, extras[0] if extras else None, self._context)}
+        else:
+            new = self._split(event, packed)
+        for block_hash in new:
+            if block_hash not in pool.blocks:
+                pool.xor ^= low64(block_hash)
         pool.blocks.update(new)
+
+    def _split(self, event: BlockStored, packed: bytes) -> dict[Hash, MirroredBlock]:
+        stride, parent, extras = event.block_size * TOKEN_BYTES, event.parent_block_hash, event.extra_keys
+        new: dict[Hash, MirroredBlock] = {}
+        for index, block_hash in enumerate(event.block_hashes):
+            tokens = packed[index * stride : (index + 1) * stride]
+            new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
+            parent = block_hash
+        return new
 
     def _remove(self, event: BlockRemoved) -> None:
         pool = self._pool(event.medium, event.group_idx)
@@ -97,10 +114,10 @@ class Mirror:
                 pool.xor ^= low64(block_hash)
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
-        name = pool_name(medium, group)
-        pool = self.pools.get(name)
+        pool = self._pools.get((medium, group))
         if pool is None:
-            pool = self.pools[name] = MirrorPool(*name)
+            name = pool_name(medium, group)
+            pool = self._pools[medium, group] = self.pools.setdefault(name, MirrorPool(*name))
         return pool
 
     def events(self) -> Iterator[BlockStored]:
@@ -120,16 +137,6 @@ class Mirror:
                 batches.append(encode_batch(EventBatch(ts, events)))
                 events, blocks = [], 0
         return [*batches, encode_batch(EventBatch(ts, events))] if events else batches
-
-
-def _check(event: BlockStored) -> None:
-    blocks = len(event.block_hashes)
-    if event.mm_keys or event.metadata:
-        raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
-    if len(event.token_ids) != event.block_size * blocks:
-        raise ValueError(f"{len(event.token_ids)} token ids for {blocks} blocks of {event.block_size}")
-    if event.extra_keys and len(event.extra_keys) != blocks:
-        raise ValueError(f"{len(event.extra_keys)} extra keys for {blocks} blocks")
 
 
 def _runs(blocks: dict[Hash, MirroredBlock]) -> Iterator[BlockStored]:

@@ -5,6 +5,7 @@ and a DEALER for snapshots. Every decision is the stream's; here bytes come and 
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -27,6 +28,10 @@ from events.view import CacheView, Request
 TICK_S = 0.02
 MESSAGES_PER_TURN = 200
 MAX_FRAME_BYTES = 64 * 2**20
+MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
+
+_TCP = re.compile(r"tcp://[A-Za-z0-9_.:;%\[\]-]+:([0-9]{1,5})")
+_LOCAL = re.compile(r"(?:ipc|inproc)://[^\0]+")
 
 # Called with the socket that frames came by ("events", "replay", "status", "snapshot"; "connected" and "disconnected"
 # without frames, for the event socket) and the frames, before they are acted on; and with "tick" after the passing of
@@ -49,6 +54,20 @@ class Source(Struct, frozen=True):
     @property
     def native(self) -> bool:
         return self.snapshot is not None
+
+    def check(self) -> None:
+        """Refuses what could not be followed."""
+        for field in ("events", "replay", "status", "snapshot"):
+            endpoint = getattr(self, field)
+            if endpoint is not None and not _can_connect(endpoint):
+                raise ValueError(
+                    f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT, ipc://PATH or inproc://NAME"
+                )
+        if self.status is not None and self.snapshot is None:
+            raise ValueError(
+                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: a difference that the"
+                " status shows is repaired from there"
+            )
 
     def rank(self, rank: int) -> "Source":
         """The same replica's stream of another data-parallel rank."""
@@ -92,6 +111,7 @@ class Subscriber:
     ) -> CacheView:
         if source.name in self._sockets:
             raise ValueError(f"a replica named {source.name!r} is followed already; names must differ")
+        source.check()
         view = view or source.view()
         self._sockets[source.name] = _Sockets(self._context, source, Feed(view, on_status), tap)
         return view
@@ -102,7 +122,14 @@ class Subscriber:
     def close(self) -> None:
         for name in list(self._sockets):
             self.remove(name)
-        self._context.term()
+        # A socket that an error has left open would make `term` wait for ever; all are of this thread.
+        self._context.destroy(linger=0)
+
+
+def _can_connect(endpoint: str) -> bool:
+    if tcp := _TCP.fullmatch(endpoint):
+        return 1 <= int(tcp[1]) <= 65535
+    return _LOCAL.fullmatch(endpoint) is not None and len(endpoint.encode()) <= len("ipc://") + MAX_IPC_BYTES
 
 
 class _Sockets:
@@ -116,21 +143,34 @@ class _Sockets:
         self._loop = asyncio.get_running_loop()
         self._readers: dict[str, _Reader] = {}
         self._connections = 0
+        self._closed = False
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         events = self._socket(zmq.SUB)
-        events.subscribe(source.topic.encode())
+        self._readers["events"] = _Reader(self._loop, events, self._events)
+        events.subscribe(self._source.topic.encode())
         monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._readers["monitor"] = _Reader(self._loop, monitor, self._monitored)
-        self._readers["events"] = _Reader(self._loop, events, self._events)
-        events.connect(source.events)
-        if source.status is not None:
+        events.connect(self._source.events)
+        if self._source.status is not None:
             status = self._socket(zmq.SUB)
-            status.subscribe(b"")
             self._readers["status"] = self._reader("status", status)
-            status.connect(source.status)
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+            status.subscribe(b"")
+            status.connect(self._source.status)
 
     def close(self) -> None:
+        """Also from within a callback: what is under way then ends without another request."""
+        self._closed = True
         self._timer.cancel()
+        if "events" in self._readers:
+            # First of all: the I/O thread waits for ever to report an event to a monitor that nobody reads any more.
+            self._readers["events"].socket.disable_monitor()
         for name in list(self._readers):
             self._close(name)
 
@@ -140,6 +180,8 @@ class _Sockets:
         """True if the socket is connected again: whatever is still unread came by the old connection."""
         again = False
         for frames in messages:
+            if self._closed:
+                break
             if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
                 self._mark("disconnected", [])
                 self._feed.disconnected()
@@ -154,13 +196,13 @@ class _Sockets:
 
     def _events(self, messages: list[Frames]) -> None:
         # A handshake is reported before the first message of its connection can be read, so look for one now.
-        if not self._monitored(self._readers["monitor"].read_all()):
+        if not self._monitored(self._readers["monitor"].read_all()) and not self._closed:
             self._receive("events", messages)
 
     def _receive(self, socket: str, messages: list[Frames]) -> None:
         reader = self._readers[socket]
         for frames in messages:
-            if self._readers.get(socket) is not reader:  # a request of ours voided the rest
+            if self._readers.get(socket) is not reader:  # closed, or a request of ours voided the rest
                 return
             self._mark(socket, frames)
             self._send(self._feed.receive(socket, frames, time.monotonic()))
@@ -174,6 +216,8 @@ class _Sockets:
         stream = self._feed.view.stream
         exact = stream.exact
         requests = self._feed.tick(time.monotonic())
+        if self._closed:
+            return
         if requests or stream.exact != exact:
             self._mark("tick", [])
         self._send(requests)
@@ -182,6 +226,8 @@ class _Sockets:
 
     def _send(self, requests: list[Request]) -> None:
         for request in requests:
+            if self._closed:  # by a callback
+                return
             if isinstance(request, Replay):
                 if not self._feed.replay_ended:  # replies to an older request may still come: they go with their socket
                     self._close("replay")
@@ -194,7 +240,11 @@ class _Sockets:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"
         if name not in self._readers:
             socket = self._socket(zmq.DEALER)
-            socket.connect(endpoint)
+            try:
+                socket.connect(endpoint)
+            except zmq.ZMQError:
+                socket.close()
+                raise
             self._readers[name] = self._reader(name, socket)
         self._feed.asked(name)
         self._readers[name].send([b"", request])
@@ -222,8 +272,6 @@ class _Sockets:
     def _close(self, name: str) -> None:
         reader = self._readers.pop(name, None)
         if reader is not None:
-            if name == "events":
-                reader.socket.disable_monitor()
             reader.close()
 
 

@@ -1,7 +1,7 @@
 """Real processes and sockets: what goes wrong on a cluster, and that the view is exact again within a second.
 
-Every fault is also seen by a view that has no way to repair (`BARE`: events only), as a negative control: it must end up
-different from the truth, and say so, except where it cannot know (a lost tail that nothing follows).
+Every fault is also seen by a view that has no way to repair (`BARE`: events only), as a negative control: it must end
+up different from the truth, and say so, except where it cannot know (a lost tail that nothing follows).
 """
 
 import json

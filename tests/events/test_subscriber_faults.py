@@ -1,0 +1,316 @@
+"""The subscriber's sockets when something fails or is closed at an awkward time, and the order they are read in."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from events.actions import Action, Apply, Gap
+from events.feed import Feed
+from events.messages import EventBatch, Frames, encode_batch
+from events.native import Load
+from events.publisher import END_OF_REPLAY, Publisher
+from events.resolver import Resolver
+from events.stream import Stream
+from events.subscriber import Source, Subscriber, _Sockets
+from events.view import CacheView
+from tests.events.test_subscriber import config, native, stored, until
+
+ANY = "tcp://127.0.0.1:0"
+PLAIN = Source("x", "tcp://127.0.0.1:1")
+
+
+@pytest.fixture
+async def context() -> AsyncIterator["zmq.Context[zmq.Socket[bytes]]"]:
+    with zmq.Context() as context:
+        yield context
+        context.destroy(linger=0)
+
+
+def batch(*numbers: int) -> bytes:
+    return encode_batch(EventBatch(0.0, [stored(number) for number in numbers]))
+
+
+def event(seq: int, payload: bytes) -> Frames:
+    return [b"", seq.to_bytes(8, "big"), payload]
+
+
+def applied(into: list[int]) -> Callable[[Action, EventBatch | None], None]:
+    def note(action: Action, _: EventBatch | None) -> None:
+        if isinstance(action, Apply):
+            into.append(action.seq)
+
+    return note
+
+
+class Wire:
+    """The bound ends of one foreign replica, moved by hand."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.events = context.socket(zmq.XPUB)  # it sees who subscribes
+        self.replay = context.socket(zmq.ROUTER)
+        for socket in (self.events, self.replay):
+            socket.linger = 0
+        self.events.bind(ANY)
+        self.replay.bind(ANY)
+        self.context = context
+        self.endpoint = self.events.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.source = Source("x", self.endpoint, self.replay.getsockopt_string(zmq.LAST_ENDPOINT), model="m")
+
+    async def subscribed(self) -> None:
+        await until(lambda: bool(self.events.poll(0)))
+        self.events.recv()
+
+    async def asked(self) -> tuple[bytes, int]:
+        """Who asks for a replay, and from where."""
+        await until(lambda: bool(self.replay.poll(0)))
+        peer, _, start = self.replay.recv_multipart()
+        return peer, int.from_bytes(start, "big")
+
+    def answer(self, peer: bytes, *frames: Frames) -> None:
+        for part in frames:
+            self.replay.send_multipart([peer, b"", b"", *part[-2:]])
+
+    def close(self) -> None:
+        self.events.close()
+        self.replay.close()
+
+    def restart(self) -> None:
+        self.events.close()
+        self.events = self.context.socket(zmq.XPUB)
+        self.events.linger = 0
+        wait_until(self._bound)
+
+    def subscribed_again(self, by: "zmq.Socket[bytes]") -> None:
+        """Without giving the loop its turn: `by` subscribes again when it is looked at."""
+        wait_until(lambda: by.poll(0) >= 0 and bool(self.events.poll(0)))
+        self.events.recv()
+
+    def _bound(self) -> bool:
+        try:
+            self.events.bind(self.endpoint)
+        except zmq.ZMQError:  # the old socket is closed in the background
+            return False
+        return True
+
+
+@pytest.fixture
+async def wire(context: "zmq.Context[zmq.Socket[bytes]]") -> AsyncIterator[Wire]:
+    with closing(Wire(context)) as wire:
+        yield wire
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Without giving the loop its turn."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def open_sockets(context: "zmq.Context[zmq.Socket[bytes]]") -> list["zmq.Socket[bytes]"]:
+    return [socket for socket in context._sockets if not socket.closed]
+
+
+def sockets_of(context: "zmq.Context[zmq.Socket[bytes]]", source: Source) -> _Sockets:
+    return _Sockets(context, source, Feed(source.view()), None)
+
+
+# ---- closing
+
+
+async def test_the_monitor_is_stopped_before_its_reader_is_closed() -> None:
+    calls: list[str] = []
+
+    class Logged(zmq.Socket[bytes]):
+        def monitor(self, addr: str | bytes | None, events: int = zmq.EVENT_ALL) -> None:
+            calls.append("monitored" if addr else "stopped")
+            super().monitor(addr, events)
+
+        def close(self, linger: int | None = None) -> None:
+            if not self.closed:
+                calls.append(f"closed {zmq.SocketType(int(self.type)).name}")
+            super().close(linger)
+
+    context: Any = zmq.Context()
+    context._socket_class = Logged
+    sockets_of(context, PLAIN).close()
+    context.destroy(linger=0)
+    assert calls[:2] == ["monitored", "stopped"]
+    assert sorted(calls[2:]) == ["closed PAIR", "closed SUB"]
+
+
+@pytest.mark.parametrize("bad", [{"events": "tcp://no-port"}, {"status": "tcp://no-port", "snapshot": "tcp://a:1"}])
+async def test_an_endpoint_that_zmq_refuses_leaves_nothing_open(
+    context: "zmq.Context[zmq.Socket[bytes]]", bad: dict[str, str]
+) -> None:
+    with pytest.raises(zmq.ZMQError):
+        sockets_of(context, msgspec.structs.replace(PLAIN, **bad))
+    assert not open_sockets(context)
+
+
+async def test_a_replay_endpoint_that_zmq_refuses_leaves_no_socket(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    sockets = sockets_of(context, msgspec.structs.replace(PLAIN, replay="tcp://no-port"))
+    before = len(open_sockets(context))
+    with pytest.raises(zmq.ZMQError):
+        sockets._send(sockets._feed.connected(0.0))
+    assert len(open_sockets(context)) == before
+    sockets.close()
+    assert not open_sockets(context)
+
+
+@pytest.mark.parametrize("field", ["events", "replay", "status", "snapshot"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "tcp://nonsense",
+        "tcp://a:0",
+        "tcp://a:65536",
+        "tcp://*:1",
+        "tcp://a b:1",
+        "udp://a:1",
+        "ipc://",
+        "ipc://" + "x" * 108,
+    ],
+)
+async def test_an_endpoint_that_cannot_be_is_refused(field: str, endpoint: str) -> None:
+    native = Source("x", "tcp://a:1", "ipc:///a", "inproc://a", "tcp://[::1]:1")
+    native.check()
+    async with Subscriber() as subscriber:
+        with pytest.raises(ValueError, match=f"x: {field} is '.*'; write tcp://HOST:PORT"):
+            subscriber.add(msgspec.structs.replace(native, **{field: endpoint}))
+
+
+async def test_a_status_without_a_snapshot_is_refused() -> None:
+    async with Subscriber() as subscriber:
+        with pytest.raises(ValueError, match="there is no snapshot; name it too: a difference"):
+            subscriber.add(msgspec.structs.replace(PLAIN, status="tcp://a:1"))
+
+
+# ---- removed by a callback
+
+
+def removed_at(where: str, subscriber: Subscriber, source: Source) -> tuple[CacheView, dict[str, Any]]:
+    def remove(*_: object) -> None:
+        if subscriber._sockets:
+            subscriber.remove(source.name)
+
+    def at_gap(action: Action, _: EventBatch | None) -> None:
+        if isinstance(action, Gap):
+            remove()
+
+    def tap(socket: str, _: Frames) -> None:
+        if socket == where:
+            remove()
+
+    view = CacheView(
+        source.name,
+        Stream(source.stream_config()),
+        Resolver("m", native=True),
+        on_change=remove if where == "change" else None,
+        on_action=at_gap if where == "gap" else remove if where == "action" else None,
+    )
+    return view, {"on_status": remove} if where == "on_status" else {"tap": tap}
+
+
+@pytest.mark.parametrize("where", ["action", "gap", "change", "on_status", "connected", "snapshot", "events", "tick"])
+async def test_a_replica_removed_by_a_callback_is_closed_for_good(where: str) -> None:
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    with Publisher(config()) as publisher:
+        publisher.publish([stored(1)])
+        source = native(publisher)
+        if where == "tick":
+            source = msgspec.structs.replace(source, snapshot="tcp://127.0.0.1:1")  # it never answers
+        async with Subscriber() as subscriber:
+            view, options = removed_at(where, subscriber, source)
+            subscriber.add(source, view, **options)
+            if where == "gap":
+                await until(lambda: view.inexact is None)
+                publisher.seq += 5  # five lost batches
+            number = 2
+            deadline = time.monotonic() + 10
+            while subscriber._sockets:
+                assert time.monotonic() < deadline
+                publisher.publish([stored(number := number + 1)])
+                publisher.report(Load())
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0)  # whatever the callback has left behind
+            assert not open_sockets(subscriber._context)
+    assert not failed
+
+
+# ---- order
+
+
+@pytest.mark.parametrize("first", ["monitor", "events"])
+async def test_what_is_unread_at_a_reconnect_is_of_the_old_connection(wire: Wire, first: str) -> None:
+    seen: list[int] = []
+    view = CacheView("x", Stream(wire.source.stream_config()), Resolver("m"), on_action=applied(seen))
+    tapped: list[tuple[str, Frames]] = []
+    async with Subscriber() as subscriber:
+        subscriber.add(wire.source, view, tap=lambda socket, frames: tapped.append((socket, frames)))
+        await wire.subscribed()
+        peer, _ = await wire.asked()
+        wire.answer(peer, [*END_OF_REPLAY])
+        wire.events.send_multipart(event(0, batch(0)))
+        await until(lambda: seen == [0])
+        sockets = subscriber._sockets["x"]
+        # From here to the `await` the loop has no turn: the old messages and the new connection wait together.
+        old = [event(seq, batch(seq)) for seq in range(1, 6)]
+        for frames in old:
+            wire.events.send_multipart(frames)
+        wait_until(lambda: bool(sockets._readers["events"].socket.poll(0)))
+        wire.restart()
+        wire.subscribed_again(sockets._readers["events"].socket)  # so the handshake is over
+        sockets._readers[first]._drain()
+        assert sockets._connections == 2
+        sockets._readers["events"]._drain()
+        await wire.asked()
+        assert [frames for socket, frames in tapped if socket == "events"] == [event(0, batch(0))]
+
+
+async def test_a_reconnect_is_seen_before_the_messages_that_came_by_it(
+    wire: Wire,
+) -> None:
+    tapped: list[str] = []
+    async with Subscriber() as subscriber:
+        subscriber.add(wire.source, tap=lambda socket, _: tapped.append(socket))
+        await wire.subscribed()
+        sockets = subscriber._sockets["x"]
+        wire.events.send_multipart(event(0, batch(0)))
+        reader = sockets._readers["events"]
+        await until(lambda: sockets._connections == 1 and "events" in tapped)
+        wire.restart()
+        wire.subscribed_again(reader.socket)
+        wire.events.send_multipart(event(0, batch(9)))
+        wait_until(lambda: bool(reader.socket.poll(0)))
+        tapped.clear()
+        reader._drain()  # the event socket is looked at first
+        assert tapped[:2] == ["disconnected", "connected"]
+
+
+async def test_replies_to_an_older_request_never_come_in(wire: Wire) -> None:
+    replies: list[Frames] = []
+
+    def tap(socket: str, frames: Frames) -> None:
+        if socket == "replay":
+            replies.append(frames)
+
+    async with Subscriber() as subscriber:
+        subscriber.add(wire.source, tap=tap)
+        await wire.subscribed()
+        first, _ = await wire.asked()
+        wire.answer(first, event(0, batch(0)))  # and no end
+        await until(lambda: len(replies) == 1)
+        second, _ = await wire.asked()  # it was waited for in vain
+        wire.answer(first, event(1, batch(666)))
+        wire.answer(second, event(0, batch(0)), event(1, batch(1)), [*END_OF_REPLAY])
+        await until(lambda: replies[-1][-2:] == [*END_OF_REPLAY[1:]])
+    assert second != first
+    assert [frames[-1] for frames in replies] == [batch(0), batch(0), batch(1), b""]
