@@ -208,7 +208,11 @@ class Publisher:
             log.warning("more than %d batches wait to be sent; skipping until it is less", self.config.queue_batches)
         self.seq += 1
         self.stats.skipped_batches += 1
-        if self._mirror is not None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.apply(events)
+        except UNENCODABLE:
             self._mirror.apply([event for event in events if self._encodes(event)])
 
     def _encodes(self, event: KnownEvent) -> bool:
