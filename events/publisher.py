@@ -147,7 +147,7 @@ class Publisher:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # the engine must not die of it, and nobody else can see it
+        except Exception as error:  # where the thread ends: nobody further up could see it
             self.failed = error
             self._queue.clear()
             log.exception("publishing KV events has ended; consumers will see this replica as gone")
@@ -240,7 +240,8 @@ class Publisher:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if len(frames) == 3 and frames[1] == b"" and len(self._requests) < MAX_REQUESTS:
+            known = len(frames) == 3 and frames[1] == b"" and (name == "replay" or frames[2] == SNAPSHOT_REQUEST)
+            if known and len(self._requests) < MAX_REQUESTS:
                 self._requests[name, frames[0]] = frames[2]
 
     def _answer_one(self) -> None:
@@ -252,13 +253,10 @@ class Publisher:
             del self._requests[name, identity]
             self._answer(self._replay_socket, identity, self._replay(request))
             return
-        peers = [peer for socket, peer in self._requests if socket == "snapshot"]
-        messages = (
-            self._snapshot() if any(self._requests["snapshot", peer] == SNAPSHOT_REQUEST for peer in peers) else []
-        )
-        for peer in peers:
-            if self._requests.pop(("snapshot", peer)) == SNAPSHOT_REQUEST:
-                self._answer(self._snapshot_socket, peer, messages)
+        messages = self._snapshot()
+        for peer in [peer for socket, peer in self._requests if socket == "snapshot"]:
+            del self._requests["snapshot", peer]
+            self._answer(self._snapshot_socket, peer, messages)
 
     def _answer(
         self, socket: "zmq.Socket[bytes] | None", identity: bytes, messages: Iterable[tuple[bytes, ...]]

@@ -79,7 +79,7 @@ class Stream:
         self._partial_from = 0  # the first batch after the loss
         self._repair: _Repair | None = None
         self._unproven = False  # reconnected, and not yet shown to be the same incarnation
-        self._silent = False  # the last probe got no answer
+        self._silent = False  # the last probe got no answer, or a native replica's status stays away
         self._replays = False  # the replay socket has replayed something
         self._replayed_all = False  # on this connection a replay from 0 has been answered
         self._held: dict[int, bytes] = {}
@@ -129,7 +129,7 @@ class Stream:
     def connected(self, now_s: float) -> list[Action]:
         """The event socket is connected, for the first time or again; from now on `live` gets nothing sent before."""
         self._heard_s = now_s
-        self._offline = False
+        self._offline = self._silent = False
         self._last_live = -1
         self._replayed_all = False
         self._snapshot_after_s = now_s
@@ -482,7 +482,7 @@ class Stream:
 
     def _heard(self, now_s: float) -> None:
         self._heard_s = now_s
-        self._silent = False
+        self._silent = self._silent and self.config.native  # a native replica is heard by its status
 
     def _compare(self) -> list[Action]:
         assert self._status is not None

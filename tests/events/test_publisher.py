@@ -368,3 +368,12 @@ def test_a_flood_of_replay_requests_does_not_stop_the_events(connect: Connect) -
         publisher.publish([AllBlocksCleared()])
         until(lambda: publisher.seq == 2000)
         assert publisher.stats.replays < 500  # of a peer only the newest request counts
+
+
+def test_a_request_that_is_no_snapshot_request_is_not_answered(connect: Connect) -> None:
+    with Publisher(config()) as publisher:
+        socket = connect(zmq.DEALER, publisher.endpoints.snapshot)
+        socket.send_multipart([b"", b"something else"])
+        header, _ = snapshot(socket)
+        assert header.batches == 0 and publisher.stats.snapshots == 1
+        assert not socket.poll(20)
