@@ -5,6 +5,9 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { command -v $$python; break; }; done)
 
+# Newer releases of a package may have left the oldest Python behind, so the versions are chosen there.
+OLDEST_PYTHON ?= python3.11
+
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SLOW := chaos or browser or peers
@@ -16,8 +19,8 @@ HARDWARE := bench or gpu
 help:  ## show these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-up: $(INSTALLED)  ## start what runs today: a demo publisher and a live view of its cache events
-	$(BIN)/warmroute events demo
+up: $(INSTALLED)  ## start two simulated replicas and a front that speaks the OpenAI API; make up ARGS="--replicas 4"
+	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests, with coverage
 	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
@@ -43,11 +46,10 @@ types: $(INSTALLED)  ## check types
 bench: $(INSTALLED)  ## measure, and print a table
 	$(BIN)/python -m tests.bench
 
-lock:  ## write constraints.txt anew: the newest versions that fit together
+lock:  ## write constraints.txt anew: the newest versions that fit together on the oldest Python
 	rm -rf build/lock
-	$(call need_python)
-	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install -q '.[dev,tokenizer]'
+	$(OLDEST_PYTHON) -m venv build/lock
+	build/lock/bin/pip install -q '.[dev,replica]'
 	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --exclude warmroute; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/lock
@@ -59,7 +61,7 @@ clean:  ## remove everything that make and the tests have built
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,tokenizer]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,replica]'
 	@touch $@
 
 define need_python

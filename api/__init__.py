@@ -1,1 +1,1 @@
-"""The OpenAI surface that router and replica will share: types, errors, SSE, templates, tokenizing (planned)."""
+"""The OpenAI surface that router and replica share: types, errors, SSE, templates, tokenizing; without torch."""

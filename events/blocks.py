@@ -9,6 +9,8 @@ disagree.
 """
 
 import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -35,6 +37,8 @@ def root_key(model: str, lora_name: str | None = None, cache_salt: str | None = 
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    if isinstance(token_ids, array) and token_ids.typecode == "I" and sys.byteorder == "little":
+        return token_ids.tobytes()
     try:
         return _token_struct(len(token_ids)).pack(*token_ids)
     except struct.error as error:

@@ -7,7 +7,6 @@ from events.lazy import LazyGroup
 COMMANDS = {
     "conform": ("events.tool.conform:conform", "Grade an engine's stream against the wire format, point by point."),
     "decode": ("events.tool.decode:decode", "Turn payloads (JSON lines of hex) into events with named fields."),
-    "demo": ("events.tool.demo:demo", "Publish the events of a made-up replica, and show them."),
     "diff": ("events.tool.diff:diff", "What two replicas, or two moments of one, share and what only one has."),
     "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt and to let in known clients."),
     "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),

@@ -4,6 +4,7 @@ Rules for editing: the first seven fields of BlockStored are always on the wire,
 last, with a default; nothing is renamed. `docs/wire.md` says what each engine sends.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -92,7 +93,14 @@ class _WireBatchSkimmed(EventBatch, array_like=True, forbid_unknown_fields=True,
     events: list[_StoredSkimmed | BlockRemoved | AllBlocksCleared]  # type: ignore[assignment]
 
 
-encode_batch: Callable[[EventBatch], bytes] = msgspec.msgpack.Encoder().encode
+def _as_list(value: object) -> list[int]:
+    """An engine may keep its token ids in an array; on the wire they are a list."""
+    if isinstance(value, array):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be part of an event")
+
+
+encode_batch: Callable[[EventBatch], bytes] = msgspec.msgpack.Encoder(enc_hook=_as_list).encode
 
 _decode_wire = msgspec.msgpack.Decoder(_WireBatch).decode
 _decode_skimmed = msgspec.msgpack.Decoder(_WireBatchSkimmed).decode

@@ -24,10 +24,27 @@ except ImportError:
 
 COMMANDS = {
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
+    "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
+    "up": ("fleet.up:up", "Start several replicas here, and a front that speaks the OpenAI API."),
 }
 
-EXTRAS = {"tokenizers": "tokenizer"}
-BASE_MODULES = frozenset({"msgspec", "rich", "xxhash", "zmq"})
+EXTRAS = {"numpy": "replica"}
+BASE_MODULES = frozenset(
+    {
+        "fastapi",
+        "httptools",
+        "jinja2",
+        "msgspec",
+        "prometheus_client",
+        "rich",
+        "starlette",
+        "tokenizers",
+        "uvicorn",
+        "uvloop",
+        "xxhash",
+        "zmq",
+    }
+)
 
 COMPLETE_VAR = "_WARMROUTE_COMPLETE"
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

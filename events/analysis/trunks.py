@@ -158,7 +158,7 @@ def load_tokenizer(folder: str) -> Callable[[list[int]], str]:
     """The decoder of a model folder's `tokenizer.json` (or of that file); special tokens are shown."""
     from pathlib import Path
 
-    from tokenizers import Tokenizer  # the extra `tokenizer`
+    from tokenizers import Tokenizer  # slow to import, and only text needs it
 
     file = Path(folder)
     file = file / "tokenizer.json" if file.is_dir() else file

@@ -1,4 +1,4 @@
-"""`python -m tests.bench [events]`: prints what things cost on this machine, as Markdown tables."""
+"""`python -m tests.bench [core] [workloads] [events]`: prints what things cost on this machine, as Markdown tables."""
 
 import argparse
 import platform
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("events",)
+PARTS = ("core", "workloads", "events")
 
 
 def machine() -> str:

@@ -1,5 +1,6 @@
 """Block keys: one name for a prefix, from tokens alone."""
 
+from array import array
 from itertools import product
 
 import pytest
@@ -116,3 +117,8 @@ def test_impossible_token_is_named_with_its_place(bad: object) -> None:
 
 def common_prefix(one: list[int], other: list[int]) -> int:
     return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+@given(TOKENS)
+def test_tokens_in_an_array_pack_as_those_in_a_list(tokens: list[int]) -> None:
+    assert pack_tokens(array("I", tokens)) == pack_tokens(tokens)

@@ -1,6 +1,7 @@
 """Reading and writing batches; the bytes of real engines are in tests/oracle."""
 
 import math
+from array import array
 from typing import Any
 
 import msgspec
@@ -52,6 +53,12 @@ def tolerant() -> Decoder:
 
 
 # ---- writing
+
+
+def test_token_ids_in_an_array_are_sent_as_a_list() -> None:
+    in_a_list = BlockStored([1], None, [7, 300], 2, None, None, None)
+    in_an_array = msgspec.structs.replace(in_a_list, token_ids=array("I", [7, 300]))
+    assert encode_batch(EventBatch(1.5, [in_an_array])) == encode_batch(EventBatch(1.5, [in_a_list]))
 
 
 def test_fields_that_are_not_set_are_not_sent() -> None:

@@ -1,4 +1,4 @@
-"""`replay`, `demo` and `keygen`, as users run them."""
+"""`replay` and `keygen`, as users run them."""
 
 import signal
 import stat
@@ -113,24 +113,6 @@ def test_a_bind_for_everybody_is_warned_of(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre", steps=40)
     options = ["--bind", "tcp://*:*", "--no-wait", "--speed", "max", "--stay", "0"]
     assert "the recording holds prompts" in run("replay", tmp_path / "a.wre", *options).stderr
-
-
-def test_the_demo_is_a_stream_that_ends_cleanly() -> None:
-    with tool("demo", "--rate", "200") as demo:
-        demo.wait_for(lambda lines: any(line["type"] == "BlockRemoved" for line in lines), "the cache is full")
-        assert "warmroute events tree tcp://127.0.0.1:" in "".join(demo.err)
-        assert demo.end() == 0
-    summary = demo.lines()[-1]
-    assert (summary["type"], summary["inexact"]) == ("summary", None)
-    assert 0 < summary["resident_blocks"] <= 400
-
-
-def test_two_demos_run_side_by_side() -> None:
-    with tool("demo", "--rate", "50") as first, tool("demo", "--rate", "50") as second:
-        for demo in (first, second):
-            demo.wait_for(lambda lines: any("seq" in line for line in lines), "events come")
-        assert first.err != second.err
-        assert first.end() == second.end() == 0
 
 
 def test_keys_are_written_and_never_overwritten(tmp_path: Path) -> None:

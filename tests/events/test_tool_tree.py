@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from events.messages import BlockStored
 from tests.events.recorded import record_incident
@@ -92,10 +94,8 @@ def test_the_drawing_fits_the_terminal(columns: int) -> None:
 
 
 def test_text_is_shown_where_a_tokenizer_is_given(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 0, "hello": 1, "new\nline": 2}
-    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
-    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     with replica() as engine:
         engine.store([1, 2, 1, 1])
         ran = run("tree", *engine.arguments, "--tokenizer", str(tmp_path))

@@ -69,7 +69,9 @@ def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
     assert finished.returncode == 0
     loaded = set(json.loads(finished.stderr))
     assert "fleet.cli" in loaded
-    assert loaded.isdisjoint({"zmq", "rich", "msgspec", "xxhash", "tokenizers", "events.cli", "events.messages", "lab"})
+    assert loaded.isdisjoint(
+        {"zmq", "rich", "msgspec", "xxhash", "fastapi", "numpy", "events.cli", "events.messages", "lab"}
+    )
 
 
 def test_a_sub_command_runs_and_its_int_is_the_exit_status(tmp_path: Path) -> None:
@@ -99,23 +101,22 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 
 def test_a_missing_extra_is_named_with_its_install_command(tmp_path: Path) -> None:
-    block = "import sys; sys.modules['tokenizers'] = None\n"
-    finished = run_probe(tmp_path, "import tokenizers", heading=block)
+    block = "import sys; sys.modules['numpy'] = None\n"
+    finished = run_probe(tmp_path, "import numpy", heading=block)
     assert finished.returncode == 1
     assert finished.stderr == (
-        "warmroute probe tree needs tokenizers, which is not installed. "
-        "Install it with: pip install 'warmroute[tokenizer]'\n"
+        "warmroute probe tree needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n"
     )
 
 
 @pytest.mark.parametrize("failure", ["raise ImportError('libfoo.so: not found')", "import no_such_module_of_theirs"])
 def test_a_broken_extra_is_named_with_its_error(tmp_path: Path, failure: str) -> None:
-    (tmp_path / "tokenizers.py").write_text(failure)
-    finished = run_probe(tmp_path, "import tokenizers")
+    (tmp_path / "numpy.py").write_text(failure)
+    finished = run_probe(tmp_path, "import numpy")
     assert finished.returncode == 1
-    assert finished.stderr.startswith("warmroute probe tree needs tokenizers, which is broken: ")
+    assert finished.stderr.startswith("warmroute probe tree needs numpy, which is broken: ")
     assert "libfoo.so: not found" in finished.stderr or "no_such_module_of_theirs" in finished.stderr
-    assert finished.stderr.endswith("Install it with: pip install 'warmroute[tokenizer]'\n")
+    assert finished.stderr.endswith("Install it with: pip install 'warmroute[replica]'\n")
     assert finished.stderr.count("\n") == 1
 
 

@@ -1,0 +1,57 @@
+"""ChatML for the byte tokenizer: a list of segments, so that no text of a client can stand for a special token."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from api.templates import Conversation
+from api.tokenizer import ByteTokenizer
+
+Segment: TypeAlias = str | int  # text, or the id of a special token
+
+_START, _END = ByteTokenizer.im_start, ByteTokenizer.im_end
+
+
+def segments(conversation: Conversation) -> Iterator[Segment]:
+    if conversation.tools:
+        yield from _turn("system", "\n".join(map(_json, conversation.tools)))
+    for message in conversation.messages:
+        yield from _turn(message["role"], _text(message))
+    if conversation.add_generation_prompt:
+        yield from (_START, "assistant\n")
+
+
+def _turn(role: str, text: str) -> tuple[Segment, ...]:
+    return (_START, f"{role}\n{text}", _END, "\n")
+
+
+def _text(message: dict[str, Any]) -> str:
+    calls = [_json(call) for call in message.get("tool_calls") or ()]
+    return "\n".join([message["content"], *calls]) if calls else message["content"]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def encode(conversation: Conversation, tokenizer: ByteTokenizer) -> list[int]:
+    token_ids: list[int] = []
+    for segment in _shown(conversation):
+        if isinstance(segment, int):
+            token_ids.append(segment)
+        else:
+            token_ids += tokenizer.encode(segment, add_special_tokens=False)
+    return token_ids
+
+
+def render(conversation: Conversation) -> str:
+    """For people to read: here a special token and the same text look alike."""
+    return "".join(
+        ByteTokenizer.specials[segment - 256] if isinstance(segment, int) else segment
+        for segment in _shown(conversation)
+    )
+
+
+def _shown(conversation: Conversation) -> list[Segment]:
+    found = list(segments(conversation))
+    return found[:-2] if conversation.continue_final_message else found

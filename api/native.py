@@ -1,0 +1,141 @@
+"""What a router and a native replica say to each other beyond OpenAI's API. New fields go last, with defaults.
+
+A request: `u32 LE: header length | Native as msgpack | the client's JSON body, untouched`.
+An answer: frames of `u32 LE: choice index | u32 LE: number of token ids | u32 LE: number of bytes | ids | bytes`; an id
+is u32 LE, and the bytes of all frames together are what a plain client would have got.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from api.errors import ApiError, invalid
+
+REQUEST_TYPE = "application/x-warmroute-request"
+FRAMES_TYPE = "application/x-warmroute-frames"
+CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # of the bytes inside the frames
+CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # of the first choice; on every answer, native or not
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+_LENGTH = struct.Struct("<I")
+_FRAME = struct.Struct("<III")
+_INT64 = Meta(ge=-(2**63), le=2**63 - 1)
+
+
+class Native(Struct, omit_defaults=True):
+    """What the router adds to a client's request."""
+
+    prompts: list[bytes] = []  # token ids, packed, one per prompt
+    resume_token_ids: list[bytes] = []  # what another replica has generated already, packed, one per choice
+    response_id: str | None = None
+    created: Annotated[int, _INT64] | None = None
+    seed: Annotated[int, _INT64] | None = None  # used where the client gave none
+    priority: float | None = None  # lower goes first
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Native).decode
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(packed) // 4}I", packed))
+
+
+def wrap(native: Native, body: bytes) -> bytes:
+    header = _encode(native)
+    return b"".join((_LENGTH.pack(len(header)), header, body))
+
+
+def unwrap(body: bytes) -> tuple[Native, bytes]:
+    if len(body) < _LENGTH.size:
+        raise invalid(f"a {REQUEST_TYPE} body begins with 4 bytes of length; this one has {len(body)} bytes")
+    end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    if end > len(body):
+        raise invalid(f"the header of a {REQUEST_TYPE} body ends at byte {end}; the body has {len(body)}")
+    try:
+        native = _decode(body[_LENGTH.size : end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the header of a {REQUEST_TYPE} body is not the msgpack of Native: {error}") from error
+    _check(native)
+    return native, body[end:]
+
+
+def _check(native: Native) -> None:
+    for name in ("prompts", "resume_token_ids"):
+        for i, packed in enumerate(getattr(native, name)):
+            if len(packed) % 4:
+                raise _bad(f"{name}[{i}]", f"has {len(packed)} bytes; token ids take 4 bytes each")
+    if native.priority is not None and not abs(native.priority) < float("inf"):
+        raise _bad("priority", f"is {native.priority}; it must be finite")
+
+
+def _bad(param: str, why: str) -> ApiError:
+    return invalid(f"{param} {why}", param)
+
+
+class Frame(Struct, frozen=True):
+    index: int  # of the choice
+    packed_ids: bytes
+    payload: bytes
+
+    @property
+    def token_ids(self) -> list[int]:
+        return unpack_ids(self.packed_ids)
+
+
+def encode_frame(index: int, token_ids: Sequence[int], payload: bytes) -> bytes:
+    count = len(token_ids)
+    return struct.pack(f"<III{count}I", index, count, len(payload), *token_ids) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes back into frames; raises ValueError for one that is larger than the limit."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._rest = bytearray()  # the beginning of a frame
+        self._wanted = _FRAME.size  # how many bytes `_rest` must have before it is worth a look
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of an unfinished frame has come; 0 at a clean end."""
+        return len(self._rest)
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        if self._rest:
+            self._rest += chunk
+            if len(self._rest) < self._wanted:
+                return []
+            chunk = bytes(self._rest)
+        frames: list[Frame] = []
+        start = 0
+        while (after := self._frame_at(chunk, start, frames)) is not None:
+            start = after
+        self._rest = bytearray(chunk[start:])
+        return frames
+
+    def _frame_at(self, chunk: bytes, start: int, frames: list[Frame]) -> int | None:
+        ids_start = start + _FRAME.size
+        if len(chunk) < ids_start:
+            self._wanted = _FRAME.size
+            return None
+        id_count: int
+        payload_bytes: int
+        index, id_count, payload_bytes = _FRAME.unpack_from(chunk, start)
+        ids_end = ids_start + 4 * id_count
+        end = ids_end + payload_bytes
+        if end - start > self._max_frame_bytes:
+            raise ValueError(f"a frame of {end - start} bytes; at most {self._max_frame_bytes} are taken")
+        if len(chunk) < end:
+            self._wanted = end - start
+            return None
+        frames.append(Frame(index, chunk[ids_start:ids_end], chunk[ids_end:end]))
+        return end

@@ -1,0 +1,81 @@
+"""Which bytes a token stands for, read from the decoder of a tokenizer.json.
+
+Where the text of a sequence of tokens is the concatenation of their bytes, text can be streamed by decoding UTF-8
+incrementally, and no token need be looked at twice.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+Piece: TypeAlias = Callable[[str], bytes]
+
+
+def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
+    """How this decoder turns one token into bytes; None where it depends on the tokens around it.
+
+    What is done only at the beginning of a text (a space is stripped) is left out: generated text continues a prompt.
+    """
+    steps = _steps(decoder)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return byte_level
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = fused = False
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(old)}:
+                replacements.append((old, " "))
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "stop": 0} if fused:  # before that it strips every token
+                pass
+            case _:
+                return None
+    return _sentencepiece(replacements, byte_fallback) if steps else None
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _sentencepiece(replacements: list[tuple[str, str]], byte_fallback: bool) -> Piece:
+    def piece(token: str) -> bytes:
+        if byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return byte
+        for old, new in replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+    return piece
+
+
+def _fallback_byte(token: str) -> bytes | None:
+    """`<0x0A>` stands for one byte."""
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+        return None
+    try:
+        return bytes.fromhex(token[3:5])
+    except ValueError:
+        return None
+
+
+def byte_level(token: str) -> bytes:
+    """GPT-2's alphabet, where every byte is one printable character; other text stands for itself."""
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, token))
+    except KeyError:
+        return token.encode()
+
+
+def _byte_of() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()

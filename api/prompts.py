@@ -1,0 +1,162 @@
+"""Requests to token ids: the one place where router and replica agree on a prompt's tokens.
+
+A chat template makes one string of the messages. So with a `tokenizer.json` a message that spells a special token
+becomes that token, as in every server of such models; with the byte tokenizer it does not.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from api import chatml
+from api.errors import ApiError, invalid
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest, Tool
+from api.templates import ChatTemplate, Conversation
+from api.tokenizer import ByteTokenizer, Tokenizer
+
+
+class Prompts:
+    """A tokenizer and its chat template. Safe to use from several threads.
+
+    `template` is a source that stands instead of the tokenizer's own. `vocab_size` is the model's, where that is larger
+    than the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None, vocab_size: int = 0) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = max(vocab_size, tokenizer.vocab_size)
+        source = tokenizer.chat_template if template is None else template
+        with_tools = tokenizer.tool_chat_template if template is None else None
+        self._template = _compiled(source, tokenizer)
+        self._tool_template = _compiled(with_tools, tokenizer) or self._template
+
+    def chat(self, request: ChatRequest) -> list[int]:
+        self._check(request)
+        if request.prompt_token_ids is not None:
+            return self._checked(request.prompt_token_ids, "prompt_token_ids")
+        return self._encode_conversation(request, bool(request.add_special_tokens))
+
+    def completion(self, request: CompletionRequest) -> list[list[int]]:
+        """One prompt after the other."""
+        self._check(request)
+        if request.prompt_token_ids is not None:
+            return [self._checked(ids, f"prompt_token_ids[{i}]") for i, ids in enumerate(request.prompt_token_ids)]
+        add_special_tokens = request.add_special_tokens is not False
+        prompts: Sequence[str | list[int]] = request.prompts
+        params = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        return [
+            self._encode_prompt(prompt, add_special_tokens, param)
+            for prompt, param in zip(prompts, params, strict=True)
+        ]
+
+    def tokenize(self, request: TokenizeRequest) -> list[int]:
+        if request.prompt is not None:
+            return self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        return self._encode_conversation(request, bool(request.add_special_tokens))
+
+    def detokenize(self, request: DetokenizeRequest) -> str:
+        self._check_ids(request.tokens, "tokens")
+        return self.tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+    def render(self, request: ChatRequest | TokenizeRequest) -> str:
+        """The text that the chat template makes of the messages."""
+        conversation = _conversation(request, self._writes_developer(request))
+        template = self._template_for(request)
+        return chatml.render(conversation) if template is None else template.render(conversation)
+
+    def _encode_conversation(self, request: ChatRequest | TokenizeRequest, add_special_tokens: bool) -> list[int]:
+        if self._template_for(request) is None and isinstance(self.tokenizer, ByteTokenizer):
+            token_ids = chatml.encode(_conversation(request, developer=False), self.tokenizer)
+        else:
+            token_ids = self.tokenizer.encode(self.render(request), add_special_tokens=add_special_tokens)
+        return self._checked(token_ids, "messages")
+
+    def _template_for(self, request: ChatRequest | TokenizeRequest) -> ChatTemplate | None:
+        template = self._tool_template if request.tools else self._template
+        if template is None and not isinstance(self.tokenizer, ByteTokenizer):
+            fix = "use /v1/completions, or start the server with a --chat-template"
+            raise invalid(f"the tokenizer {self.tokenizer.name} has no chat template; {fix}", "messages")
+        return template
+
+    def _writes_developer(self, request: ChatRequest | TokenizeRequest) -> bool:
+        template = self._template_for(request)
+        return template is not None and "developer" in template.source
+
+    def _encode_prompt(self, prompt: str | list[int], add_special_tokens: bool, param: str) -> list[int]:
+        if isinstance(prompt, list):
+            return self._checked(prompt, param)
+        return _not_empty(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), param)
+
+    def _checked(self, token_ids: list[int], param: str) -> list[int]:
+        self._check_ids(token_ids, param)
+        return _not_empty(token_ids, param)
+
+    def _check(self, request: Sampled) -> None:
+        self._check_ids(request.stop_token_ids, "stop_token_ids")
+        self._check_ids(request.logit_bias, "logit_bias")
+        for i, token_ids in enumerate(request.resume_token_ids or ()):
+            self._check_ids(token_ids, f"resume_token_ids[{i}]")
+
+    def _check_ids(self, token_ids: Collection[int], param: str) -> None:
+        if token_ids and max(token_ids) >= self.vocab_size:
+            fix = f"token ids end at {self.vocab_size - 1}"
+            raise invalid(f"{param} has the token id {max(token_ids)}; {fix}", param)
+
+
+def _compiled(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+def _not_empty(token_ids: list[int], param: str) -> list[int]:
+    if not token_ids:
+        raise invalid(f"{param} is empty; send at least one token", param)
+    return token_ids
+
+
+def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Conversation:
+    generation_prompt = request.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not request.continue_final_message
+    kwargs = request.chat_template_kwargs
+    if request.reasoning_effort is not None:
+        kwargs = {"reasoning_effort": request.reasoning_effort} | kwargs
+    return Conversation(
+        messages=[_message(message, i, developer) for i, message in enumerate(request.messages or ())],
+        tools=[_tool(tool) for tool in request.tools],
+        add_generation_prompt=generation_prompt,
+        continue_final_message=request.continue_final_message,
+        kwargs=kwargs,
+    )
+
+
+def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
+    """A message as templates know it: text joined, arguments of calls parsed, and what was not given left out."""
+    seen: dict[str, Any] = msgspec.to_builtins(message)
+    seen["content"] = message.text
+    if message.role == "developer" and not developer:
+        seen["role"] = "system"  # its name of old, which most templates know alone
+    for j, call in enumerate(seen.get("tool_calls") or ()):
+        call["function"]["arguments"] = _arguments(call["function"]["arguments"], f"messages[{i}].tool_calls[{j}]")
+    return seen
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    seen: dict[str, Any] = msgspec.to_builtins(tool)
+    return seen
+
+
+def _arguments(text: str, call: str) -> dict[str, Any]:
+    param = f"{call}.function.arguments"
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _bad_arguments(text, param) from error
+    if not isinstance(arguments, dict):
+        raise _bad_arguments(text, param)
+    return arguments
+
+
+def _bad_arguments(text: str, param: str) -> ApiError:
+    return invalid(f"{param} is {text[:80]!r}; it must be the JSON of an object", param)

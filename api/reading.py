@@ -1,0 +1,86 @@
+"""Reads a body into a request type; whatever the bytes are, nothing but ApiError comes out."""
+
+import re
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError, invalid, quoted
+
+RequestType = TypeVar("RequestType", bound=Struct)
+
+# How msgspec ends its messages: where it happened. Before it may stand what the client wrote, so only the end counts.
+_WHERE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`\Z")
+_MISSING = re.compile(r"Object missing required field `(.+)`")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_EXPECTED = {  # where msgspec says only that the value is not one of them
+    "role": "one of system, developer, user, assistant, tool",
+    "type": '"text" for a part of a message and "function" for a tool; nothing else is supported',
+}
+_UNKNOWN = object()
+
+
+def read(body: bytes, request_type: type[RequestType]) -> RequestType:
+    """The request, or ApiError 400 that names the field."""
+    try:
+        request: RequestType = _decoder(request_type).decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(body, str(error)) from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply; flatten it") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not UTF-8 ({error.reason}); encode it as UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise invalid(_not_json(str(error))) from None
+    return request
+
+
+@cache
+def _decoder(request_type: type[RequestType]) -> msgspec.json.Decoder[RequestType]:
+    return msgspec.json.Decoder(request_type)
+
+
+def _not_json(reason: str) -> str:
+    # msgspec says "truncated" for half a surrogate pair too.
+    if "truncated" in reason:
+        reason = "it, or a \\u escape in it, is cut short"
+    return f"the body is not valid JSON: {reason.removeprefix('JSON is malformed: ')}"
+
+
+def _wrong_field(body: bytes, message: str) -> ApiError:
+    where = _WHERE.search(message)
+    text = message[: where.start()] if where else message
+    path = where["path"].lstrip(".") if where else ""
+    if missing := _MISSING.fullmatch(text):
+        param = f"{path}.{missing[1]}".lstrip(".")
+        return invalid(f"{param} is missing; it is required", param)
+    param = path.partition("[...]")[0]  # [...] stands for any value of a mapping
+    if where is None or not param:
+        return invalid(f"the body is not a request: {_lower_first(text)}")
+    if text.startswith("Invalid enum value"):
+        text = f"expected {_EXPECTED.get(param.rpartition('.')[2], 'another value')}"
+    within = param != path or where["key"] is not None
+    return invalid(f"{param} {_found(_at(body, param), within)}; {_lower_first(text)}", param)
+
+
+def _found(value: object, within: bool) -> str:
+    if value is _UNKNOWN:
+        return "cannot be read"
+    return f"is {quoted(value)}, and something in it is wrong" if within else f"is {quoted(value)}"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _at(body: bytes, path: str) -> object:
+    """The value at a path of the body, for the message."""
+    try:
+        value = msgspec.json.decode(body)
+        for name, index in _STEP.findall(path):
+            value = value[name] if name else value[int(index)]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return _UNKNOWN  # a number out of range somewhere, or a key that occurs twice
+    return value

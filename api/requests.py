@@ -1,0 +1,298 @@
+"""What clients may ask for. Fields that nobody knows are ignored, as in vLLM.
+
+Where a rule spans several fields, say it in `api.schema` too: a test compares the two. Numbers stay within what the
+engine's messages can hold.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from api.errors import invalid
+from api.reading import read as read  # the way in: read(body, ChatRequest)
+from api.unsupported import Unsupported
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    # A client may send null, which stands for the default; `__post_init__` puts it in its place.
+    Nullable: TypeAlias = Annotated[T, "or null"]
+else:
+    Nullable = Optional
+
+MAX_PROMPTS = 1024
+MAX_INT = 2**31 - 1
+
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class StreamOptions(Struct, kw_only=True, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every chunk, as vLLM has it
+
+
+class Sampled(Unsupported, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: str
+    temperature: Nullable[Annotated[float, Meta(ge=0)]] = 1.0
+    top_p: Nullable[Annotated[float, Meta(gt=0, le=1)]] = 1.0
+    top_k: Nullable[Annotated[int, Meta(ge=-1, le=MAX_INT)]] = 0  # 0: all; -1 is read as 0
+    min_p: Nullable[Annotated[float, Meta(ge=0, le=1)]] = 0.0
+    presence_penalty: Nullable[Penalty] = 0.0
+    frequency_penalty: Nullable[Penalty] = 0.0
+    repetition_penalty: Nullable[Annotated[float, Meta(gt=0)]] = 1.0
+    logit_bias: Nullable[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]]] = field(default_factory=dict)
+    seed: Seed | None = None
+    n: Nullable[Annotated[int, Meta(ge=1, le=128)]] = 1
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    min_tokens: Nullable[Annotated[int, Meta(ge=0, le=MAX_INT)]] = 0
+    ignore_eos: Nullable[bool] = False
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Nullable[Annotated[list[TokenId], Meta(max_length=1024)]] = field(default_factory=list)
+    include_stop_str_in_output: Nullable[bool] = False
+    skip_special_tokens: Nullable[bool] = True
+    add_special_tokens: bool | None = None
+    stream: Nullable[bool] = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: Nullable[bool] = False
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    prompt_cache_key: str | None = None  # a hint that keeps a router's choice stable; the cache does not see it
+    user: str | None = None
+    resume_token_ids: Annotated[list[list[TokenId]], Meta(min_length=1)] | None = None  # one list per choice
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _fill_nulls(self)
+        if self.top_k == -1:
+            self.top_k = 0
+        if self.best_of is not None and self.best_of != self.n:
+            raise invalid(
+                f"best_of is {self.best_of} and n is {self.n}; leave best_of out or make them equal", "best_of"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise invalid(
+                "stream_options is set and stream is not; set stream or leave stream_options out", "stream_options"
+            )
+        limit = self.output_limit or self.usual_output
+        if limit is not None and self.min_tokens > limit:
+            raise invalid(f"min_tokens is {self.min_tokens}; the most that may be generated is {limit}", "min_tokens")
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens to generate that the client named."""
+        raise NotImplementedError
+
+    @property
+    def usual_output(self) -> int | None:
+        """The most tokens to generate for a client that names none; None: all that the model's length has room for."""
+        return None
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report beside each token's log probability; None: no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def _check_resumed(self, choices: int) -> None:
+        resumed = self.resume_token_ids
+        if resumed is not None and len(resumed) != choices:
+            raise invalid(
+                f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
+            )
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    prompt: str | list[str | TokenId | TokenIds]
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # One per prompt; used instead of tokenizing.
+    prompt_token_ids: Annotated[list[TokenIds], Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prompts = len(self.prompts)
+        if self.prompt_token_ids is not None and len(self.prompt_token_ids) != prompts:
+            given = len(self.prompt_token_ids)
+            raise invalid(f"prompt_token_ids has {given} lists; there are {prompts} prompts", "prompt_token_ids")
+        self._check_resumed(prompts * self.n)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        return _prompts(self.prompt)
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def usual_output(self) -> int | None:
+        return 16  # OpenAI's
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str] | list[list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if len(kinds) != 1:
+        found = "mixes strings, token ids and lists" if kinds else "is an empty list"
+        raise invalid(f"prompt {found}; send strings only, token ids only or lists of token ids only", "prompt")
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(f"prompt has {len(prompt)} entries; send at most {MAX_PROMPTS} in one request", "prompt")
+    return cast(list[str], prompt)
+
+
+class TextPart(Struct):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(Struct):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Struct, kw_only=True, omit_defaults=True):
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # for templates that show earlier thoughts
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Function(Struct, kw_only=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1)]
+
+
+class ChatRequest(Sampled, kw_only=True):
+    messages: Messages
+    tools: Nullable[list[Tool]] = field(default_factory=list)
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # wins over max_tokens, its old name
+    logprobs: Nullable[bool] = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Nullable[bool] = False
+    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
+    reasoning_effort: str | None = None  # handed to the template
+    prompt_token_ids: TokenIds | None = None  # used instead of the messages
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true", "top_logprobs")
+        check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
+        self._check_resumed(self.n)
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def check_conversation(messages: list[Message], generation_prompt: bool | None, continued: bool) -> None:
+    for i, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise invalid(f'messages[{i}].content is missing; only "assistant" may have none', f"messages[{i}].content")
+    if not continued:
+        return
+    if generation_prompt:
+        fix = "unset one of them"
+        raise invalid(f"continue_final_message and add_generation_prompt are both set; {fix}", "continue_final_message")
+    if messages[-1].content is None:
+        raise invalid(
+            "continue_final_message is set; the last message has no content to continue", "continue_final_message"
+        )
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # None: for a prompt, and not for messages, whose template writes them
+    add_generation_prompt: bool | None = None
+    continue_final_message: Nullable[bool] = False
+    tools: Nullable[list[Tool]] = field(default_factory=list)
+    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    return_token_strs: Nullable[bool] = False
+
+    def __post_init__(self) -> None:
+        _fill_nulls(self)
+        if (self.prompt is None) == (self.messages is None):
+            found = "neither" if self.prompt is None else "both"
+            raise invalid(f"there are {found} of prompt and messages; send one of them", "prompt")
+        if self.messages is not None:
+            check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def _fill_nulls(request: Struct) -> None:
+    for name, default in _defaults(type(request)):
+        if getattr(request, name) is None:
+            setattr(request, name, default() if callable(default) else default)
+
+
+@cache
+def _defaults(request_type: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """The fields that null resets, each with its default or what makes one."""
+    made = [
+        (info.name, info.default_factory if info.default is msgspec.NODEFAULT else info.default)
+        for info in msgspec.structs.fields(request_type)
+        if not info.required
+    ]
+    return tuple((name, default) for name, default in made if default is not None)

@@ -1,0 +1,222 @@
+"""What is answered, in OpenAI's shapes with vLLM's additions. An UNSET field is left out; None is sent as null."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from api.tokenizer import Tokenizer
+
+FinishReason: TypeAlias = Literal["stop", "length"] | None
+# A token, its log probability, and the alternatives with theirs, most likely first.
+TokenChoice: TypeAlias = tuple[int, float, Sequence[tuple[int, float]]]
+
+# JSON has no infinity; vLLM writes this.
+LOWEST_LOGPROB = -9999.0
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int = 0
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
+
+# ---- completions: the same object whole and streamed
+
+
+class CompletionLogprobs(Struct):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+# ---- chat completions
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatAnswer(Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+# ---- the rest
+
+
+class Model(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "warmroute"
+    max_model_len: int | UnsetType = UNSET
+
+
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Tokens(Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizedPrompt(Struct):
+    prompt: str
+
+
+class ErrorDetails(Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Error(Struct):
+    error: ErrorDetails
+
+
+encode: Callable[[Struct], bytes] = msgspec.json.Encoder().encode
+
+
+def completion_id() -> str:
+    return f"cmpl-{secrets.token_hex(16)}"
+
+
+def chat_id() -> str:
+    return f"chatcmpl-{secrets.token_hex(16)}"
+
+
+def chat_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            TokenLogprob(*_token(tokenizer, token_id, logprob), [TopLogprob(*_token(tokenizer, *one)) for one in top])
+            for token_id, logprob, top in chosen
+        ]
+    )
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    written = tokenizer.token_bytes(token_id)
+    return written.decode(errors="replace"), _finite(logprob), list(written)
+
+
+def completion_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice], text_offset: int) -> CompletionLogprobs:
+    """`text_offset` is the length of the text before these tokens."""
+    logprobs = CompletionLogprobs([], [], [], [])
+    for token_id, logprob, top in chosen:
+        text = _legacy_text(tokenizer, token_id)
+        logprobs.text_offset.append(text_offset)
+        logprobs.token_logprobs.append(_finite(logprob))
+        logprobs.tokens.append(text)
+        alternatives = {_legacy_text(tokenizer, other): _finite(of_other) for other, of_other in top}
+        logprobs.top_logprobs.append(alternatives | {text: _finite(logprob)})
+        text_offset += len(text)
+    return logprobs
+
+
+def _legacy_text(tokenizer: Tokenizer, token_id: int) -> str:
+    # The alternatives are keys of an object, so tokens that are parts of characters must stay distinct.
+    written = tokenizer.token_bytes(token_id)
+    try:
+        return written.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB

@@ -1,0 +1,110 @@
+"""The request and answer types as OpenAPI 3.1 says them, as strict as `read` where a schema can be."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from api.requests import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
+from api.unsupported import UNSUPPORTED
+
+REQUESTS: tuple[type[Struct], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+ANSWERS: tuple[type[Struct], ...] = (Completion, ChatCompletion, Tokens, DetokenizedPrompt, ModelList, Error)
+
+
+def components() -> dict[str, Any]:
+    """For `components.schemas` of the OpenAPI document."""
+    return _components()
+
+
+def reference(type_: type[Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{type_.__name__}"}
+
+
+def operation(request_type: type[Struct] | None, answer_type: type[Struct] | None) -> dict[str, Any]:
+    """For `openapi_extra` of a FastAPI route: its body, and its answer."""
+    extra: dict[str, Any] = {"responses": {"default": _answer("An error", Error)}}
+    if request_type is not None:
+        extra["requestBody"] = {"required": True, "content": _json(request_type)}
+    if answer_type is not None:
+        extra["responses"]["200"] = _answer("Done", answer_type)
+    return extra
+
+
+def _answer(description: str, type_: type[Struct]) -> dict[str, Any]:
+    return {"description": description, "content": _json(type_)}
+
+
+def _json(type_: type[Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": reference(type_)}}
+
+
+@cache
+def _components() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(REQUESTS + ANSWERS, ref_template="#/components/schemas/{name}")
+    for request_type in (CompletionRequest, ChatRequest):
+        _tighten_sampled(schemas[request_type.__name__])
+    schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
+    schemas["ChatRequest"]["allOf"] += [_ONE_ENDING, _when(("top_logprobs", "integer"), logprobs=True)]
+    schemas["TokenizeRequest"] |= {"oneOf": [_given("prompt", "messages"), _given("messages", "prompt")]}
+    schemas["TokenizeRequest"]["allOf"] = [_ONE_ENDING]
+    schemas["Message"] |= {
+        "anyOf": [_has("role", {"const": "assistant"}), _has("content", {"type": ["string", "array"]})]
+    }
+    return schemas
+
+
+def _tighten_sampled(schema: dict[str, Any]) -> None:
+    properties = schema["properties"]
+    for name, neutral in UNSUPPORTED.items():
+        properties[name] = {"enum": [None, *neutral], "default": None}
+    [bias, _] = properties["logit_bias"]["anyOf"]
+    # Keys are strings in JSON: a pattern limits their digits, `read` their value.
+    bias["propertyNames"] = {"pattern": "^(-?0|[1-9][0-9]{0,9})$"}
+    schema["allOf"] = [_when(("stream_options", "object"), stream=True)]
+
+
+def _has(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"properties": {name: schema}, "required": [name]}
+
+
+def _when(given: tuple[str, str], **needed: bool) -> dict[str, Any]:
+    """Where a field has this type, another one must have this value."""
+    [(name, value)] = needed.items()
+    return {"if": _has(given[0], {"type": given[1]}), "then": _has(name, {"const": value})}
+
+
+def _given(name: str, other: str) -> dict[str, Any]:
+    """One field is there, and the other is not or is null."""
+    return _has(name, {"not": {"type": "null"}}) | {"not": _has(other, {"not": {"type": "null"}})}
+
+
+def _array(items: Mapping[str, Any], **limits: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1, **limits}
+
+
+_TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        _array({"type": "string"}, maxItems=MAX_PROMPTS),
+        _array(_TOKEN_ID),
+        _array(_array(_TOKEN_ID), maxItems=MAX_PROMPTS),
+    ]
+}
+# A conversation cannot both go on with its last message and begin a new one.
+_ONE_ENDING = {
+    "not": {
+        "properties": {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}},
+        "required": ["continue_final_message", "add_generation_prompt"],
+    }
+}

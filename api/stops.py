@@ -1,0 +1,55 @@
+"""Ends a text where a stop string is complete, and shows nothing that may become part of one.
+
+What has been shown after a text depends only on that text, never on how it was cut into pieces: a request that is
+resumed on another replica relies on it. So the stop string that is complete first wins, and of several that are
+complete at the same character the longest.
+"""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The stop strings of one choice, and the end of its text that is held back."""
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        if "" in stops:
+            raise ValueError("a stop string is empty; leave it out")
+        self.stopped: str | None = None  # the stop string that ended the text
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What may be shown now that this text has come."""
+        if not self._stops:
+            return text
+        if self.stopped is not None:
+            return ""
+        text = self._held + text
+        if found := self._first(text):
+            end, self.stopped = found
+            self._held = ""
+            return text[: end if self._include else end - len(self.stopped)]
+        shown = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def finish(self) -> str:
+        """What was held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first(self, text: str) -> tuple[int, str] | None:
+        # A stop string cannot begin before what is held: that is the longest end which may still become one.
+        found = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(found, key=lambda end_and_stop: (end_and_stop[0], -len(end_and_stop[1])), default=None)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of the text are the beginning of the stop string."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0

@@ -1,0 +1,196 @@
+"""Answers one generation request: submits it, turns the engine's outputs into bytes, and notices a client that leaves.
+
+Of all code in the HTTP process, only `Answering._take` and what it calls runs for every token.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.errors import ApiError, invalid, queue_full, too_long
+from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame
+from api.sse import CONTENT_TYPE as SSE_TYPE
+from api.sse import DONE, event
+from replica.client import Answers, EngineClient, EngineDied, EngineRefused
+from replica.forms import Form
+from replica.generation import Choice
+from replica.messages import Output, Submit
+from replica.metrics import Metrics
+from replica.work import Work
+
+JSON_TYPE = "application/json"
+
+
+class Running:
+    """One choice that the engine works on."""
+
+    __slots__ = ("choice", "finished", "first_s", "last_s")
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.finished = False
+        self.first_s = 0.0  # 0: no token yet
+        self.last_s = 0.0
+
+
+class Answering(Response):
+    """The ASGI response; everything that one request owns ends with it."""
+
+    def __init__(
+        self, work: Work, engine: EngineClient, form: Form, metrics: Metrics, *, framed: bool, arrived_s: float
+    ) -> None:
+        # Not Response's own __init__: that makes headers of a body, which is not known yet.
+        self.status_code = 200
+        self.background = None
+        self._work = work
+        self._engine = engine
+        self._form = form
+        self._metrics = metrics
+        self._framed = framed  # for a router that asked for native frames
+        self._client_left = False
+        self._arrived_s = arrived_s  # by time.perf_counter
+        self._answers: Answers
+        self._running = {part.submit.id: Running(part.choice) for part in work.parts if part.submit is not None}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        submits = [part.submit for part in self._work.parts if part.submit is not None]
+        self._answers = self._engine.submit(submits)
+        self._count_begin(submits)
+        watcher = asyncio.create_task(self._watch_client(receive))
+        try:
+            await self._answer(send)
+        finally:
+            watcher.cancel()
+            self._answers.close()
+            self._count_end()
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._client_left = True
+        self._answers.close()
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            outputs = await self._answers.next()
+            if not (self._work.request.stream or self._framed):
+                while outputs:
+                    self._take_all(outputs)
+                    outputs = await self._answers.next()
+        except (EngineDied, EngineRefused) as failure:
+            raise self._api_error(failure) from None
+        if self._client_left:
+            return
+        if self._work.request.stream or self._framed:
+            await self._stream(outputs, send)
+        else:
+            await self._send_whole(send)
+
+    async def _send_whole(self, send: Send) -> None:
+        body = self._form.end()
+        headers = [
+            (b"content-type", JSON_TYPE.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (CACHED_TOKENS_HEADER.encode(), b"%d" % self._form.cached_tokens_of_first()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, outputs: list[Output], send: Send) -> None:
+        payload = self._take_all(outputs)
+        await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
+        try:
+            while not self._answers.complete:
+                if payload:
+                    await send({"type": "http.response.body", "body": payload, "more_body": True})
+                payload = self._take_all(await self._answers.next())
+        except (EngineDied, EngineRefused) as failure:
+            if self._framed:
+                return  # the connection is cut, and the router resumes elsewhere what it has
+            payload = event(self._api_error(failure).body()) + DONE
+        else:
+            payload += self._last_bytes()
+        if not self._client_left:
+            await send({"type": "http.response.body", "body": payload})
+
+    def _take_all(self, outputs: Sequence[Output]) -> bytes:
+        now_s = time.perf_counter()
+        return b"".join([self._take(output, now_s) for output in outputs])
+
+    def _take(self, output: Output, now_s: float) -> bytes:
+        running = self._running[output.id]
+        choice = running.choice
+        if running.finished:
+            return b""  # sampled before the engine heard of the stop string
+        delta = choice.feed(output.token_ids, output.finish_reason, output.logprobs or ())
+        if running.first_s:
+            self._metrics.between_tokens_s.observe(now_s - running.last_s)
+        else:
+            self._metrics.first_token_s.observe(now_s - self._arrived_s)
+            running.first_s = now_s
+            self._form.begin(choice, output.cached_tokens)
+        running.last_s = now_s
+        self._metrics.tokens_generated += len(delta.token_ids)
+        if choice.finish_reason is not None:
+            running.finished = True
+            if output.finish_reason is None:
+                self._answers.cancel(output.id)  # a stop string: the engine does not know
+            self._count_choice(choice.finish_reason, running)
+        payload = self._form.add(choice, delta)
+        return encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
+
+    def _last_bytes(self) -> bytes:
+        payload = self._form.end()
+        return encode_frame(0, (), payload) if self._framed and payload else payload
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        content_type = SSE_TYPE if self._work.request.stream else JSON_TYPE
+        headers = [
+            (b"content-type", (FRAMES_TYPE if self._framed else content_type).encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would collect the events
+            (CACHED_TOKENS_HEADER.encode(), b"%d" % self._form.cached_tokens_of_first()),
+        ]
+        if self._framed:
+            headers.append((CONTENT_TYPE_HEADER.encode(), content_type.encode()))
+        return headers
+
+    def _api_error(self, failure: EngineDied | EngineRefused) -> ApiError:
+        if isinstance(failure, EngineDied):
+            message = "the engine stopped; try again, another server may answer"
+            return ApiError(503, message, "service_unavailable", code="engine_died", headers={"Retry-After": "1"})
+        self._metrics.refused[failure.reason] += 1
+        match failure.reason:
+            case "full":
+                return queue_full(failure.message, failure.retry_after_s)
+            case "too_long":
+                return too_long(failure.message)
+        return invalid(failure.message)
+
+    def _count_begin(self, submits: Sequence[Submit]) -> None:
+        metrics = self._metrics
+        metrics.open_requests += 1
+        metrics.prompt_tokens_seen += self._work.prompt_tokens
+        metrics.choices.observe(self._work.request.n)
+        for submit in submits:
+            metrics.max_tokens.observe(submit.sampling.max_tokens)
+        for prompt in self._work.prompts:
+            metrics.prompt_tokens.observe(len(prompt))
+
+    def _count_choice(self, reason: str, running: Running) -> None:
+        self._metrics.choice_finished(
+            reason,
+            tokens=running.choice.completion_tokens,
+            arrived_s=self._arrived_s,
+            first_s=running.first_s,
+            last_s=running.last_s,
+        )
+
+    def _count_end(self) -> None:
+        self._metrics.open_requests -= 1
+        self._metrics.client_disconnects += self._client_left
+        unfinished = sum(not running.finished for running in self._running.values())
+        self._metrics.finished["abort" if self._client_left else "error"] += unfinished

@@ -1,0 +1,395 @@
+"""The blocks of KV memory: which are free, which hold a known prefix, and who uses them.
+
+A block is in one of three states, and two events move it:
+
+    free              unnamed, no reference     at the front of the free queue
+    live              referenced                not in the queue; named as soon as it is full
+    cached and free   named, no reference       in the queue, least recently used first
+
+    take      free -> live, cached and free -> live: as a hit it keeps its name, as a new block it loses it (eviction)
+    release   live -> cached and free if it is named, live -> free if not
+
+Eviction is lazy: a released block can be found until its slot is handed out. The pool decides and says what happened as
+events; it sends nothing, and knows neither requests nor time.
+
+A name is the block's key (`events.blocks`), and it never decides alone. A named block has an identity, a number given
+to its content (tokens and extra keys from the start of the chain) and to no other content ever; a hit must have the
+prompt's own tokens and extra keys, and a parent with the identity of the block before it. All copies of one content
+share the identity, so a copy may be evicted or recycled without making the others' children unfindable.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
+from replica.chain import Chain
+from replica.messages import PoolSnapshot
+from replica.names import NOBODY, Names, Slots
+
+MEDIUM = "GPU"
+NOT_NAMED = -1  # instead of the parent's identity
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a chain: the blocks that hold it, and the identity of the last (0: none)."""
+
+    blocks: list[int]
+    identity: int
+
+
+class Preview(NamedTuple):
+    """What an allocation would take: the blocks it would be handed, found as they are asked for; are there enough?"""
+
+    candidates: Iterator[int]
+    can_satisfy: bool
+
+
+NO_MATCH = Match([], 0)
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens; without `caching` none of them is ever named."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True, events: bool = True) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; it must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.events = events
+        self.free = num_blocks  # without a reference
+        self.unreferenced = 0  # of those, named
+        self.named = 0  # all copies counted
+        self.evictions = 0
+        self.collisions_refused = 0
+        # One number per slot, in memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
+        # The free queue is a ring through the slots without a reference, with slot `num_blocks` as its end.
+        self._references = array("i", bytes(4 * num_blocks))
+        self._next = array("i", [*range(1, num_blocks + 1), 0])
+        self._previous = array("i", [num_blocks, *range(num_blocks)])
+        self._many_references = np.frombuffer(self._references, np.int32)
+        self._many_next = np.frombuffer(self._next, np.int32)
+        self._many_previous = np.frombuffer(self._previous, np.int32)
+        # Of named slots: the oldest copy of every key is in `_names`, the others in `_copies` as they were made.
+        self._names = Names(num_blocks)
+        self._copies: dict[int, list[int]] = {}
+        self._identity = array("q", bytes(8 * num_blocks))
+        self._parent = array("q", [NOT_NAMED]) * num_blocks  # the identity before it
+        self._many_identities = np.frombuffer(self._identity, np.int64)
+        self._many_parents = np.frombuffer(self._parent, np.int64)
+        self._tokens = np.zeros((num_blocks, block_size), np.uint32)
+        self._exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
+        self._last_identity = 0
+        self._events: list[KnownEvent] = []
+
+    # ---- look up
+
+    def match(self, chain: Chain) -> Match:
+        """The longest cached prefix, at least one token short of the chain: the last one must be computed to go on.
+
+        Changes nothing but the count of refused collisions.
+        """
+        count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
+        if not count or self._names.find(chain.keys[0]) == NOBODY:
+            return NO_MATCH
+        slots = self._names.find_many(np.frombuffer(chain.keys, np.uint64, count))
+        missing = np.flatnonzero(slots == NOBODY)
+        slots = slots[: missing[0]] if missing.size else slots
+        verified = self._same_content(chain, slots)
+        if verified < len(slots):
+            self.collisions_refused += 1
+            slots = slots[:verified]
+        return Match(slots.tolist(), self._identity[slots[-1]]) if verified else NO_MATCH
+
+    def _same_content(self, chain: Chain, slots: Slots) -> int:
+        """How many of these slots, from the first, hold what the chain says."""
+        count = len(slots)
+        tokens = np.frombuffer(chain.tokens, np.uint32, count * self.block_size).reshape(count, self.block_size)
+        stored = self._tokens[slots]
+        parents, before = self._many_parents[slots], np.zeros(count, np.int64)
+        before[1:] = self._many_identities[slots[:-1]]
+        if not (np.array_equal(parents, before) and np.array_equal(stored, tokens)):
+            count = int(np.argmin((parents == before) & (stored == tokens).all(axis=1)))
+        if self._exact or chain.exact:
+            for index, slot in enumerate(slots[:count].tolist()):
+                if self._exact.get(slot) != chain.exact.get(index):
+                    return index
+        return count
+
+    # ---- take and release
+
+    def preview(self, hits: Sequence[int], new: int) -> Preview:
+        """What `take` would do. A hit that waits in the free queue cannot also be handed out as a new block."""
+        references = self._references
+        rescued = {block for block in hits if not references[block]}
+        can_satisfy = self.free - len(rescued) >= new
+        remaining = (block for block in self.free_queue() if block not in rescued)
+        return Preview(islice(remaining, new if can_satisfy else 0), can_satisfy)
+
+    def take(self, hits: Sequence[int], new: int) -> list[int] | None:
+        """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
+        if not self.preview(hits, new).can_satisfy:
+            return None
+        self.touch(hits)
+        return [*hits, *self._hand_out(new)]
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """One more user for each of these; those that wait in the free queue are rescued from it."""
+        references, following, previous = self._references, self._next, self._previous
+        for block in blocks:
+            if not references[block]:
+                before, after = previous[block], following[block]
+                following[before] = after
+                previous[after] = before
+                self.free -= 1
+                self.unreferenced -= self._parent[block] != NOT_NAMED
+            references[block] += 1
+
+    def _hand_out(self, count: int) -> list[int]:
+        """The first blocks of the free queue, unnamed; the caller has made sure that there are enough."""
+        following = self._next
+        blocks: list[int] = []
+        block = self.num_blocks
+        for _ in range(count):
+            block = following[block]
+            blocks.append(block)
+        slots = np.array(blocks, np.intp)
+        self._many_references[slots] = 1
+        after = following[block]
+        following[self.num_blocks] = after
+        self._previous[after] = self.num_blocks
+        self.free -= count
+        named = slots[self._many_parents[slots] != NOT_NAMED]
+        if named.size:
+            self._evict(named)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One user less for each; the tail of the request goes first, because its head is the likelier to be shared."""
+        slots = np.array(blocks, np.intp)[::-1]
+        left = self._many_references[slots] - 1
+        assert not left.size or left.min() >= 0, f"a block of {blocks} is released more often than taken"
+        self._many_references[slots] = left
+        unused = slots[left == 0]
+        is_named = self._many_parents[unused] != NOT_NAMED
+        named, unnamed = unused[is_named], unused[~is_named]
+        end = self.num_blocks
+        self._link(self._previous[end], named, end)
+        self._link(end, unnamed, self._next[end])
+        self.free += len(unused)
+        self.unreferenced += len(named)
+
+    def _link(self, before: int, slots: Slots, after: int) -> None:
+        """Put slots between two neighbours of the free queue."""
+        ring = np.concatenate(([before], slots, [after]))
+        self._many_next[ring[:-1]] = ring[1:]
+        self._many_previous[ring[1:]] = ring[:-1]
+
+    # ---- name and forget
+
+    def store(self, chain: Chain, blocks: Sequence[int], stop: int) -> None:
+        """Name the chain's blocks up to `stop`, now that they are filled; `blocks` are the chain's from its start."""
+        start = chain.named
+        if stop <= start or chain.identity is None or not self.caching:
+            return
+        copies: list[int] = []
+        if stop - start == 1 or not self._name_all(chain, blocks, start, stop):
+            stop, copies = self._name_each(chain, blocks, start, stop)
+        self.named += stop - start
+        chain.named = stop
+        if self.events:
+            self._announce(chain, start, stop, copies)
+
+    def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
+        """As `_name_each` does, at once; False, and nothing done, unless each of them is a first copy."""
+        keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
+        ordered = np.sort(keys)
+        if (ordered[1:] == ordered[:-1]).any() or (self._names.find_many(keys) != NOBODY).any():
+            return False
+        assert chain.identity is not None
+        slots = np.array(blocks[start:stop], np.intp)
+        self._names.add_many(keys, slots)
+        identities = np.arange(self._last_identity + 1, self._last_identity + 1 + stop - start)
+        self._many_identities[slots] = identities
+        self._many_parents[slots] = identities - 1
+        self._parent[blocks[start]] = chain.identity
+        self._last_identity = chain.identity = int(identities[-1])
+        self._keep_content(chain, slots, start, stop)
+        return True
+
+    def _name_each(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> tuple[int, list[int]]:
+        """Where naming had to end, and which of the blocks are copies of others."""
+        names = self._names
+        copies: list[int] = []
+        for index in range(start, stop):
+            key, block = chain.keys[index], blocks[index]
+            assert chain.identity is not None
+            first = names.find(key)
+            if first == NOBODY:
+                names.add(key, block)
+                self._last_identity += 1
+                self._identity[block] = self._last_identity
+            elif self._has_content(first, chain, index):
+                names.keys[block] = key
+                self._copies.setdefault(key, []).append(block)
+                self._identity[block] = self._identity[first]
+                copies.append(index)
+            else:
+                self.collisions_refused += 1
+                chain.identity = None
+                return index, copies
+            self._parent[block] = chain.identity
+            chain.identity = self._identity[block]
+            self._keep_content(chain, block, index, index + 1)
+        return stop, copies
+
+    def _has_content(self, slot: int, chain: Chain, index: int) -> bool:
+        """Whether the slot holds what the chain has in block `index`, not only a block of the same key."""
+        tokens = chain.tokens[index * self.block_size : (index + 1) * self.block_size]
+        return (
+            self._parent[slot] == chain.identity
+            and self._exact.get(slot) == chain.exact.get(index)
+            and self._tokens[slot].tobytes() == tokens.tobytes()
+        )
+
+    def _keep_content(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
+        """Remember what hits on the slots of these blocks will be verified by."""
+        size = self.block_size
+        tokens = np.frombuffer(chain.tokens, np.uint32, (stop - start) * size, start * size * 4)
+        self._tokens[slots] = tokens.reshape(-1, size)
+        for index, exact in chain.exact.items():
+            if start <= index < stop:
+                slot = slots if isinstance(slots, int) else int(slots[index - start])
+                self._exact[slot] = exact
+
+    def _announce(self, chain: Chain, start: int, stop: int, copies: list[int]) -> None:
+        """One event for each run of first copies."""
+        for end in [*copies, stop]:
+            if end > start:
+                self._events.append(
+                    BlockStored(
+                        block_hashes=chain.keys[start:end].tolist(),  # type: ignore[arg-type]
+                        parent_block_hash=chain.parent_key(start),
+                        token_ids=chain.tokens[start * self.block_size : end * self.block_size],
+                        block_size=self.block_size,
+                        lora_id=None,
+                        medium=MEDIUM,
+                        lora_name=chain.lora_name,
+                        extra_keys=chain.event_extras(start, end),
+                    )
+                )
+            start = end + 1
+
+    def _evict(self, slots: Slots) -> None:
+        """Take the names of blocks that have just been handed out."""
+        self._many_parents[slots] = NOT_NAMED
+        self.unreferenced -= len(slots)
+        self.named -= len(slots)
+        self.evictions += len(slots)
+        if self._exact:
+            for block in slots.tolist():
+                self._exact.pop(block, None)
+        if self._copies:
+            slots = np.array([block for block in slots.tolist() if not self._forget_copy(block)], np.intp)
+        self._names.remove_many(slots)
+        if self.events and slots.size:
+            keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
+            self._events.append(BlockRemoved(keys, MEDIUM))
+
+    def _forget_copy(self, block: int) -> bool:
+        """Drop one copy of several; False if it is the only one."""
+        key = self._names.keys[block]
+        copies = self._copies.get(key)
+        if copies is None:
+            return False
+        if block in copies:
+            copies.remove(block)
+        else:
+            self._names.remove(block)
+            self._names.add(key, copies.pop(0))
+        if not copies:
+            del self._copies[key]
+        return True
+
+    def reset(self) -> bool:
+        """Forget everything; refused (False) while any block is in use."""
+        if self.free < self.num_blocks:
+            return False
+        self._names.clear()
+        self._copies.clear()
+        self._exact.clear()
+        self._many_parents[:] = NOT_NAMED
+        self.unreferenced = self.named = 0
+        if self.events:
+            self._events.append(AllBlocksCleared())
+        return True
+
+    # ---- say
+
+    def take_events(self) -> list[KnownEvent]:
+        """What has been stored and removed since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def resident(self) -> set[int]:
+        """The keys of all cached blocks."""
+        return {self._names.keys[slot] for slot in self._names.slots().tolist()}
+
+    def snapshot(self) -> PoolSnapshot:
+        return PoolSnapshot(
+            evictions=self.evictions,
+            collisions_refused=self.collisions_refused,
+            total=self.num_blocks,
+            free=self.free,
+            cached=self.named,
+            unreferenced=self.unreferenced,
+            referenced=self.num_blocks - self.free,
+        )
+
+    def free_queue(self) -> Iterator[int]:
+        """The blocks without a reference, in the order they would be handed out."""
+        block = self._next[self.num_blocks]
+        while block != self.num_blocks:
+            yield block
+            block = self._next[block]
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one does not hold."""
+        queue = list(self.free_queue())
+        assert len(queue) == len(set(queue)) == self.free, f"{len(queue)} blocks queue, {self.free} are counted free"
+        backwards = [self.num_blocks, *queue]
+        assert [self._previous[block] for block in [*queue, self.num_blocks]] == backwards, "the queue's links disagree"
+        unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
+        assert unused == set(queue), f"{unused ^ set(queue)} are free and not queued, or queued and not free"
+        assert min(self._references) >= 0, "a reference count is negative"
+        named = {block for block in range(self.num_blocks) if self._parent[block] != NOT_NAMED}
+        assert self.unreferenced == len(named & unused), f"{self.unreferenced} are counted as unreferenced"
+        assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
+        first_copies = self._names.slots().tolist()
+        others = [block for copies in self._copies.values() for block in copies]
+        assert sorted([*first_copies, *others]) == sorted(named), "a named block is in no list of names, or in two"
+        assert all(self._names.find(self._names.keys[block]) == block for block in first_copies), "a name is not found"
+        identities = [self._identity[block] for block in first_copies]
+        assert len(identities) == len(set(identities)), "two contents share an identity"
+        assert all(0 < identity <= self._last_identity for identity in identities), "an identity was never given"
+        assert self._exact.keys() <= named, "extra keys of a block that is not named"
+        for key, copies in self._copies.items():
+            assert copies, f"key {key:x} has an empty list of copies"
+            self._check_copies(self._names.find(key), copies)
+
+    def _check_copies(self, first: int, copies: list[int]) -> None:
+        for copy in copies:
+            assert self._names.keys[copy] == self._names.keys[first], f"blocks {copy} and {first} differ in their key"
+            assert self._identity[copy] == self._identity[first], f"blocks {copy} and {first} differ in identity"
+            assert self._parent[copy] == self._parent[first], f"blocks {copy} and {first} differ in their parent"
+            assert (self._tokens[copy] == self._tokens[first]).all(), f"blocks {copy} and {first} differ in tokens"
+            assert self._exact.get(copy) == self._exact.get(first), f"blocks {copy} and {first} differ in extra keys"

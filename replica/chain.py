@@ -1,0 +1,88 @@
+"""The tokens of one request, the names of its full blocks, and how far the pool has named them."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from events.blocks import ExtraKey, Extras, extend_keys, root_key
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Chain:
+    """Prompt and output tokens, growing; `keys` has one entry for each full block of them.
+
+    `exact` holds, for the blocks that have any, what decides their KV besides tokens: the pool compares it byte by
+    byte. LoRA name and salt stand in block 0 only, because whoever shares a later block shares block 0.
+    """
+
+    __slots__ = (
+        "block_size",
+        "cache_salt",
+        "exact",
+        "extras",
+        "identity",
+        "keys",
+        "lora_name",
+        "named",
+        "root",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        tokens: Iterable[int],
+        block_size: int,
+        model: str,
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        extras: Extras | None = None,
+    ) -> None:
+        self.tokens = array("I", tokens)
+        self.block_size = block_size
+        self.lora_name = lora_name
+        self.cache_salt = cache_salt
+        self.extras: Extras = extras or {}
+        self.root = root_key(model, lora_name, cache_salt, block_size)
+        self.keys = array("Q", extend_keys(self.root, memoryview(self.tokens).cast("B"), block_size, extras))
+        self.exact = {index: _encode(tuple(own)) for index, own in self.extras.items() if own}
+        if lora_name is not None or cache_salt is not None:
+            self.exact[0] = _encode((lora_name, cache_salt, tuple(self.extras.get(0, ()))))
+        self.forget()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        if len(self.tokens) % self.block_size == 0:
+            index = len(self.keys)
+            own = {0: self.extras[index]} if index in self.extras else None
+            block = self.tokens[-self.block_size :].tobytes()
+            self.keys.extend(extend_keys(self.keys[-1] if self.keys else self.root, block, self.block_size, own))
+
+    def forget(self) -> None:
+        """None of its blocks is in the pool any more, or yet."""
+        self.named = 0  # how many blocks from the start are named in the pool
+        self.identity: int | None = 0  # of the last of them (0: the root); None: no further block may be named
+
+    def parent_key(self, index: int) -> int | None:
+        """The key before block `index`; None at the start."""
+        return self.keys[index - 1] if index else None
+
+    def event_extras(self, start: int, stop: int) -> list[list[object] | None] | None:
+        """The `extra_keys` of a BlockStored for these blocks, as vLLM sends them."""
+        if not self.exact and self.lora_name is None:
+            return None
+        return [self._event_extra(index) for index in range(start, stop)]
+
+    def _event_extra(self, index: int) -> list[object] | None:
+        own: Sequence[ExtraKey] = self.extras.get(index, ())
+        parts: list[object] = [] if self.lora_name is None else [self.lora_name]
+        parts += [list(part) for part in own if isinstance(part, tuple)]
+        if index == 0 and self.cache_salt is not None:
+            parts.append(self.cache_salt)
+        parts += [part for part in own if isinstance(part, bytes)]
+        return parts or None

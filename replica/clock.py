@@ -1,0 +1,26 @@
+"""Time as the engine sees it: the wall's, or a virtual one that passes only when somebody sleeps."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_s(self) -> float: ...
+
+    def sleep(self, duration_s: float) -> None: ...
+
+
+class WallClock:
+    now_s = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self._now_s += duration_s

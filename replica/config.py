@@ -1,0 +1,65 @@
+"""What a replica can be told. New fields need an option in `replica.cli`; a test compares the two."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+EngineName: TypeAlias = Literal["native", "simulated"]
+
+
+class SimulatedConfig(Struct, frozen=True, kw_only=True):
+    """The speed of the engine that only pretends to compute.
+
+    Every step reads the weights once, which is what a token of one request alone costs; prefill adds its tokens, and
+    every further request that decodes slows the step down a little:
+
+        step_overhead_s + (1 + batch_slowdown * (decoding - 1)) / decode_tokens_per_s
+                        + prefill tokens / prefill_tokens_per_s
+    """
+
+    prefill_tokens_per_s: float = 8000.0
+    decode_tokens_per_s: float = 40.0
+    batch_slowdown: float = 0.01
+    step_overhead_s: float = 0.001
+    mean_output_tokens: int = 128  # where the end-of-sequence token falls by itself; 0: never
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """What the engine's own process needs to know."""
+
+    model: str  # the name that clients ask for; part of every block key
+    engine: EngineName = "native"
+    block_size: int = 16
+    num_blocks: int = 8192
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    max_waiting: int = 1024
+    enable_prefix_caching: bool = True
+    simulated: SimulatedConfig = SimulatedConfig()
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: tuple[int, int] = (0, 256)  # simulated: tokens are drawn from this half-open range
+    events: str | None = "tcp://127.0.0.1:0"  # None: no events; port 0: any free one
+    replay: str | None = "tcp://127.0.0.1:0"
+    status: str | None = "tcp://127.0.0.1:0"
+    snapshot: str | None = "tcp://127.0.0.1:0"
+    topic: str = ""  # empty: kv@<replica>@<model>
+    replica: str = ""  # the name in the topic; empty: the host name and the process id
+    curve_secret: str | None = None  # files written by `warmroute events keygen`
+    curve_clients: str | None = None
+    log_interval_s: float = 10.0
+    log_level: str = "info"
+
+
+class ReplicaConfig(Struct, frozen=True, kw_only=True):
+    """The engine, and the HTTP server in front of it."""
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8001  # 0: any free one
+    tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
+    chat_template: str | None = None  # a file; None: the tokenizer's own
+    api_key: str | None = None
+    max_body_bytes: int = 32 * 1024 * 1024
+    drain_timeout_s: float = 60.0
+    die_with_parent: bool = False

@@ -1,0 +1,135 @@
+"""The engine: `schedule -> run -> commit`, without sockets. Its owner brings the messages and takes the events away."""
+
+import time
+from array import array
+
+import msgspec
+
+from events.messages import KnownEvent
+from events.native import Load
+from replica.block_pool import BlockPool
+from replica.chain import Chain
+from replica.clock import Clock
+from replica.config import EngineConfig
+from replica.messages import Output, PoolSnapshot, Refused, Stats, Submit
+from replica.rates import Speed, Window
+from replica.request import Request
+from replica.runner import Runner
+from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
+
+
+class Engine:
+    """One model's requests. Submits and cancels are made between steps."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock) -> None:
+        self.config = config
+        self.runner = runner
+        self.clock = clock
+        events = config.events is not None
+        self.pool = BlockPool(config.num_blocks, config.block_size, caching=config.enable_prefix_caching, events=events)
+        self.scheduler = Scheduler(
+            self.pool,
+            Limits(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                max_waiting=config.max_waiting,
+            ),
+        )
+        self.speed = Speed()
+        self.window = Window()
+        self.steps = 0
+        self.kv_events = 0
+        self._arrivals = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.requests)
+
+    def submit(self, submit: Submit) -> Refused | None:
+        """Let the request wait for its turn, or say why not."""
+        if not submit.prompt or len(submit.prompt) % 4 or len(submit.output) % 4:
+            return Refused(submit.id, "invalid", "a prompt is at least one token id, packed as little-endian uint32")
+        self._arrivals += 1
+        priority = time.time() if submit.priority is None else submit.priority
+        chain = Chain(
+            array("I", submit.prompt + submit.output),
+            self.config.block_size,
+            self.config.model,
+            lora_name=submit.lora_name,
+            cache_salt=submit.cache_salt,
+            extras=submit.extras,
+        )
+        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, (priority, self._arrivals))
+        try:
+            self.scheduler.submit(request)
+        except QueueFull as full:
+            return Refused(submit.id, "full", str(full), self._retry_after_s())
+        except TooLong as too_long:
+            return Refused(submit.id, "too_long", str(too_long))
+        return None
+
+    def _retry_after_s(self) -> float:
+        """When the queue should have moved: the time its prefill takes, between 1 and 60 s."""
+        rate = self.speed.prefill_tokens_per_s
+        return min(60.0, max(1.0, self.scheduler.queued_prefill_tokens() / rate)) if rate else 1.0
+
+    def cancel(self, request_id: int) -> bool:
+        return self.scheduler.cancel(request_id)
+
+    def step(self) -> list[Output]:
+        batch = self.scheduler.schedule()
+        began_s = self.clock.now_s()
+        sampled = self.runner.run(batch)
+        self._measure(batch, self.clock.now_s() - began_s)
+        return self.scheduler.commit(batch, sampled)
+
+    def _measure(self, batch: Batch, duration_s: float) -> None:
+        self.steps += 1
+        prefill_tokens = sum(scheduled.tokens for scheduled in batch if scheduled.tokens > 1)
+        self.speed.add(prefill_tokens, duration_s)
+
+    def reset(self) -> bool:
+        """Forget the cache; refused while requests run."""
+        return self.pool.reset()
+
+    def take_events(self) -> list[KnownEvent]:
+        events = self.pool.take_events()
+        self.kv_events += len(events)
+        return events
+
+    # ---- say
+
+    def load(self) -> Load:
+        return Load(
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.waiting,
+            queued_prefill_tokens=self.scheduler.queued_prefill_tokens(),
+            free_blocks=self.pool.free,
+            cached_blocks=self.pool.named,
+            prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
+        )
+
+    def snapshot(self) -> PoolSnapshot:
+        """The pool's state with the scheduler's count of lookups."""
+        return msgspec.structs.replace(self.pool.snapshot(), **msgspec.structs.asdict(self.scheduler.lookups))
+
+    def stats(self) -> Stats:
+        scheduler = self.scheduler
+        stats = Stats(
+            load=self.load(),
+            pool=self.snapshot(),
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            computed_prompt_tokens=scheduler.computed_prompt_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            steps=self.steps,
+            decode_tokens_per_s=self.speed.decode_tokens_per_s,
+            kv_events=self.kv_events,
+        )
+        stats.rates = self.window.add(self.clock.now_s(), stats)
+        return stats
+
+    def check(self) -> None:
+        """Verify every invariant of scheduler and pool."""
+        self.scheduler.check()

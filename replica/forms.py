@@ -1,0 +1,273 @@
+"""What a request's answer looks like: completion or chat completion, streamed as events or whole.
+
+A form is told what each choice adds. A streamed one returns the events at once; a whole one keeps everything and
+returns it at the end.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from msgspec import UNSET, UnsetType
+
+from api.requests import ChatRequest, CompletionRequest
+from api.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    FinishReason,
+    Usage,
+    chat_logprobs,
+    completion_logprobs,
+    encode,
+    usage,
+)
+from api.responses import Delta as ChatDelta
+from api.sse import DONE, event
+from api.tokenizer import Tokenizer
+from replica.generation import Choice, Delta
+from replica.work import Work
+
+
+class Form:
+    """What the four forms have in common."""
+
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        self.work = work
+        self.request = work.request
+        self.model = model
+        self.tokenizer = tokenizer
+        self._cached_tokens: dict[int, int] = {}  # by choice
+
+    def begin(self, choice: Choice, cached_tokens: int) -> None:
+        """The engine has begun this choice, with so many tokens of its prompt from the cache."""
+        self._cached_tokens[choice.index] = cached_tokens
+
+    def add(self, choice: Choice, delta: Delta) -> bytes:
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        raise NotImplementedError
+
+    def cached_tokens_of_first(self) -> int:
+        """Of the first choice that has begun; the choices of one prompt begin together."""
+        return self._cached_tokens[min(self._cached_tokens)] if self._cached_tokens else 0
+
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        completion_tokens = sum(part.choice.completion_tokens for part in self.work.parts)
+        cached_tokens = sum(
+            self._cached_tokens.get(index, 0) for index in range(0, len(self.work.parts), self.request.n)
+        )
+        return usage(self.work.prompt_tokens, completion_tokens, cached_tokens)
+
+    def stop_reason(self, choice: Choice) -> str | int | UnsetType | None:
+        """vLLM's addition: which stop string or stop token of the client's it was."""
+        if choice.finish_reason is None:
+            return UNSET
+        if choice.stop_token in self.request.stop_token_ids:
+            return choice.stop_token
+        return choice.stop_string
+
+    def token_ids(self, delta: Delta) -> list[int] | UnsetType:
+        return list(delta.token_ids) if self.request.return_token_ids else UNSET
+
+    def prompt_token_ids(self, index: int) -> list[int] | UnsetType:
+        return list(self.work.prompts[index // self.request.n]) if self.request.return_token_ids else UNSET
+
+    def chosen(self, delta: Delta) -> list[tuple[int, float, Sequence[tuple[int, float]]]]:
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        return [(token_id, logprobs.logprob, logprobs.top) for token_id, logprobs in pairs]
+
+    def completion_logprobs(self, delta: Delta) -> CompletionLogprobs | None:
+        if self.request.alternatives is None:
+            return None
+        logprobs = completion_logprobs(self.tokenizer, self.chosen(delta), 0)
+        logprobs.text_offset = list(delta.offsets)
+        return logprobs
+
+    def chat_logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        if self.request.alternatives is None:
+            return None
+        return chat_logprobs(self.tokenizer, self.chosen(delta))
+
+
+class StreamedForm(Form):
+    """Server-sent events. What another replica has said is not said again."""
+
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(work, model, tokenizer)
+        self._opened = {part.choice.index for part in work.parts if part.resumed.token_ids}
+        options = work.request.stream_options
+        self._always_usage = bool(options and options.continuous_usage_stats and options.include_usage)
+        self._always_show = work.request.return_token_ids or work.request.alternatives is not None
+
+    def is_first(self, choice: Choice) -> bool:
+        first = choice.index not in self._opened
+        self._opened.add(choice.index)
+        return first
+
+    def is_silent(self, delta: Delta) -> bool:
+        """Half a character, or a text that may become a stop string."""
+        return not (delta.text or delta.finish_reason or self._always_show)
+
+    def usage_so_far(self) -> Usage | UnsetType | None:
+        """Every event has the field when the last one will have it filled."""
+        if self._always_usage:
+            return self.usage()
+        return None if self.request.include_usage else UNSET
+
+    def end(self) -> bytes:
+        return (event(self.usage_event()) if self.request.include_usage else b"") + DONE
+
+    def usage_event(self) -> bytes:
+        raise NotImplementedError
+
+
+class StreamedCompletion(StreamedForm):
+    def add(self, choice: Choice, delta: Delta) -> bytes:
+        first = self.is_first(choice)
+        if self.is_silent(delta):
+            return b""
+        shown = CompletionChoice(
+            index=choice.index,
+            text=delta.text,
+            logprobs=self.completion_logprobs(delta),
+            finish_reason=finish_reason(delta),
+            stop_reason=self.stop_reason(choice),
+            token_ids=self.token_ids(delta),
+            prompt_token_ids=self.prompt_token_ids(choice.index) if first else UNSET,
+        )
+        return event(self._chunk([shown], self.usage_so_far()))
+
+    def usage_event(self) -> bytes:
+        return self._chunk([], self.usage())
+
+    def _chunk(self, choices: list[CompletionChoice], used: Usage | UnsetType | None) -> bytes:
+        work = self.work
+        return encode(Completion(id=work.id, created=work.created, model=self.model, choices=choices, usage=used))
+
+
+class StreamedChat(StreamedForm):
+    def add(self, choice: Choice, delta: Delta) -> bytes:
+        opening = self._opening(choice.index) if self.is_first(choice) else b""
+        if self.is_silent(delta):
+            return opening
+        shown = ChatChunkChoice(
+            index=choice.index,
+            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            logprobs=self.chat_logprobs(delta),
+            finish_reason=finish_reason(delta),
+            stop_reason=self.stop_reason(choice),
+            token_ids=self.token_ids(delta),
+        )
+        return opening + event(self._chunk([shown], self.usage_so_far()))
+
+    def _opening(self, index: int) -> bytes:
+        role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+        return event(self._chunk([role], self.usage_so_far(), self.prompt_token_ids(index)))
+
+    def usage_event(self) -> bytes:
+        return self._chunk([], self.usage())
+
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        used: Usage | UnsetType | None,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> bytes:
+        work = self.work
+        chunk = ChatChunk(id=work.id, created=work.created, model=self.model, choices=choices, usage=used)
+        chunk.prompt_token_ids = prompt_token_ids
+        return encode(chunk)
+
+
+class WholeForm(Form):
+    """One JSON body. What another replica has said is a part of it."""
+
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(work, model, tokenizer)
+        self._said = [[part.resumed] for part in work.parts]
+
+    def add(self, choice: Choice, delta: Delta) -> bytes:
+        self._said[choice.index].append(delta)
+        return b""
+
+    def joined(self, index: int) -> Delta:
+        said = self._said[index]
+        return Delta(
+            "".join(delta.text for delta in said),
+            [token_id for delta in said for token_id in delta.token_ids],
+            [offset for delta in said for offset in delta.offsets],
+            [logprobs for delta in said for logprobs in delta.logprobs],
+            said[-1].finish_reason,
+        )
+
+
+class WholeCompletion(WholeForm):
+    def end(self) -> bytes:
+        work = self.work
+        choices = [self._choice(part.choice) for part in work.parts]
+        return encode(
+            Completion(id=work.id, created=work.created, model=self.model, choices=choices, usage=self.usage())
+        )
+
+    def _choice(self, choice: Choice) -> CompletionChoice:
+        said = self.joined(choice.index)
+        return CompletionChoice(
+            index=choice.index,
+            text=said.text,
+            logprobs=self.completion_logprobs(said),
+            finish_reason=finish_reason(said),
+            stop_reason=self.stop_reason(choice),
+            token_ids=self.token_ids(said),
+            prompt_token_ids=self.prompt_token_ids(choice.index),
+        )
+
+
+class WholeChat(WholeForm):
+    def end(self) -> bytes:
+        work = self.work
+        choices = [self._choice(part.choice) for part in work.parts]
+        return encode(
+            ChatCompletion(
+                id=work.id,
+                created=work.created,
+                model=self.model,
+                choices=choices,
+                usage=self.usage(),
+                prompt_token_ids=self.prompt_token_ids(0),
+            )
+        )
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        said = self.joined(choice.index)
+        return ChatChoice(
+            index=choice.index,
+            message=ChatAnswer(content=said.text),
+            logprobs=self.chat_logprobs(said),
+            finish_reason=finish_reason(said),
+            stop_reason=self.stop_reason(choice),
+            token_ids=self.token_ids(said),
+        )
+
+
+FORMS: dict[tuple[type, bool], type[Form]] = {
+    (CompletionRequest, False): WholeCompletion,
+    (CompletionRequest, True): StreamedCompletion,
+    (ChatRequest, False): WholeChat,
+    (ChatRequest, True): StreamedChat,
+}
+
+
+def form_of(work: Work, model: str, tokenizer: Tokenizer) -> Form:
+    return FORMS[type(work.request), work.request.stream](work, model, tokenizer)
+
+
+def finish_reason(delta: Delta) -> FinishReason:
+    return cast(FinishReason, delta.finish_reason)  # a client that is gone is told nothing: there is no "abort" here

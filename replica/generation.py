@@ -1,0 +1,112 @@
+"""From an engine's tokens to what a client reads: text, stop strings, the end, and a start in the middle.
+
+Pure: no socket and no clock. What a `Choice` says after a sequence of tokens depends on that sequence only, never on
+how it was cut into calls. Resuming rests on this: a choice that is fed the tokens of another replica says next exactly
+what that replica would have said.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from api.detokenize import Detokenizer
+from api.stops import StopStrings
+from api.tokenizer import Tokenizer
+from replica.messages import TokenLogprobs
+
+
+class Ending(Struct, frozen=True):
+    """How a choice can end, and what is shown of it."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    show_stop: bool = False  # include_stop_str_in_output
+    skip_special_tokens: bool = True
+
+
+class Delta(NamedTuple):
+    """What one output adds to a choice."""
+
+    text: str
+    token_ids: Sequence[int]
+    offsets: Sequence[int] = ()  # for each token, how many characters were decoded before it
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: str | None = None
+
+
+NOTHING = Delta("", ())
+
+
+class Choice:
+    """One of a request's answers while it grows."""
+
+    def __init__(self, index: int, ending: Ending, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_string: str | None = None  # the one that was found
+        self.stop_token: int | None = None
+        self._ending = ending
+        self._detokenizer = Detokenizer(tokenizer, ending.skip_special_tokens)
+        self._stops = StopStrings(ending.stop_strings, ending.show_stop) if ending.stop_strings else None
+        self._decoded = 0  # characters
+
+    def resume(self, token_ids: Sequence[int]) -> Delta:
+        """Takes what another replica has generated. The engine does not repeat its end, so it is found here."""
+        deltas = [self.feed([token_id], self._end_at(token_id)) for token_id in token_ids]
+        return Delta(
+            "".join(delta.text for delta in deltas),
+            [token_id for delta in deltas for token_id in delta.token_ids],
+            [offset for delta in deltas for offset in delta.offsets],
+            finish_reason=self.finish_reason,
+        )
+
+    def feed(
+        self, token_ids: Sequence[int], reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> Delta:
+        """Takes the engine's next tokens, and with the last ones the reason of the end.
+
+        After a stop string the choice is finished, whatever the engine, which does not know it, still brings.
+        """
+        if self.finish_reason is not None:
+            return NOTHING
+        shown: list[str] = []
+        offsets: list[int] = []
+        hidden = len(token_ids) - 1 if reason == "stop" and not self._ending.show_stop else -1
+        for place, token_id in enumerate(token_ids):
+            offsets.append(self._decoded)
+            self.completion_tokens += 1
+            if place != hidden:
+                shown.append(self._show(self._detokenizer.feed((token_id,))))
+            if self.stop_string is not None:
+                break
+        if reason is not None and self.stop_string is None:
+            shown.append(self._show(self._detokenizer.finish()))
+            if self._stops is not None and self.stop_string is None:
+                shown.append(self._stops.finish())
+        self.finish_reason = reason if self.stop_string is None else "stop"
+        if self.finish_reason == "stop" and self.stop_string is None:
+            self.stop_token = token_ids[-1]
+        taken = len(offsets)
+        return Delta("".join(shown), token_ids[:taken], offsets, logprobs[:taken], self.finish_reason)
+
+    def _show(self, text: str) -> str:
+        """What of newly decoded text can be shown now."""
+        self._decoded += len(text)
+        # Stop strings may not end the answer within its first min_tokens; nor may they begin there.
+        if self._stops is None or self.completion_tokens <= self._ending.min_tokens:
+            return text
+        shown = self._stops.feed(text)
+        self.stop_string = self._stops.stopped
+        return shown
+
+    def _end_at(self, token_id: int) -> str | None:
+        """The engine's own rule for the token that comes next."""
+        ending = self._ending
+        count = self.completion_tokens + 1
+        if token_id in ending.stop_token_ids and count >= ending.min_tokens:
+            return "stop"
+        return "length" if count >= ending.max_tokens else None

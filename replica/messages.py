@@ -1,0 +1,165 @@
+"""What the HTTP process and the engine's process say to each other: msgpack over one pair of ZeroMQ sockets.
+
+New fields go last, with defaults; nothing is renamed.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from events.blocks import ExtraKey
+from events.native import Load
+from events.publisher import Endpoints
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the output ends with the first of these
+    top_logprobs: int | None = None  # how many alternatives to report for each token; None: no logprobs at all
+    ignore_eos: bool = False
+
+
+# ---- to the engine
+
+
+class Submit(Struct, tag="submit", omit_defaults=True):
+    id: int
+    prompt: bytes  # token ids, packed as little-endian uint32
+    sampling: Sampling
+    output: bytes = b""  # tokens that another replica has generated already, packed likewise
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    extras: dict[int, list[ExtraKey]] = {}
+    priority: float | None = None  # lower goes first; None: the time of arrival, in seconds since 1970
+
+
+class Cancel(Struct, tag="cancel"):
+    ids: list[int]
+
+
+class Reset(Struct, tag="reset"):
+    """Forget the whole cache; answered by ResetDone."""
+
+    id: int
+
+
+class Stop(Struct, tag="stop"):
+    """End now. Whoever drains waits for its requests first."""
+
+
+# ---- from the engine
+
+
+class TokenLogprobs(Struct, array_like=True):
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, log probability), most likely first
+
+
+class Output(Struct, array_like=True):
+    """What one step brought one request. A stop token is the last of `token_ids` when the reason is "stop"."""
+
+    id: int
+    token_ids: list[int]
+    finish_reason: str | None = None  # "stop" or "length"
+    cached_tokens: int = 0  # prompt tokens whose prefill was skipped; the same in every output of a request
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Outputs(Struct, tag="outputs"):
+    outputs: list[Output]
+
+
+class Refused(Struct, tag="refused"):
+    """The request was not accepted: `full` (try again later), `too_long` or `invalid` (never)."""
+
+    id: int
+    reason: str
+    message: str
+    retry_after_s: float = 0.0
+
+
+class ResetDone(Struct, tag="reset_done"):
+    id: int
+    done: bool
+
+
+class PoolSnapshot(Struct, frozen=True):
+    """The block pool's counters since the start, and what it holds now."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    query_blocks: int = 0
+    hit_blocks: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+    evictions: int = 0
+    collisions_refused: int = 0
+    total: int = 0
+    free: int = 0  # without a reference, cached or not
+    cached: int = 0  # named, with or without a reference
+    unreferenced: int = 0  # cached and free: reusable until evicted
+    referenced: int = 0  # live
+
+
+class Rates(Struct, frozen=True):
+    """The same over the last seconds."""
+
+    window_s: float = 0.0
+    token_hit_rate: float = 0.0
+    evictions_per_s: float = 0.0
+    utilization: float = 0.0
+    unreferenced_fraction: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+
+
+class Stats(Struct, tag="stats"):
+    """Sent a few times a second."""
+
+    load: Load
+    pool: PoolSnapshot
+    rates: Rates = Rates()
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    decode_tokens_per_s: float = 0.0
+    kv_events: int = 0
+
+
+class Hello(Struct, tag="hello"):
+    """The engine is ready; sent once."""
+
+    pid: int
+    model: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    endpoints: Endpoints | None = None  # None: events are off
+    incarnation: int = 0
+    topic: str = ""
+
+
+ToEngine: TypeAlias = Submit | Cancel | Reset | Stop
+class Loading(Struct, tag="loading"):
+    """The engine's process is connected, and begins to load; sent once, before Hello."""
+
+
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | Stats | Hello | Loading
+
+encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode

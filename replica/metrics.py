@@ -1,0 +1,257 @@
+"""What /metrics says, under vLLM's names and our own; docs/metrics.md has the table, and a test compares the two.
+
+A metric is a line in one of the tables below. The HTTP process measures what a client feels; what the engine counts
+comes from its latest `Stats`. Nothing is global: a process can have several of these.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from replica.messages import Stats
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+# vLLM's own bounds, so that its dashboards' heat maps keep their rows.
+FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+BETWEEN_TOKENS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+REFUSALS = ("full", "too_long", "draining", "invalid")
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+class FromStats(NamedTuple):
+    """A number that the engine knows."""
+
+    name: str
+    meaning: str
+    value: Callable[[Stats], float]
+
+
+GAUGES = (
+    FromStats(
+        "vllm:kv_cache_usage_perc",
+        "Fraction of blocks that live requests hold.",
+        lambda s: ratio(s.pool.total - s.pool.free, s.pool.total),
+    ),
+    FromStats(
+        "vllm:gpu_cache_usage_perc",
+        "The same, under vLLM's old name.",
+        lambda s: ratio(s.pool.total - s.pool.free, s.pool.total),
+    ),
+    FromStats(
+        "vllm:gpu_prefix_cache_hit_rate",
+        "Block hit rate since the start.",
+        lambda s: ratio(s.pool.hit_blocks, s.pool.query_blocks),
+    ),
+    FromStats("vllm:num_requests_running", "Requests in the running batch.", lambda s: s.load.running),
+    FromStats("vllm:num_requests_waiting", "Requests that wait for room.", lambda s: s.load.waiting),
+    FromStats("warmroute:num_blocks", "Blocks in the pool.", lambda s: s.pool.total),
+    FromStats("warmroute:free_blocks", "Blocks that no request holds, cached or not.", lambda s: s.pool.free),
+    FromStats("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", lambda s: s.pool.cached),
+    FromStats("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", lambda s: s.pool.unreferenced),
+    FromStats("warmroute:referenced_blocks", "Blocks that live requests hold.", lambda s: s.pool.referenced),
+    FromStats(
+        "warmroute:unreferenced_fraction",
+        "Unreferenced blocks as a fraction of the pool.",
+        lambda s: s.rates.unreferenced_fraction,
+    ),
+    FromStats("warmroute:token_hit_rate", "Token hit rate over the last seconds.", lambda s: s.rates.token_hit_rate),
+    FromStats("warmroute:evictions_per_second", "Evictions over the last seconds.", lambda s: s.rates.evictions_per_s),
+    FromStats(
+        "warmroute:queued_prefill_tokens",
+        "Prompt tokens still to be computed, of waiting and running requests.",
+        lambda s: s.load.queued_prefill_tokens,
+    ),
+    FromStats(
+        "warmroute:prefill_tokens_per_second",
+        "Speed of prefill while the engine does it, as measured.",
+        lambda s: s.load.prefill_tokens_per_s,
+    ),
+    FromStats("warmroute:decode_tokens_per_second", "Speed of decoding, as measured.", lambda s: s.decode_tokens_per_s),
+    FromStats(
+        "warmroute:prompt_tokens_per_second",
+        "Prompt tokens that came in per second over the last seconds.",
+        lambda s: s.rates.prompt_tokens_per_s,
+    ),
+    FromStats(
+        "warmroute:generated_tokens_per_second",
+        "Tokens generated per second over the last seconds.",
+        lambda s: s.rates.generated_tokens_per_s,
+    ),
+)
+
+COUNTERS = (
+    FromStats("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.pool.query_tokens),
+    FromStats("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.pool.hit_tokens),
+    FromStats("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", lambda s: s.pool.query_tokens),
+    FromStats("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", lambda s: s.pool.hit_tokens),
+    FromStats("vllm:num_preemptions", "Requests that lost their blocks and began anew.", lambda s: s.preemptions),
+    FromStats("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", lambda s: s.pool.query_blocks),
+    FromStats("warmroute:prefix_cache_hit_blocks", "Full blocks found.", lambda s: s.pool.hit_blocks),
+    FromStats(
+        "warmroute:preempted_query_tokens",
+        "Tokens looked up again after a preemption; not part of the hit rates.",
+        lambda s: s.pool.preempted_query_tokens,
+    ),
+    FromStats(
+        "warmroute:preempted_hit_tokens",
+        "Tokens found again after a preemption; not part of the hit rates.",
+        lambda s: s.pool.preempted_hit_tokens,
+    ),
+    FromStats("warmroute:evictions", "Cached blocks whose slot was given away.", lambda s: s.pool.evictions),
+    FromStats(
+        "warmroute:collisions_refused",
+        "Hits refused because the block's tokens or parent were others.",
+        lambda s: s.pool.collisions_refused,
+    ),
+    FromStats(
+        "warmroute:computed_prompt_tokens",
+        "Prompt tokens that went through prefill.",
+        lambda s: s.computed_prompt_tokens,
+    ),
+    FromStats("warmroute:engine_steps", "Steps of the engine's loop.", lambda s: s.steps),
+    FromStats("warmroute:kv_events", "Cache events published.", lambda s: s.kv_events),
+)
+
+
+class Distribution:
+    """One histogram: counts between bounds. Plain lists, as one is touched for every token."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, model: str) -> Metric:
+        family = HistogramMetricFamily(self.name, self.meaning, labels=["model_name"])
+        total = 0
+        buckets = []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        family.add_metric([model], buckets, self._sum)
+        return family
+
+
+class Metrics(Collector):
+    """The HTTP process's own counts, and a window on the engine's."""
+
+    def __init__(self, model: str, block_size: int, stats: Callable[[], Stats]) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._stats = stats
+        self.first_token_s = Distribution("vllm:time_to_first_token_seconds", "Until the first token.", FIRST_TOKEN_S)
+        self.between_tokens_s = Distribution(
+            "vllm:inter_token_latency_seconds", "From a token to the next one.", BETWEEN_TOKENS_S
+        )
+        self.request_s = Distribution("vllm:e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
+        self.decode_s = Distribution("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
+        self.per_token_s = Distribution(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", BETWEEN_TOKENS_S
+        )
+        self.prompt_tokens = Distribution("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self.output_tokens = Distribution("vllm:request_generation_tokens", "Tokens generated for a request.", TOKENS)
+        self.max_tokens = Distribution("vllm:request_params_max_tokens", "max_tokens of a request.", TOKENS)
+        self.choices = Distribution("vllm:request_params_n", "n of a request.", CHOICES)
+        self.prompt_tokens_seen = 0
+        self.tokens_generated = 0
+        self.client_disconnects = 0
+        self.open_requests = 0
+        self.draining = False
+        self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def choice_finished(self, reason: str, *, tokens: int, first_s: float, last_s: float, arrived_s: float) -> None:
+        """One choice is complete; the three times are of one monotonic clock."""
+        self.finished[reason] += 1
+        self.output_tokens.observe(tokens)
+        self.request_s.observe(last_s - arrived_s)
+        self.decode_s.observe(last_s - first_s)
+        if tokens > 1:
+            self.per_token_s.observe((last_s - first_s) / (tokens - 1))
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for gauge in GAUGES:
+            yield self._gauge(gauge.name, gauge.meaning, gauge.value(stats))
+        yield self._gauge("warmroute:open_requests", "HTTP requests that are being answered.", self.open_requests)
+        yield self._gauge("warmroute:draining", "1 while no new work is taken.", self.draining)
+        yield self._cache_config(stats)
+        for counter in COUNTERS:
+            yield self._counter(counter.name, counter.meaning, counter.value(stats))
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests begun.", self.prompt_tokens_seen)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.tokens_generated)
+        yield self._counter(
+            "warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects
+        )
+        yield self._labelled("vllm:request_success", "Choices completed.", "finished_reason", self.finished)
+        yield self._labelled("warmroute:requests_refused", "Requests not taken.", "reason", self.refused)
+        yield from (distribution.family(self._model) for distribution in self._distributions())
+        yield self._old_name_of_between_tokens()
+
+    def _distributions(self) -> list[Distribution]:
+        return [value for value in vars(self).values() if isinstance(value, Distribution)]
+
+    def _old_name_of_between_tokens(self) -> Metric:
+        family = self.between_tokens_s.family(self._model)
+        renamed = HistogramMetricFamily(
+            "vllm:time_per_output_token_seconds", "The inter-token latency, under vLLM's old name."
+        )
+        for sample in family.samples:
+            renamed.samples.append(sample._replace(name=sample.name.replace(family.name, renamed.name)))
+        return renamed
+
+    def _cache_config(self, stats: Stats) -> Metric:
+        labels = ["model_name", "block_size", "num_gpu_blocks"]
+        family = GaugeMetricFamily("vllm:cache_config_info", "1; its labels say how large the cache is.", labels=labels)
+        family.add_metric([self._model, str(self._block_size), str(stats.pool.total)], 1)
+        return family
+
+    def _gauge(self, name: str, meaning: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, meaning, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, meaning: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, meaning, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _labelled(self, name: str, meaning: str, label: str, counts: Counter[str]) -> Metric:
+        family = CounterMetricFamily(name, meaning, labels=["model_name", label])
+        for key, count in counts.items():
+            family.add_metric([self._model, key], count)
+        return family

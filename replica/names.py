@@ -1,0 +1,110 @@
+"""Which slot holds the block of which key: a hash table in flat arrays, without a Python object for any entry.
+
+A bucket is a list of slots: `_heads[bucket]` is the first, `_after[slot]` the next, NOBODY ends it. Every array is seen
+in two ways: `array` is faster for one entry, numpy for many.
+"""
+
+import secrets
+from array import array
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys: TypeAlias = NDArray[np.uint64]
+Slots: TypeAlias = NDArray[np.intp]
+
+NOBODY = -1
+WORD = 2**64 - 1
+
+
+class Names:
+    """`keys[slot]` is the slot's key, if it is in the table."""
+
+    def __init__(self, slots: int) -> None:
+        bits = max(2, (4 * slots - 1).bit_length())  # so many buckets that few hold two
+        self._shift = 64 - bits
+        self._multiplier = secrets.randbits(64) | 1  # secret: whoever could choose buckets could crowd one
+        self._heads = array("i", [NOBODY]) * (1 << bits)
+        self._after = array("i", [NOBODY]) * slots
+        self.keys = array("Q", bytes(8 * slots))
+        self._many_heads = np.frombuffer(self._heads, np.int32)
+        self._many_after = np.frombuffer(self._after, np.int32)
+        self._many_keys = np.frombuffer(self.keys, np.uint64)
+        self._many_multiplier = np.uint64(self._multiplier)
+        self._many_shift = np.uint64(self._shift)
+
+    # ---- one
+
+    def find(self, key: int) -> int:
+        """The key's slot, or NOBODY."""
+        slot = self._heads[self._bucket(key)]
+        while slot != NOBODY and self.keys[slot] != key:
+            slot = self._after[slot]
+        return slot
+
+    def add(self, key: int, slot: int) -> None:
+        """The key must not be there yet."""
+        bucket = self._bucket(key)
+        self.keys[slot] = key
+        self._after[slot] = self._heads[bucket]
+        self._heads[bucket] = slot
+
+    def remove(self, slot: int) -> None:
+        """The slot must be there."""
+        self._remove(slot, self._bucket(self.keys[slot]))
+
+    def _remove(self, slot: int, bucket: int) -> None:
+        before = self._heads[bucket]
+        if before == slot:
+            self._heads[bucket] = self._after[slot]
+            return
+        while self._after[before] != slot:
+            before = self._after[before]
+        self._after[before] = self._after[slot]
+
+    def _bucket(self, key: int) -> int:
+        return (key * self._multiplier & WORD) >> self._shift
+
+    # ---- many
+
+    def find_many(self, keys: Keys) -> Slots:
+        """The slot of each key, or NOBODY."""
+        slots = self._many_heads[self._buckets(keys)].astype(np.intp)
+        pending = np.flatnonzero((slots != NOBODY) & (self._many_keys[slots] != keys))
+        while pending.size:
+            slots[pending] = after = self._many_after[slots[pending]]
+            pending = pending[(after != NOBODY) & (self._many_keys[after] != keys[pending])]
+        return slots
+
+    def add_many(self, keys: Keys, slots: Slots) -> None:
+        """None of the keys may be there yet, or twice among these."""
+        buckets = self._buckets(keys)
+        self._many_keys[slots] = keys
+        self._many_after[slots] = self._many_heads[buckets]
+        self._many_heads[buckets] = slots
+        # Of several in one bucket only the last has become its head; the others go before it one by one.
+        for index in np.flatnonzero(self._many_heads[buckets] != slots).tolist():
+            self.add(int(keys[index]), int(slots[index]))
+
+    def remove_many(self, slots: Slots) -> None:
+        """Every slot must be there."""
+        buckets = self._buckets(self._many_keys[slots])
+        first = self._many_heads[buckets] == slots
+        self._many_heads[buckets[first]] = self._many_after[slots[first]]
+        for slot, bucket in zip(slots[~first].tolist(), buckets[~first].tolist(), strict=True):
+            self._remove(slot, bucket)
+
+    def _buckets(self, keys: Keys) -> Slots:
+        return (keys * self._many_multiplier >> self._many_shift).astype(np.intp)
+
+    def clear(self) -> None:
+        self._many_heads[:] = NOBODY
+
+    def slots(self) -> Slots:
+        """Every slot that is in the table."""
+        found = [level := self._many_heads[self._many_heads != NOBODY]]
+        while level.size:
+            after = self._many_after[level]
+            found.append(level := after[after != NOBODY])
+        return np.concatenate(found).astype(np.intp)

@@ -1,0 +1,140 @@
+"""How settings reach the command: flags, then the environment, then a TOML file, then the defaults."""
+
+import re
+import tomllib
+from difflib import get_close_matches
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from replica.config import EngineConfig, ReplicaConfig
+from replica.settings import ALL, SETTINGS, Setting, Unusable
+
+_DEFAULTS = ReplicaConfig(engine=EngineConfig(model=""))
+_FILE = "replica.options.file"  # where the context keeps the SettingsFile
+
+
+class SettingOption(click.Option):
+    """An option whose errors name the place its value came from."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        source = ctx.get_parameter_source(self.name) if ctx else None
+        if source is ParameterSource.ENVIRONMENT:
+            return f"{self.envvar} in the environment ({self.opts[0]})"
+        if ctx and source is ParameterSource.DEFAULT_MAP:
+            file: SettingsFile = ctx.meta[_FILE]
+            return f"{self.name} in {file.place(self.name)}"
+        return super().get_error_hint(ctx)
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default, and the range where it has two ends; the variable's name follows from the option's."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("envvars", None)
+        if getattr(self.type, "max", None) is None:
+            extra.pop("range", None)
+        if isinstance(self.default, float):
+            extra["default"] = f"{self.default:g}"
+        return extra
+
+
+class SettingsCommand(click.Command):
+    """A command whose options are the settings, shown in their groups."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += [config_option(), *(option_of(setting) for setting in ALL.values())]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = {param.name: param for param in self.get_params(ctx)}
+        for title, settings in SETTINGS.items():
+            self._write(ctx, formatter, title, [params.pop(setting.key) for setting in settings])
+        self._write(ctx, formatter, "Other", list(params.values()))
+
+    @staticmethod
+    def _write(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: list[click.Parameter]) -> None:
+        with formatter.section(title):
+            formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
+
+
+def option_of(setting: Setting) -> click.Option:
+    default = attrgetter(setting.field)(_DEFAULTS) if setting.field else setting.default
+    flag = setting.type is click.BOOL
+    return SettingOption(
+        [f"{setting.option}/--no-{setting.option[2:]}" if flag else setting.option, setting.key],
+        type=setting.type,
+        metavar=None if flag else setting.metavar,
+        help=setting.help,
+        envvar=setting.variable,
+        required=setting.key == "model",
+        show_default=default is not False,
+        **({} if default in (None, "") else {"default": default}),
+    )
+
+
+def config_option() -> click.Option:
+    return click.Option(
+        ["--config"],
+        type=click.Path(),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        envvar="WARMROUTE_CONFIG",
+        callback=read_file,
+        help="A TOML file of settings.",
+    )
+
+
+class SettingsFile(NamedTuple):
+    """The text of a TOML file, so that an error can name the line."""
+
+    path: str
+    text: str
+
+    def place(self, key: str) -> str:
+        """The file, and the line that begins with the key, as a value or as a table."""
+        found = re.search(rf"""^[ \t]*(?:\[*[ \t]*)["']?{re.escape(key)}["']?[ \t]*[=.\]]""", self.text, re.MULTILINE)
+        if found is None:
+            return self.path
+        line = self.text.count("\n", 0, found.start()) + 1
+        return f"{self.path}, line {line}"
+
+
+def read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Make the file's values the defaults of all other options."""
+    if path is None:
+        return
+    try:
+        file = SettingsFile(path, Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(file.text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise Unusable(f"{path} is not TOML: {error}") from error
+    for key, value in values.items():
+        _check(file, key, value)
+    ctx.meta[_FILE] = file
+    ctx.default_map = values
+
+
+def _check(file: SettingsFile, key: str, value: object) -> None:
+    if key not in ALL:
+        near = get_close_matches(key.replace("-", "_"), ALL, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; `warmroute replica --help` lists the settings"
+        raise Unusable(f"{file.place(key)}: {key!r} is no setting{hint}")
+    kind, word = _toml_type(ALL[key].type)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        quoted = "no text" if key == "api_key" else repr(value)
+        raise Unusable(f"{file.place(key)}: {key} is {quoted}; write {word}")
+
+
+def _toml_type(kind: click.ParamType[Any]) -> tuple[type | tuple[type, ...], str]:
+    if kind is click.BOOL:
+        return bool, "true or false"
+    if isinstance(kind, click.IntRange):
+        return int, "a whole number"
+    if isinstance(kind, click.FloatRange):
+        return (int, float), "a number"
+    return str, "text in quotes"

@@ -1,0 +1,216 @@
+"""The engine's own process: `python -m replica.process SOCKET PARENT_PID`, with the EngineConfig as msgpack on stdin.
+
+It shares nothing with the HTTP process but one pair of sockets, so HTTP never holds up a step. It ends when it is told
+to, or with its parent. SIGUSR1 has it verify every invariant between two steps, and log what it found.
+"""
+
+import logging
+import os
+import signal
+import socket as network
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import msgspec
+import zmq
+
+from events.curve import load_curve
+from events.messages import KnownEvent
+from events.publisher import Publisher, PublisherConfig
+from replica.clock import Clock, WallClock
+from replica.config import EngineConfig
+from replica.engine import Engine
+from replica.lifeline import die_with_parent, orphaned
+from replica.messages import (
+    Cancel,
+    FromEngine,
+    Hello,
+    Loading,
+    Outputs,
+    Reset,
+    ResetDone,
+    Stats,
+    Stop,
+    Submit,
+    decode_to_engine,
+    encode,
+)
+from replica.runner import Runner
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.25
+
+
+def main(arguments: Sequence[str]) -> int:
+    endpoint, parent_pid = arguments[0], int(arguments[1])
+    die_with_parent(parent_pid)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when to end: it drains first
+        signal.signal(number, signal.SIG_IGN)
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    config = within_cache(config)
+    with ExitStack() as stack:
+        socket: zmq.Socket[bytes] = stack.enter_context(zmq.Context.instance().socket(zmq.PAIR))
+        socket.set_hwm(0)  # the number of accepted requests bounds what can wait in it
+        socket.linger = 1000
+        socket.connect(endpoint)
+        socket.send(encode(Loading()))
+        try:
+            clock = WallClock()
+            engine = Engine(config, make_runner(config, clock), clock)
+            publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
+        except (ValueError, OSError, zmq.ZMQError) as error:  # what the configuration can get wrong
+            print(f"Error: the engine cannot start: {error}", file=sys.stderr)
+            return 1
+        loop = Loop(engine, publisher, socket, parent_pid)
+        signal.signal(signal.SIGUSR1, loop.ask_for_check)
+        loop.run()
+    return 0
+
+
+def within_cache(config: EngineConfig) -> EngineConfig:
+    """A request can be no longer than the cache, whatever the model could take."""
+    capacity = config.num_blocks * config.block_size
+    if config.max_model_len <= capacity:
+        return config
+    log.warning("max_model_len %d is lowered to %d: more does not fit in the cache", config.max_model_len, capacity)
+    return msgspec.structs.replace(config, max_model_len=capacity)
+
+
+def make_runner(config: EngineConfig, clock: Clock) -> Runner:
+    """The one place where engines differ; each is imported only if it is wanted."""
+    if config.engine == "simulated":
+        from replica.simulated import SimulatedRunner
+
+        return SimulatedRunner(config.simulated, clock, config.vocabulary, config.eos_token_ids)
+    raise ValueError(f"engine {config.engine!r} is not part of this version; use 'simulated'")
+
+
+def publisher_config(config: EngineConfig) -> PublisherConfig:
+    assert config.events is not None
+    replica = config.replica or f"{network.gethostname()}-{os.getpid()}"
+    curve = None if config.curve_secret is None else load_curve(config.curve_secret, config.curve_clients)
+    return PublisherConfig(
+        events=config.events,
+        replay=config.replay,
+        status=config.status,
+        snapshot=config.snapshot,
+        topic=config.topic or f"kv@{replica}@{config.model}",
+        model=config.model,
+        curve=curve,
+    )
+
+
+class Loop:
+    """Messages in, one step, messages out."""
+
+    def __init__(
+        self, engine: Engine, publisher: Publisher | None, socket: "zmq.Socket[bytes]", parent_pid: int
+    ) -> None:
+        self.engine = engine
+        self.publisher = publisher
+        self.socket = socket
+        self.parent_pid = parent_pid
+        self.stopped = False
+        self._check_asked = False
+        self._report_at_s = 0.0
+        self._log_at_s = time.monotonic() + engine.config.log_interval_s
+
+    def run(self) -> None:
+        self._send(self._hello())
+        while not self.stopped and not orphaned(self.parent_pid):
+            self._read()
+            if self.engine.busy:
+                outputs = self.engine.step()
+                if outputs:
+                    self._send(Outputs(outputs))
+            self._publish(self.engine.take_events())
+            if self._check_asked:
+                self._check()
+            if time.monotonic() >= self._report_at_s:
+                self._report()
+
+    def ask_for_check(self, *_: object) -> None:
+        """A signal handler: a step may be half done, so the loop checks when it is."""
+        self._check_asked = True
+
+    def _check(self) -> None:
+        self._check_asked = False
+        try:
+            self.engine.check()
+        except AssertionError as failed:
+            log.error("check failed: %s", failed)
+        else:
+            log.info("check passed")
+
+    def _read(self) -> None:
+        """Take what has come; with nothing to compute, wait for it, or for the next report."""
+        wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
+        while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
+            self._obey(self.socket.recv())
+            wait_s = 0.0
+
+    def _obey(self, payload: bytes) -> None:
+        message = decode_to_engine(payload)
+        if isinstance(message, Submit):
+            refused = self.engine.submit(message)
+            if refused is not None:
+                self._send(refused)
+        elif isinstance(message, Cancel):
+            for request_id in message.ids:
+                self.engine.cancel(request_id)
+        elif isinstance(message, Reset):
+            done = self.engine.reset()
+            self._publish(self.engine.take_events())
+            self._send(ResetDone(message.id, done))
+        elif isinstance(message, Stop):
+            self.stopped = True
+
+    def _publish(self, events: list[KnownEvent]) -> None:
+        if events and self.publisher is not None:
+            self.publisher.publish(events)
+
+    def _report(self) -> None:
+        self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
+        stats = self.engine.stats()
+        if self.publisher is not None:
+            self.publisher.report(stats.load)
+        self._send(stats)
+        if time.monotonic() >= self._log_at_s:
+            self._log_at_s = time.monotonic() + self.engine.config.log_interval_s
+            if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
+                log.info("%s", describe(stats))
+
+    def _send(self, message: FromEngine) -> None:
+        self.socket.send(encode(message))
+
+    def _hello(self) -> Hello:
+        config, publisher = self.engine.config, self.publisher
+        return Hello(
+            pid=os.getpid(),
+            model=config.model,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            endpoints=publisher.endpoints if publisher else None,
+            incarnation=publisher.incarnation if publisher else 0,
+            topic=publisher.config.topic if publisher else "",
+        )
+
+
+def describe(stats: Stats) -> str:
+    """The line that the log gets every few seconds."""
+    load, rates = stats.load, stats.rates
+    return (
+        f"running {load.running}, waiting {load.waiting}, cache {rates.utilization:.1%} in use, "
+        f"{rates.unreferenced_fraction:.1%} reusable, hit rate {rates.token_hit_rate:.1%}, "
+        f"prompt {rates.prompt_tokens_per_s:,.0f} tok/s, generated {rates.generated_tokens_per_s:,.0f} tok/s, "
+        f"evictions {rates.evictions_per_s:,.1f}/s, preemptions {stats.preemptions}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""How fast things go: the speed of prefill and decode, and the counters' change over the last seconds."""
+
+from collections import deque
+
+from replica.messages import Rates, Stats
+
+HALF_LIFE_TOKENS = 50_000.0
+HALF_LIFE_STEPS = 200.0
+MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
+
+
+class Speed:
+    """Prefill and decode speed, learned from how long steps take; the past fades.
+
+    What a step takes that only decodes, every step takes; the rest of one with prefill is the prefill's.
+    """
+
+    def __init__(self) -> None:
+        self.step_s = 0.0  # of steps that only decode
+        self._prefill_tokens = 0.0
+        self._prefill_s = 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Of one request."""
+        return 1 / self.step_s if self.step_s > 0 else 0.0
+
+    def add(self, prefill_tokens: int, duration_s: float) -> None:
+        if prefill_tokens >= MIN_PREFILL_TOKENS:
+            fading = 0.5 ** (prefill_tokens / HALF_LIFE_TOKENS)
+            own_s = max(duration_s - self.step_s, duration_s / 2)
+            self._prefill_tokens = self._prefill_tokens * fading + prefill_tokens
+            self._prefill_s = self._prefill_s * fading + own_s
+        elif not prefill_tokens:
+            fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
+            self.step_s = self.step_s * fading + duration_s * (1 - fading)
+
+
+class Window:
+    """Rates over the last `span_s` seconds, from the counters as they were then and are now."""
+
+    def __init__(self, span_s: float = 10.0) -> None:
+        self.span_s = span_s
+        self._past: deque[tuple[float, Stats]] = deque()
+
+    def add(self, now_s: float, stats: Stats) -> Rates:
+        self._past.append((now_s, stats))
+        while len(self._past) > 2 and now_s - self._past[1][0] >= self.span_s:
+            self._past.popleft()
+        began_s, then = self._past[0]
+        pool, elapsed_s = stats.pool, now_s - began_s
+        queries = pool.query_tokens - then.pool.query_tokens
+        hits = pool.hit_tokens - then.pool.hit_tokens
+
+        def per_s(change: int) -> float:
+            return change / elapsed_s if elapsed_s > 0 else 0.0
+
+        return Rates(
+            window_s=elapsed_s,
+            token_hit_rate=hits / queries if queries else 0.0,
+            evictions_per_s=per_s(pool.evictions - then.pool.evictions),
+            utilization=pool.referenced / pool.total,
+            unreferenced_fraction=pool.unreferenced / pool.total,
+            prompt_tokens_per_s=per_s(stats.prompt_tokens - then.prompt_tokens),
+            generated_tokens_per_s=per_s(stats.generated_tokens - then.generated_tokens),
+        )

@@ -1,0 +1,62 @@
+"""One request in the engine, and what one step does for it."""
+
+from typing import NamedTuple
+
+from replica.chain import Chain
+from replica.messages import Sampling
+
+
+class Request:
+    """`computed` tokens of the chain have their KV in `blocks`; it waits when it has no blocks."""
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "chain",
+        "computed",
+        "id",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "runner_state",
+        "sampling",
+        "uncached_tokens",
+        "waits_for",
+    )
+
+    def __init__(
+        self, request_id: int, chain: Chain, prompt_tokens: int, sampling: Sampling, priority: tuple[float, int]
+    ) -> None:
+        self.id = request_id
+        self.chain = chain
+        self.prompt_tokens = prompt_tokens  # the rest of the chain is output
+        self.sampling = sampling
+        self.priority = priority  # lower goes first; the number of arrival breaks ties
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.preemptions = 0
+        self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
+        self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
+        self.waits_for: tuple[Request, int] | None = None  # who computes a prefix it shares, and how many blocks of it
+        self.runner_state: object = None  # the runner's own
+
+    @property
+    def generated(self) -> int:
+        return len(self.chain) - self.prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.chain) - self.computed
+
+
+class Scheduled(NamedTuple):
+    """In this step, compute so many tokens of the chain from `start` on, and sample if that is all of them."""
+
+    request: Request
+    start: int
+    tokens: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.tokens == len(self.request.chain)

@@ -1,0 +1,310 @@
+"""Decides what each step computes: one queue, a budget of tokens per step, no difference between prefill and decode.
+
+A request asks for the tokens of its chain that are not computed yet: many after admission, one while it decodes. The
+running ones are served first, in order of priority; what is left of the budget admits waiting ones. When blocks run
+out, the running request of the lowest priority gives its blocks back and waits again; it will find most of them.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from replica.block_pool import BlockPool
+from replica.messages import Output
+from replica.request import Request, Scheduled
+from replica.runner import Sampled
+
+Batch: TypeAlias = list[Scheduled]
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    max_waiting: int = 1024
+
+
+class QueueFull(Exception):
+    """As many requests wait as may."""
+
+
+class TooLong(Exception):
+    """The request could never run, whatever finishes before it."""
+
+
+class Lookups(Struct):
+    """What admitted requests asked of the cache and found; those that had been preempted are counted apart."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    query_blocks: int = 0
+    hit_blocks: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {limits.max_num_batched_tokens}; it must be at least max_num_seqs, "
+                f"{limits.max_num_seqs}, or some of the running requests would never get their turn"
+            )
+        self.pool = pool
+        self.limits = limits
+        self.running: list[Request] = []  # by priority
+        self.requests: dict[int, Request] = {}
+        self.lookups = Lookups()
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self.computed_prompt_tokens = 0
+        self.generated_tokens = 0
+        self._waiting: list[tuple[tuple[float, int], Request]] = []  # a heap
+
+    # ---- requests come and go
+
+    def submit(self, request: Request) -> None:
+        """Let it wait; QueueFull or TooLong if it cannot."""
+        self._check_length(request)  # first: nobody should be told to come back with what never fits
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise QueueFull(f"{len(self._waiting)} requests wait already, which is the limit (--max-waiting)")
+        request.uncached_tokens = len(request.chain) - len(self.pool.match(request.chain).blocks) * self.pool.block_size
+        self.requests[request.id] = request
+        heappush(self._waiting, (request.priority, request))
+        self.prompt_tokens += request.prompt_tokens
+
+    def _check_length(self, request: Request) -> None:
+        tokens, limit = len(request.chain), self.limits.max_model_len
+        if tokens >= limit:
+            raise TooLong(f"the prompt has {tokens} tokens and leaves no room for an answer: the model takes {limit}")
+        longest = max(tokens, min(limit, request.prompt_tokens + request.sampling.max_tokens))
+        capacity = self.pool.num_blocks * self.pool.block_size
+        if longest > capacity:
+            raise TooLong(
+                f"{request.prompt_tokens} prompt tokens and up to {longest - request.prompt_tokens} generated ones "
+                f"never fit in the cache of {capacity} tokens ({self.pool.num_blocks} blocks of {self.pool.block_size})"
+            )
+
+    def cancel(self, request_id: int) -> bool:
+        """Give everything back at once; False if there is no such request (any more)."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return False
+        if request.blocks:
+            self._stop_running(request)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not request]
+            heapify(self._waiting)
+        return True
+
+    def _stop_running(self, request: Request) -> None:
+        del self.running[bisect_left(self.running, request.priority, key=_priority)]
+        self.pool.release(request.blocks)
+        request.blocks = []
+
+    # ---- one step
+
+    def schedule(self) -> Batch:
+        """What to compute now; empty when there is nothing to do."""
+        batch: Batch = []
+        budget, size = self.limits.max_num_batched_tokens, self.pool.block_size
+        preemptions = self.preemptions
+        for request in self._in_order():
+            if not budget:
+                break
+            start = request.computed
+            count = min(len(request.chain.tokens) - start, budget)
+            if start + count <= len(request.blocks) * size or self._make_room(request, start + count):
+                batch.append(Scheduled(request, start, count))
+                budget -= count
+        if budget and self.preemptions == preemptions:
+            self._admit(batch, budget)
+        return batch
+
+    def _in_order(self) -> Iterator[Request]:
+        """The running requests, while those at the end may be preempted."""
+        index = 0
+        while index < len(self.running):
+            yield self.running[index]
+            index += 1
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Blocks for so many tokens, preempting whoever comes last; False if that was the request itself."""
+        new = -(-tokens // self.pool.block_size) - len(request.blocks)
+        while new > 0:
+            blocks = self.pool.take((), new)
+            if blocks is not None:
+                request.blocks += blocks
+                break
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._stop_running(request)
+        request.chain.forget()
+        request.uncached_tokens = request.remaining  # it will find the rest, if nobody takes it in between
+        request.computed = 0
+        request.preemptions += 1
+        self.preemptions += 1
+        heappush(self._waiting, (request.priority, request))
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        """Start waiting requests while there are tokens, places and blocks."""
+        passed: list[Request] = []
+        while self._waiting and budget and len(self.running) < self.limits.max_num_seqs:
+            request = heappop(self._waiting)[1]
+            if self._is_held_up(request):
+                passed.append(request)
+                continue
+            match = self.pool.match(request.chain)
+            if self._must_wait(request, len(match.blocks)):
+                passed.append(request)
+                continue
+            # Blocks for all of its tokens now: half a prompt that waits for blocks would only be in the way.
+            blocks = self.pool.take(match.blocks, -(-len(request.chain) // self.pool.block_size) - len(match.blocks))
+            if blocks is None:
+                passed.append(request)
+                break
+            request.blocks = blocks
+            request.chain.named, request.chain.identity = len(match.blocks), match.identity
+            request.computed = len(match.blocks) * self.pool.block_size
+            self._count_lookup(request, len(match.blocks))
+            insort(self.running, request, key=_priority)
+            count = min(request.remaining, budget)
+            batch.append(Scheduled(request, request.computed, count))
+            budget -= count
+        for request in passed:
+            heappush(self._waiting, (request.priority, request))
+
+    def _is_held_up(self, request: Request) -> bool:
+        """Whether the one it waits for still computes what they share."""
+        if request.waits_for is None:
+            return False
+        other, shared = request.waits_for
+        if _still_computes(other, shared):
+            return True
+        request.waits_for = None
+        return False
+
+    def _must_wait(self, request: Request, matched: int) -> bool:
+        """Whether a running request is about to compute the next block of its prompt, which it then need not."""
+        keys = request.chain.keys
+        limit = (len(request.chain) - 1) // self.pool.block_size
+        if not self.pool.caching or matched >= limit:
+            return False
+        for other in self.running:
+            theirs = other.chain.keys
+            if matched < len(theirs) and theirs[matched] == keys[matched] and _still_computes(other, matched + 1):
+                request.waits_for = other, _shared(keys, theirs, matched, limit)
+                return True
+        return False
+
+    def _count_lookup(self, request: Request, hit_blocks: int) -> None:
+        size, lookups = self.pool.block_size, self.lookups
+        if request.preemptions:
+            lookups.preempted_query_tokens += len(request.chain)
+            lookups.preempted_hit_tokens += hit_blocks * size
+            return
+        lookups.query_tokens += len(request.chain)
+        lookups.hit_tokens += hit_blocks * size
+        lookups.query_blocks += len(request.chain) // size
+        lookups.hit_blocks += hit_blocks
+        request.cached_tokens = min(hit_blocks * size, request.prompt_tokens)
+
+    def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
+        """Take over what a step computed."""
+        outputs: list[Output] = []
+        size = self.pool.block_size
+        for (request, start, count), drawn in zip(batch, sampled, strict=True):
+            if start < request.prompt_tokens:
+                self.computed_prompt_tokens += min(count, request.prompt_tokens - start)
+            request.computed = start + count
+            filled = request.computed // size
+            if filled > request.chain.named:
+                self.pool.store(request.chain, request.blocks, filled)
+            if drawn is not None:
+                request.chain.append(drawn.token)
+                self.generated_tokens += 1
+                outputs.append(self._output(request, drawn))
+        return outputs
+
+    def _output(self, request: Request, drawn: Sampled) -> Output:
+        reason = self._finish_reason(request, drawn.token)
+        if reason is not None:
+            del self.requests[request.id]
+            self._stop_running(request)
+        logprobs = None if drawn.logprobs is None else [drawn.logprobs]
+        return Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs)
+
+    def _finish_reason(self, request: Request, token: int) -> str | None:
+        sampling = request.sampling
+        length = len(request.chain.tokens)
+        generated = length - request.prompt_tokens
+        if token in sampling.stop_token_ids and generated >= sampling.min_tokens:
+            return "stop"
+        if generated >= sampling.max_tokens or length >= self.limits.max_model_len:
+            return "length"
+        return None
+
+    # ---- say
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def waiting_requests(self) -> Iterable[Request]:
+        return (request for _, request in self._waiting)
+
+    def queued_prefill_tokens(self) -> int:
+        """What has to be computed before everybody who is here now has a first token."""
+        waiting = sum(request.uncached_tokens for request in self.waiting_requests())
+        return waiting + sum(request.remaining for request in self.running if request.remaining > 1)
+
+    def check(self) -> None:
+        """Verify every invariant, the pool's included."""
+        self.pool.check()
+        uses: dict[int, int] = {}
+        for request in self.running:
+            held, filled = len(request.blocks), request.computed // self.pool.block_size
+            assert held * self.pool.block_size >= request.computed, f"request {request.id} lacks blocks"
+            assert request.chain.named <= filled, f"request {request.id} has named blocks that are not filled"
+            assert len(set(request.blocks)) == held, f"request {request.id} has a block twice"
+            for block in request.blocks:
+                uses[block] = uses.get(block, 0) + 1
+        for block in range(self.pool.num_blocks):
+            assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference that nobody holds"
+        assert [r.priority for r in self.running] == sorted(r.priority for r in self.running), "running is out of order"
+        waiting = {request.id for request in self.waiting_requests()}
+        assert len(waiting) == self.waiting, "a request waits twice"
+        assert waiting.isdisjoint(r.id for r in self.running), "a request runs and waits"
+        assert self.requests.keys() == waiting | {r.id for r in self.running}, "a request is lost"
+        assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"
+        assert len(self.running) <= self.limits.max_num_seqs, "too many run"
+
+
+def _priority(request: Request) -> tuple[float, int]:
+    return request.priority
+
+
+def _still_computes(request: Request, blocks: int) -> bool:
+    """Whether it runs, and will have named so many blocks before its prompt is computed."""
+    chain = request.chain
+    return bool(request.blocks) and chain.identity is not None and chain.named < min(blocks, len(chain.keys))
+
+
+def _shared(keys: Sequence[int], others: Sequence[int], low: int, high: int) -> int:
+    """How many leading blocks two chains share, at least `low` + 1. A key stands for all before it: halving works."""
+    high = min(high, len(others))
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keys[middle] == others[middle]:
+            low = middle
+        else:
+            high = middle
+    return low + 1

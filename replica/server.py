@@ -1,0 +1,203 @@
+"""A replica's life: start the engine, serve, drain, end. Nothing that users get wrong ends in a traceback."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.prompts import Prompts
+from api.tokenizer import load_tokenizer
+from replica.app import Endpoints, build_app
+from replica.client import EngineClient, EngineDied
+from replica.config import ReplicaConfig
+from replica.lifeline import die_with_parent
+from replica.messages import Hello
+
+__all__ = ["build_app", "serve"]
+
+KEEP_ALIVE_S = 75  # longer than routers keep idle connections, so that none is closed under a request
+CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
+BACKLOG = 2048
+
+
+def serve(config: ReplicaConfig) -> int:
+    """Runs until told to end; returns the exit status."""
+    if config.die_with_parent:
+        die_with_parent(os.getppid())
+    logging.basicConfig(level=config.engine.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells of its life is said here
+    try:
+        prompts = load_prompts(config)
+    except (OSError, ValueError) as error:
+        return _failed(str(error))
+    try:
+        listener = listen(config.host, config.port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return _failed(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or --host")
+    with listener:
+        return uvloop.run(_serve(config, prompts, listener))
+
+
+def load_prompts(config: ReplicaConfig) -> Prompts:
+    """ValueError or OSError, with the file's name, where one of the files cannot be used."""
+    template = None if config.chat_template is None else Path(config.chat_template).read_text(encoding="utf-8")
+    return Prompts(load_tokenizer(config.tokenizer), template, vocab_size=config.engine.vocabulary[1])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn, but for its signal handlers: a replica drains first."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Tells every request of a connection that it is lost. Uvicorn tells the last one: pipelined ones would run on."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._open: list[RequestResponseCycle] = []
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._open = [cycle for cycle in (*self._open, self.cycle) if not cycle.response_complete]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+
+class Signals:
+    """The first SIGTERM or SIGINT asks for an end, the second one for an end at once."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+        self.at_once = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._take)
+
+    def _take(self) -> None:
+        (self.at_once if self.end.is_set() else self.end).set()
+
+
+async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socket) -> int:
+    signals = Signals()
+    try:
+        engine = await EngineClient.spawn(config.engine)
+    except OSError as error:
+        return _failed(f"the engine's process cannot be started: {error}")
+    app = build_app(engine, prompts, config)
+    endpoints: Endpoints = app.state.endpoints
+    server = http_server(app)
+    tasks = (
+        asyncio.create_task(server.serve(sockets=[listener])),
+        asyncio.create_task(_announce(engine, server, listener)),
+    )
+    try:
+        status = await _until_the_end(engine, endpoints, signals, config.drain_timeout_s)
+    finally:
+        tasks[1].cancel()  # first: an engine that is ended while it loads is no failure to tell of
+        await engine.close()
+        server.should_exit = True
+        endpoints.reader.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return status
+
+
+def http_server(app: object) -> HttpServer:
+    return HttpServer(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSING_LIMIT_S,
+            backlog=BACKLOG,
+        )
+    )
+
+
+async def _announce(engine: EngineClient, server: HttpServer, listener: socket.socket) -> None:
+    await server.listening.wait()
+    host, port = listener.getsockname()[:2]
+    try:
+        hello = await engine.ready()
+    except EngineDied as error:
+        logging.getLogger(__name__).error("%s", error)
+        await engine.close()
+        return
+    print(ready_line(f"http://{f'[{host}]' if ':' in host else host}:{port}", hello), flush=True)
+
+
+def ready_line(url: str, hello: Hello) -> str:
+    events = hello.endpoints.events if hello.endpoints else "off"
+    return f"ready on {url}, model {hello.model}, {hello.num_blocks} blocks of {hello.block_size}, events {events}"
+
+
+async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Signals, drain_timeout_s: float) -> int:
+    died = asyncio.create_task(engine.died())
+    await _first(died, signals.end.wait())
+    if not died.done():
+        endpoints.metrics.draining = True
+        await _first(died, signals.at_once.wait(), _drained(endpoints, drain_timeout_s))
+    if died.done():
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no line for every stream that is cut
+        return _failed(f"{died.result()}; the replica ends with it")
+    died.cancel()
+    return 0
+
+
+async def _first(kept: asyncio.Task[str], *others: Coroutine[None, None, object]) -> None:
+    """Waits until one of them is done; all but the first are over then."""
+    tasks = [asyncio.create_task(other) for other in others]
+    await asyncio.wait([kept, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def _drained(endpoints: Endpoints, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while endpoints.metrics.open_requests:
+                await asyncio.sleep(0.02)
+            return
+    left = endpoints.metrics.open_requests
+    logging.getLogger(__name__).warning("%d requests have not ended within %g s; they are cut", left, limit_s)
+
+
+def _failed(message: str) -> int:
+    print(f"Error: {message}", file=sys.stderr, flush=True)
+    return 1

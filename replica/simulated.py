@@ -1,0 +1,88 @@
+"""A runner that computes nothing: it takes the time a model would take and draws tokens that anyone can draw again.
+
+A token depends on the prompt, the seed and its position in the output alone, so a request that moves to another replica
+goes on with the same text. Sampling parameters that shape a distribution have nothing to shape here and are ignored.
+"""
+
+import math
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from replica.clock import Clock
+from replica.config import SimulatedConfig
+from replica.messages import TokenLogprobs
+from replica.request import Request, Scheduled
+from replica.runner import Sampled
+
+BYTES = (0, 256)
+# What a replica without a tokenizer babbles: about as many vowels and spaces as English has.
+LETTERS = b"eeeeetttaaaoooiiinnnsshhrrdllucmfwgypbvk      ,."
+
+
+class SimulatedRunner:
+    def __init__(
+        self, speed: SimulatedConfig, clock: Clock, vocabulary: tuple[int, int], eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self.speed = speed
+        self.clock = clock
+        self.first_token, self.end_token = vocabulary
+        self.eos_token_ids = eos_token_ids
+
+    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+        self.clock.sleep(self.step_s(batch))
+        return [self.sample(scheduled.request) if scheduled.samples else None for scheduled in batch]
+
+    def step_s(self, batch: Sequence[Scheduled]) -> float:
+        """How long a model would take (see SimulatedConfig)."""
+        speed = self.speed
+        prefill_tokens = sum(scheduled.tokens for scheduled in batch if scheduled.tokens > 1)
+        others = max(0, sum(scheduled.tokens == 1 for scheduled in batch) - 1)
+        one_pass_s = (1 + speed.batch_slowdown * others) / speed.decode_tokens_per_s
+        return speed.step_overhead_s + one_pass_s + prefill_tokens / speed.prefill_tokens_per_s
+
+    def sample(self, request: Request) -> Sampled:
+        position = request.generated
+        stream = self._stream(request)
+        sampling = request.sampling
+        if self.eos_token_ids and not sampling.ignore_eos and position == self._length(stream, sampling.min_tokens):
+            token = self.eos_token_ids[0]
+        else:
+            token = self.token(_draw(stream, position))
+        if sampling.top_logprobs is None:
+            return Sampled(token)
+        return Sampled(token, self._logprobs(stream, position, token, sampling.top_logprobs))
+
+    def _stream(self, request: Request) -> int:
+        """The number that prompt and seed are, from which everything else about the output is drawn."""
+        if not isinstance(request.runner_state, int):
+            prompt = request.chain.tokens[: request.prompt_tokens].tobytes()
+            request.runner_state = xxh3_64_intdigest(prompt, request.sampling.seed % 2**64)
+        return request.runner_state
+
+    def _length(self, stream: int, min_tokens: int) -> int:
+        """Where the output ends by itself: between 1 and twice the mean; -1 for never."""
+        mean = self.speed.mean_output_tokens
+        return max(min_tokens, 1 + _draw(stream, -1) % (2 * mean - 1)) if mean else -1
+
+    def token(self, number: int) -> int:
+        """A token of the vocabulary, never one that ends the output."""
+        if (self.first_token, self.end_token) == BYTES:
+            return LETTERS[number % len(LETTERS)]
+        token = self.first_token + number % (self.end_token - self.first_token)
+        while token in self.eos_token_ids:
+            token = self.first_token + (token + 1 - self.first_token) % (self.end_token - self.first_token)
+        return token
+
+    def _logprobs(self, stream: int, position: int, token: int, top: int) -> TokenLogprobs:
+        """Made up like the tokens: the drawn one most likely, each alternative half as likely as the one before."""
+        others = dict.fromkeys(self.token(_draw(stream, position, rank)) for rank in range(1, 4 * top))
+        others.pop(token, None)
+        ranked = [token, *others][:top]
+        return TokenLogprobs(
+            math.log(0.5), [(alternative, -(rank + 1) * math.log(2)) for rank, alternative in enumerate(ranked)]
+        )
+
+
+def _draw(stream: int, position: int, rank: int = 0) -> int:
+    return xxh3_64_intdigest((position << 8 | rank).to_bytes(9, "little", signed=True), stream)

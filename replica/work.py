@@ -1,0 +1,174 @@
+"""From a client's request to what the engine is asked. Pure; here a request is measured against the model."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from api.errors import invalid, too_long
+from api.native import Native, pack_ids
+from api.requests import ChatRequest
+from api.responses import chat_id, completion_id
+from api.tokenizer import Tokenizer
+from replica.generation import Choice, Delta, Ending
+from replica.intake import GenerationRequest
+from replica.messages import Sampling, Submit
+
+SEEDS = 2**63
+MAX_CHOICES = 1024
+
+
+class Served(Struct, frozen=True):
+    """What a request must fit."""
+
+    max_model_len: int
+    tokenizer: Tokenizer
+
+
+class Part(NamedTuple):
+    """One choice of the answer: what is asked for it, and what another replica has said already."""
+
+    choice: Choice
+    submit: Submit | None  # None: it was complete before it came here
+    resumed: Delta
+
+
+class Work(Struct):
+    """One request, ready to be submitted."""
+
+    request: GenerationRequest
+    id: str
+    created: int
+    prompts: Sequence[Sequence[int]]
+    parts: list[Part]  # the choices of the first prompt, then those of the second
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+def plan(
+    request: GenerationRequest,
+    native: Native,
+    prompts: Sequence[Sequence[int]],
+    served: Served,
+    new_id: Callable[[], int],
+) -> Work:
+    """Says what to submit; ApiError where the request does not fit the model."""
+    resumed = _resumed(request, _count_choices(request, prompts))
+    seed = _seed(request, native)
+    parts: list[Part] = []
+    for prompt in prompts:
+        ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served.tokenizer)
+        submit = Submit(
+            id=0,
+            prompt=pack_ids(prompt),
+            sampling=_sampling(request, ending),
+            cache_salt=request.cache_salt,
+            priority=native.priority,
+        )
+        for _ in range(request.n):
+            choice = Choice(len(parts), ending, served.tokenizer)
+            parts.append(_part(choice, submit, resumed[choice.index], seed, new_id))
+    return Work(
+        request,
+        id=native.response_id or (chat_id() if isinstance(request, ChatRequest) else completion_id()),
+        created=int(time.time()) if native.created is None else native.created,
+        prompts=prompts,
+        parts=parts,
+    )
+
+
+def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new_id: Callable[[], int]) -> Part:
+    """The choice with index i samples with the request's seed + i, whichever prompt it is of."""
+    said = choice.resume(resumed)
+    if choice.finish_reason is not None:
+        return Part(choice, None, said)
+    sampling = replace(submit.sampling, seed=(seed + choice.index) % SEEDS)
+    return Part(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
+
+
+def _count_choices(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int:
+    choices = len(prompts) * request.n
+    if choices > MAX_CHOICES:
+        what = f"{len(prompts)} prompts with n={request.n} are {choices} choices"
+        raise invalid(f"{what}; ask for at most {MAX_CHOICES} at once", "n")
+    return choices
+
+
+def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
+    resumed = request.resume_token_ids
+    if not resumed:
+        return [[]] * choices
+    if len(resumed) != choices:
+        raise invalid(
+            f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
+        )
+    if not request.stream and request.alternatives is not None:
+        # Log probabilities of what another replica said are not known here, and the client has seen nothing yet.
+        return [[]] * choices
+    return resumed
+
+
+def _seed(request: GenerationRequest, native: Native) -> int:
+    for seed in (request.seed, native.seed):
+        if seed is not None:
+            return seed
+    return random.getrandbits(63)
+
+
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: int) -> int:
+    room = max_model_len - prompt_tokens
+    param = "messages" if isinstance(request, ChatRequest) else "prompt"
+    if room < 1:
+        fix = f"send at most {max_model_len - 1}"
+        raise too_long(
+            f"the prompt has {prompt_tokens} tokens; {fix}: the model's length is {max_model_len}, answer included",
+            param,
+        )
+    wanted = request.output_limit
+    if wanted is None:
+        return min(room, request.usual_output or room)
+    if wanted > room:
+        limit_name = "max_tokens"
+        if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+            limit_name = "max_completion_tokens"
+        raise invalid(
+            f"{limit_name} is {wanted} and the prompt has {prompt_tokens} tokens, together {wanted + prompt_tokens}; "
+            f"the model's length is {max_model_len}: ask for at most {room}",
+            limit_name,
+            "context_length_exceeded",
+        )
+    return wanted
+
+
+def _ending(request: GenerationRequest, max_tokens: int, tokenizer: Tokenizer) -> Ending:
+    return Ending(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop_token_ids=frozenset(request.stop_token_ids).union(() if request.ignore_eos else tokenizer.eos_token_ids),
+        stop_strings=request.stop_strings,
+        show_stop=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+    )
+
+
+def _sampling(request: GenerationRequest, ending: Ending) -> Sampling:
+    return Sampling(
+        max_tokens=ending.max_tokens,
+        min_tokens=ending.min_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        stop_token_ids=tuple(sorted(ending.stop_token_ids)),
+        top_logprobs=request.alternatives,
+        ignore_eos=request.ignore_eos,
+    )

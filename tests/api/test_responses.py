@@ -1,0 +1,112 @@
+import json
+import math
+
+import openai.types as openai
+import openai.types.chat as openai_chat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import responses
+from api.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    Delta,
+    Model,
+    ModelList,
+    encode,
+    usage,
+)
+from api.sse import DONE, event
+from api.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+CHOSEN = [(97, -0.5, [(97, -0.5), (98, -1.5)]), (0xC3, -math.inf, [(0xA9, -2.0)])]
+
+
+def test_a_completion_is_one_for_the_openai_client() -> None:
+    choice = CompletionChoice(
+        index=0, text="a", finish_reason="stop", logprobs=responses.completion_logprobs(BYTES, CHOSEN, 10)
+    )
+    whole = Completion(id=responses.completion_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
+    read = openai.Completion.model_validate_json(encode(whole), strict=True)
+    assert read.usage is not None and read.usage.prompt_tokens_details is not None
+    assert (read.usage.total_tokens, read.usage.prompt_tokens_details.cached_tokens) == (11, 8)
+    logprobs = read.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "bytes:\\xc3"]
+    assert logprobs.text_offset == [10, 11]
+    assert logprobs.token_logprobs == [-0.5, -9999.0]
+    assert logprobs.top_logprobs == [{"a": -0.5, "b": -1.5}, {"bytes:\\xa9": -2.0, "bytes:\\xc3": -9999.0}]
+
+
+def test_a_chat_completion_is_one_for_the_openai_client() -> None:
+    choice = ChatChoice(
+        index=0,
+        message=ChatAnswer(content="a"),
+        finish_reason="length",
+        logprobs=responses.chat_logprobs(BYTES, CHOSEN),
+    )
+    whole = ChatCompletion(id=responses.chat_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
+    read = openai_chat.ChatCompletion.model_validate_json(encode(whole), strict=True)
+    assert read.choices[0].message.content == "a"
+    logprobs = read.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert logprobs.content[0].top_logprobs[1].token == "b"
+    assert (logprobs.content[1].bytes, logprobs.content[1].logprob) == ([0xC3], -9999.0)
+
+
+def test_a_chunk_is_one_for_the_openai_client() -> None:
+    choice = ChatChunkChoice(index=1, delta=Delta(content="é"))
+    chunk = ChatChunk(id="chatcmpl-1", created=1, model="demo", choices=[choice])
+    read = openai_chat.ChatCompletionChunk.model_validate_json(encode(chunk), strict=True)
+    assert read.choices[0].delta.content == "é"
+    assert read.usage is None
+
+
+def test_what_openai_leaves_out_is_left_out_and_what_it_sends_as_null_is_sent() -> None:
+    choice = ChatChunkChoice(index=0, delta=Delta(role="assistant", content=""))
+    chunk = ChatChunk(id="chatcmpl-1", created=1, model="demo", choices=[choice])
+    assert json.loads(encode(chunk)) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "demo",
+        "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        ],
+    }
+    assert b'"usage":null' in encode(ChatChunk(id="x", created=1, model="demo", choices=[], usage=None))
+
+
+def test_token_ids_are_there_when_asked_for() -> None:
+    assert b'"token_ids":[1,2]' in encode(CompletionChoice(index=0, text="", token_ids=[1, 2]))
+    assert b"token_ids" not in encode(CompletionChoice(index=0, text=""))
+
+
+def test_models_are_a_list_for_the_openai_client() -> None:
+    listed = json.loads(encode(ModelList(data=[Model(id="demo", created=1, max_model_len=8192)])))
+    assert openai.Model.model_validate(listed["data"][0]).id == "demo"
+    assert listed["data"][0]["max_model_len"] == 8192
+
+
+def test_ids_differ_and_say_what_they_name() -> None:
+    assert responses.completion_id().startswith("cmpl-")
+    assert responses.chat_id().startswith("chatcmpl-")
+    assert len({responses.chat_id() for _ in range(100)}) == 100
+
+
+@given(text=st.text(max_size=30))
+def test_an_event_is_one_line(text: str) -> None:
+    sent = event(encode(ChatAnswer(content=text)))
+    assert sent.startswith(b"data: ") and sent.endswith(b"\n\n")
+    assert sent.count(b"\n") == 2
+    assert json.loads(sent.removeprefix(b"data: "))["content"] == text
+
+
+def test_a_stream_ends_as_openai_ends_it() -> None:
+    assert event(b"[DONE]") == DONE

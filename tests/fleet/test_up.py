@@ -1,0 +1,338 @@
+"""`warmroute up`, as users run it: real replicas, real signals, and nothing left of them."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from fleet.child import Addresses, read_addresses
+from fleet.up import Wishes, announcement, bind, free_ports
+from tests.events.processes import tool, wait_until
+
+FREE = ("--port", "0", "--events-port", "0")
+DEADLINE_S = 20.0
+
+
+class Up:
+    """A running `warmroute up`, with a folder of its own for temporary files."""
+
+    def __init__(self, folder: str, *arguments: str, **environment: str) -> None:
+        self.folder = Path(folder)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fleet", "up", *arguments],
+            env=env | environment | {"TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, text)
+        assert self.output.count(text) >= times, self.output
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"answers?(?: in turn)? at (\S+)", self.output)
+        assert found is not None, self.output
+        return found[1]
+
+    def events(self, replica: str) -> str:
+        found = re.search(rf"{replica}  \S+  events (\S+)", self.output)
+        assert found is not None, self.output
+        return found[1]
+
+    def processes(self, word: str = "") -> list[int]:
+        """The pids of all that it has started, and of what they have started."""
+        mark = f"WARMROUTE_PARENT_PID={self.process.pid}\0".encode()
+        return [
+            pid for pid in pids() if mark in of_process(pid, "environ") and word.encode() in of_process(pid, "cmdline")
+        ]
+
+    def replica(self, name: str) -> int:
+        [pid] = self.processes(name)
+        return pid
+
+    def ask(self, path: str = "/v1/chat/completions", **fields: Any) -> tuple[str, dict[str, Any]]:
+        """Which replica answered, and what."""
+        messages = [{"role": "user", "content": "Is it warm in here, and for how long will it be?"}]
+        body = {"model": "demo", "messages": messages, "max_tokens": 4, **fields}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            return answer.headers["x-warmroute-replica"], json.load(answer)
+
+    def ports(self) -> list[int]:
+        return [int(port) for port in re.findall(r"(?:http|tcp)://127\.0\.0\.1:(\d+)", self.output)]
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(timeout=DEADLINE_S)
+        self._reader.join()
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def of_process(pid: int, file: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    except OSError:  # it is gone, or a zombie
+        return b""
+
+
+@contextmanager
+def starting(*arguments: str, **environment: str) -> Iterator[Up]:
+    folder = tempfile.mkdtemp(dir="/tmp", prefix="u-")  # short: the path of a socket goes below it
+    running = Up(folder, *arguments, **environment)
+    try:
+        yield running
+    finally:
+        running.close()
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def up(*arguments: str, **environment: str) -> Iterator[Up]:
+    with starting(*(arguments or FREE), **environment) as running:
+        running.wait_for("Ctrl-C ends everything")
+        yield running
+
+
+def nothing_is_left(running: Up) -> None:
+    assert running.processes() == []
+    assert list(running.folder.iterdir()) == []
+    for port in running.ports():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def test_replicas_take_turns_and_remember_and_ctrl_c_leaves_nothing() -> None:
+    with up() as running:
+        assert len(running.processes()) == 4  # two replicas, two engines
+        answers = [running.ask() for _ in range(4)]
+        assert [name for name, _ in answers[:2]] == [name for name, _ in answers[2:]]
+        assert sorted({name for name, _ in answers}) == ["replica-0", "replica-1"]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for _, answer in answers]
+        assert cached[:2] == [0, 0]
+        assert cached[2] == cached[3] > 0
+        assert running.end(signal.SIGINT) == 0
+        nothing_is_left(running)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_leave_nothing_too(number: int) -> None:
+    with up(*FREE, "--replicas", "1") as running:
+        assert running.end(number) == 0
+        nothing_is_left(running)
+
+
+@pytest.mark.chaos
+def test_the_printed_examples_work() -> None:
+    with up() as running:
+        shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
+        python = re.search(r"^  (import openai.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
+        assert shell is not None and python is not None, running.output
+        assert '"cached_tokens"' in output_of("bash", "-c", shell[1])
+        assert "CompletionUsage" in output_of(sys.executable, "-c", python[1].replace("\n  ", "\n"))
+
+
+def output_of(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+
+
+@pytest.mark.chaos
+def test_the_events_of_a_replica_can_be_followed() -> None:
+    with up(*FREE, "--replicas", "1") as running, tool("tail", running.events("replica-0")) as tail:
+        tail.wait_for(lambda lines: any(line["type"] == "connected" for line in lines), "it is connected")
+        running.ask()
+        tail.wait_for(lambda lines: any(line["type"] == "BlockStored" for line in lines), "a stored block")
+
+
+@pytest.mark.chaos
+def test_kill_9_leaves_no_orphan() -> None:
+    with up() as running:
+        running.end(signal.SIGKILL)
+        wait_until(lambda: not running.processes(), "all replicas and engines are gone")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_while_replicas_start_leaves_no_orphan(number: int) -> None:
+    with starting(*FREE) as running:
+        wait_until(lambda: len(running.processes()) >= 2, "the replicas are being started")
+        status = running.end(number)
+        wait_until(lambda: not running.processes(), "all replicas and engines are gone")
+        if number == signal.SIGINT:
+            assert status == 0
+            nothing_is_left(running)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["fleet", "replica.process"])
+def test_a_replica_that_dies_is_passed_over_and_started_again(victim: str) -> None:
+    with up() as running:
+        before = running.processes()
+        [first, _] = running.processes(victim)
+        os.kill(first, signal.SIGKILL)
+        running.wait_for("it is started again")
+        assert len({running.ask()[0] for _ in range(4)}) == 1
+        running.wait_for("is ready after", times=3)
+        assert len({running.ask()[0] for _ in range(4)}) == 2
+        assert len(running.processes()) == 4
+        assert len(set(before) - set(running.processes())) == 2  # the other half of it is gone too
+        assert running.end() == 0
+        assert "the logs are in" in running.output
+        assert [path.name for path in sorted(running.folder.glob("warmroute-up-*/*"))] == [
+            "replica-0.log",
+            "replica-1.log",
+        ]
+
+
+@pytest.mark.chaos
+def test_a_running_stream_is_finished_before_the_end() -> None:
+    with up(*FREE, "--replicas", "1", "--", "--simulated-mean-output-tokens", "0") as running:
+        body = {"model": "demo", "prompt": "x", "max_tokens": 60, "stream": True}
+        request = urllib.request.Request(f"{running.url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            answer.readline()
+            running.process.send_signal(signal.SIGINT)
+            rest = answer.read()
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert running.wait() == 0
+        nothing_is_left(running)
+
+
+@pytest.mark.chaos
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    with up(*FREE, "--replicas", "1") as running:
+        os.kill(running.replica("replica-0"), signal.SIGSTOP)
+        running.process.send_signal(signal.SIGINT)
+        wait_until(lambda: not accepts(running.url), "the front is closed")
+        running.end(signal.SIGINT)
+        wait_until(lambda: not running.processes(), "the stopped replica is gone, and its engine")
+
+
+def accepts(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.chaos
+def test_the_api_key_is_demanded_and_on_no_command_line_of_a_replica() -> None:
+    with up(WARMROUTE_API_KEY="a-key-of-mine") as running:
+        for pid in running.processes():
+            assert b"a-key-of-mine" not in of_process(pid, "cmdline")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            running.ask()
+        with refused.value as answer:
+            assert answer.code == 401
+        assert 'Bearer $WARMROUTE_API_KEY"' in running.output
+        assert "a-key-of-mine" not in running.output
+
+
+@pytest.mark.chaos
+def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
+    with starting(*FREE, "--", "--num-blocks", "0") as running:
+        assert running.wait() == 1
+        assert re.search(r"Error: replica-\d ended with status 2 before it was ready; its last words:", running.output)
+        assert "| Error: Invalid value for '--num-blocks': 0 is not in the range" in running.output
+        assert running.processes() == []
+
+
+def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with starting("--port", str(port)) as running:
+            assert running.wait() == 1
+            assert running.output == (
+                f"Error: cannot listen on 127.0.0.1:{port}: address already in use; choose another --port or --host\n"
+            )
+            assert running.processes() == []
+            assert list(running.folder.iterdir()) == []
+
+
+def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(click.ClickException, match=r"cannot listen on 203\.0\.113\.1:0"):
+        bind("203.0.113.1", 0)
+    with pytest.raises(click.ClickException, match=r"cannot listen on nowhere\.invalid:0"):
+        bind("nowhere.invalid", 0)
+
+
+def test_taken_event_ports_are_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        first = free_ports(port - 1)
+    assert first > port or first + 4 <= port
+
+
+def test_without_four_free_ports_in_a_row_there_is_an_error() -> None:
+    with pytest.raises(click.ClickException, match="from 65533 on; choose another --events-port"):
+        free_ports(65533)
+
+
+@pytest.mark.parametrize(
+    ("line", "addresses"),
+    [
+        (
+            "ready on http://127.0.0.1:8001, model m, 8 blocks of 16, events tcp://127.0.0.1:5557",
+            Addresses("127.0.0.1", 8001, "tcp://127.0.0.1:5557"),
+        ),
+        (
+            "log\nready on http://[::1]:8001, model a, events b, 8 blocks of 16, events off",
+            Addresses("::1", 8001, None),
+        ),
+        ("ready on http://127.0.0.1:80", None),
+        ("", None),
+    ],
+)
+def test_the_ready_line_says_where_a_replica_listens(line: str, addresses: Addresses | None) -> None:
+    assert read_addresses(line) == addresses
+
+
+def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
+    wishes = Wishes(1, "::1", 8000, "simulated", "demo", 5557, None, ())
+    said = announcement(wishes, "http://[::1]:8000", {"replica-0": Addresses("127.0.0.1", 1, None)}, guarded=True)
+    assert "events off" in said
+    assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said

@@ -1,0 +1,144 @@
+"""`warmroute replica` as users run it: what it says, how it ends, whom it outlives."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from replica.cli import PARENT_VARIABLE
+from tests.events.processes import wait_until
+
+COMMAND = [sys.executable, "-m", "fleet", "replica"]
+DEMO = ["--model", "demo", "--engine", "simulated", "--port", "0", "--events-port", "0"]
+DEADLINE_S = 20.0
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | environment
+    return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+@contextmanager
+def replica(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running replica, and the address in its ready line."""
+    pipe = subprocess.PIPE
+    env = os.environ | environment
+    with subprocess.Popen([*COMMAND, *arguments], env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        try:
+            ready = re.match(r"ready on (\S+),", process.stdout.readline())
+            assert ready is not None
+            yield process, ready[1]
+        finally:
+            process.kill()
+
+
+def test_the_native_engine_is_refused_in_one_line() -> None:
+    finished = run("--model", "demo")
+    assert finished.returncode == 2
+    assert finished.stderr == "Error: the native engine is not part of this version; use --engine simulated\n"
+
+
+def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('fastapi' in sys.modules, 'numpy' in sys.modules))\n"
+        "from fleet.cli import main\nmain(['replica', '--model', 'demo', '--port', '-1'])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (finished.returncode, finished.stdout) == (2, "False False\n")
+
+
+def test_without_the_extra_the_command_says_how_to_get_it() -> None:
+    code = f"import sys; sys.modules['numpy'] = None\nfrom fleet.cli import main\nmain(['replica', *{DEMO!r}])"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        "warmroute replica needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n",
+    )
+
+
+def test_a_model_without_a_tokenizer_is_noted() -> None:
+    finished = run(*DEMO, "--model", "some/model", "--host", "203.0.113.1")
+    assert finished.stderr.startswith(
+        "Note: 'some/model' is no folder with a tokenizer.json, and there is no --tokenizer: a token is a byte\n"
+    )
+
+
+def test_a_port_in_use_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        finished = run(*DEMO, "--port", port)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_and_ends_as_asked(number: int) -> None:
+    with replica(*DEMO, WARMROUTE_API_KEY="a-key-of-mine", WARMROUTE_LOG_LEVEL="debug") as (process, url):
+        with urllib.request.urlopen(f"{url}/ready", timeout=DEADLINE_S) as answer:
+            assert answer.status == 200
+        process.send_signal(number)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "a-key-of-mine" not in out + err
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("options", [["--die-with-parent"], []])
+def test_only_with_its_option_it_dies_with_its_parent(options: list[str]) -> None:
+    parent = [sys.executable, "-c", PARENT, *COMMAND, *DEMO, *options]
+    with subprocess.Popen(parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        pid = int(process.stdout.readline())
+        assert process.stderr.readline().startswith("ready on ")
+        process.kill()
+        process.wait()
+        if options:
+            wait_until(lambda: not alive(pid), "it is gone")
+        else:
+            with urllib.request.urlopen(f"http://{listening(pid)}/ready", timeout=DEADLINE_S) as answer:
+                assert answer.status == 200
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: not alive(pid), "it is gone")
+
+
+def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    finished = run(*DEMO, "--die-with-parent", **{PARENT_VARIABLE: str(gone.pid)})
+    assert (finished.returncode, finished.stdout) == (1, "")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def listening(pid: int) -> str:
+    """The address of the process's one TCP socket that listens."""
+    own = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+            return f"127.0.0.1:{int(fields[1].partition(':')[2], 16)}"
+    raise AssertionError(f"{pid} listens nowhere")

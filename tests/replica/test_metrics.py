@@ -1,0 +1,115 @@
+"""What Prometheus gets: the names in docs/metrics.md, and values that add up."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from events.native import Load
+from replica.messages import PoolSnapshot, Rates, Stats
+from replica.metrics import Distribution, Metrics
+from tests.events.processes import wait_until
+from tests.replica.serving import MODEL, Replica
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\S+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
+
+POOL = PoolSnapshot(query_tokens=100, hit_tokens=40, query_blocks=5, hit_blocks=3, total=10, free=6, referenced=4)
+
+
+def metrics(stats: Stats | None = None) -> Metrics:
+    known = stats or Stats(load=Load(running=2), pool=POOL, rates=Rates(), preemptions=7)
+    return Metrics(MODEL, 16, lambda: known)
+
+
+def families(text: str) -> dict[str, tuple[str, str]]:
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): (family.type, family.documentation)
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """By name and by the values of the labels that are not the model's."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == MODEL, sample
+            found[sample.name, " ".join(sample.labels.values())] = sample.value
+    return found
+
+
+def test_the_page_lists_exactly_what_is_exposed(served: Replica) -> None:
+    exposed = families(served.get("/metrics").body.decode())
+    assert {name: (kind, meaning) for name, kind, meaning in ROW.findall(PAGE.read_text())} == exposed
+
+
+def test_the_answer_is_prometheus_text(served: Replica) -> None:
+    answer = served.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"_created" not in answer.body
+
+
+def test_the_engines_numbers_appear_under_current_and_old_names() -> None:
+    found = samples(metrics().text().decode())
+    assert found["vllm:kv_cache_usage_perc", ""] == found["vllm:gpu_cache_usage_perc", ""] == 0.4
+    assert found["vllm:prefix_cache_queries_total", ""] == found["vllm:gpu_prefix_cache_queries_total", ""] == 100
+    assert found["vllm:prefix_cache_hits_total", ""] == 40
+    assert found["vllm:gpu_prefix_cache_hit_rate", ""] == 0.6
+    assert found["vllm:num_requests_running", ""] == 2
+    assert found["vllm:num_preemptions_total", ""] == 7
+    assert found["vllm:cache_config_info", "16 10"] == 1  # 10 blocks of 16
+
+
+def test_rates_are_zero_before_anything_was_asked() -> None:
+    found = samples(metrics(Stats(load=Load(), pool=PoolSnapshot(), rates=Rates())).text().decode())
+    assert found["vllm:gpu_prefix_cache_hit_rate", ""] == found["vllm:kv_cache_usage_perc", ""] == 0
+
+
+def test_two_sets_of_metrics_share_nothing() -> None:
+    one, other = metrics(), metrics()
+    one.tokens_generated += 5
+    assert samples(one.text().decode())["vllm:generation_tokens_total", ""] == 5
+    assert samples(other.text().decode())["vllm:generation_tokens_total", ""] == 0
+
+
+def test_a_histogram_counts_what_is_at_most_the_bound() -> None:
+    distribution = Distribution("x", "y", (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 99.0):
+        distribution.observe(value)
+    values = {sample.labels.get("le", sample.name): sample.value for sample in distribution.family(MODEL).samples}
+    assert values == {"1.0": 2, "2.0": 3, "+Inf": 4, "x_count": 4, "x_sum": 102.0}
+
+
+def test_a_finished_choice_is_in_every_histogram_of_requests() -> None:
+    kept = metrics()
+    kept.choice_finished("stop", tokens=5, arrived_s=10.0, first_s=11.0, last_s=13.0)
+    found = samples(kept.text().decode())
+    assert found["vllm:e2e_request_latency_seconds_sum", ""] == 3
+    assert found["vllm:request_decode_time_seconds_sum", ""] == 2
+    assert found["vllm:request_time_per_output_token_seconds_sum", ""] == 0.5
+    assert found["vllm:request_generation_tokens_sum", ""] == 5
+    assert found["vllm:request_success_total", "stop"] == 1
+
+
+def test_requests_move_the_numbers(served: Replica) -> None:
+    def now() -> dict[tuple[str, str], float]:
+        return samples(served.get("/metrics").body.decode())
+
+    def grown(name: str, label: str = "") -> float:
+        return now()[name, label] - before[name, label]
+
+    served.wait_idle()
+    before = now()
+    body: dict[str, Any] = {"model": MODEL, "prompt": "x" * 31, "max_tokens": 10, "n": 2, "ignore_eos": True}
+    assert served.post("/v1/completions", body).status == 200
+    assert grown("vllm:prompt_tokens_total") == 32
+    assert grown("vllm:generation_tokens_total") == 20
+    assert grown("vllm:request_success_total", "length") == 2
+    assert grown("vllm:time_to_first_token_seconds_count") == 2
+    assert grown("vllm:inter_token_latency_seconds_count") == 18
+    assert grown("vllm:time_per_output_token_seconds_count") == 18
+    assert grown("vllm:request_params_n_sum") == 2
+    wait_until(lambda: grown("vllm:prefix_cache_queries_total") == 64, "the engine's counters have come")
+    assert grown("vllm:prefix_cache_hits_total") >= 16  # the second choice finds the first one's block

@@ -1,0 +1,405 @@
+"""The paths of the API, one by one, over HTTP."""
+
+import asyncio
+import contextlib
+import json
+from http.client import HTTPConnection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from api.native import CACHED_TOKENS_HEADER, FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, pack_ids, wrap
+from tests.events.processes import wait_until
+from tests.replica.serving import MODEL, SLOW, Replica, replica
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "hello", "max_tokens": 8, "seed": 1, "ignore_eos": True} | fields
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 8, "seed": 1, "ignore_eos": True} | fields
+
+
+def chunks(body: bytes) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_health_ready_version_and_models(served: Replica) -> None:
+    assert served.get("/health").status == 200
+    assert served.get("/ready").status == 200
+    assert served.get("/version").json["version"]
+    [model] = served.get("/v1/models").json["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 8192)
+
+
+def test_load_says_who_and_how_busy(served: Replica) -> None:
+    load = served.load()
+    assert (load["model"], load["block_size"], load["ready"], load["draining"]) == (MODEL, 16, True, False)
+    assert load["endpoints"]["events"].startswith("tcp://127.0.0.1:")
+    assert load["topic"].endswith(f"@{MODEL}")
+    assert load["incarnation"]
+    assert load["pool"]["total"] == 8192
+    assert set(load["load"]) >= {"running", "waiting", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_s"}
+
+
+def test_the_ready_line_says_where_and_what(served: Replica) -> None:
+    endpoints = served.load()["endpoints"]
+    assert served.ready_line == (
+        f"ready on {served.url}, model {MODEL}, 8192 blocks of 16, events {endpoints['events']}\n"
+    )
+
+
+def test_the_same_seed_gives_the_same_text(served: Replica) -> None:
+    first, again = (served.post("/v1/completions", completion()).json["choices"] for _ in range(2))
+    assert first == again
+    assert served.post("/v1/completions", completion(seed=2)).json["choices"] != first
+
+
+def test_without_a_seed_answers_differ(served: Replica) -> None:
+    texts = {served.post("/v1/completions", completion(seed=None)).json["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) > 1
+
+
+def test_choice_i_samples_with_seed_plus_i(served: Replica) -> None:
+    three = served.post("/v1/completions", completion(n=3, seed=5)).json["choices"]
+    assert [choice["index"] for choice in three] == [0, 1, 2]
+    for index, choice in enumerate(three):
+        [alone] = served.post("/v1/completions", completion(seed=5 + index)).json["choices"]
+        assert alone["text"] == choice["text"]
+
+
+def test_a_list_of_prompts_is_answered_in_order(served: Replica) -> None:
+    answer = served.post("/v1/completions", completion(prompt=["one", [116, 119, 111]], n=1)).error
+    assert answer["param"] == "prompt"  # mixed
+    answer = served.post("/v1/completions", completion(prompt=["one", "two"], n=2)).json
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == 32
+    assert answer["usage"]["prompt_tokens"] == 8  # with a beginning-of-sequence token each
+    [second] = served.post("/v1/completions", completion(prompt="two", seed=1 + 2)).json["choices"]
+    assert second["text"] == answer["choices"][2]["text"]
+
+
+def test_a_streamed_answer_is_the_whole_one_in_pieces(served: Replica) -> None:
+    whole = served.post("/v1/chat/completions", chat(n=2)).json
+    streamed = served.post("/v1/chat/completions", chat(n=2, stream=True, stream_options={"include_usage": True}))
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *parts, last = chunks(streamed.body)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 16
+    assert all(part["usage"] is None for part in parts)
+    for choice in whole["choices"]:
+        mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == choice["index"]]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(part["delta"].get("content", "") for part in mine) == choice["message"]["content"]
+        assert [part["finish_reason"] for part in mine][-1] == choice["finish_reason"] == "length"
+
+
+def test_usage_is_not_streamed_unless_asked_for(served: Replica) -> None:
+    parts = chunks(served.post("/v1/completions", completion(stream=True)).body)
+    assert all("usage" not in part for part in parts)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    parts = chunks(served.post("/v1/completions", completion(stream=True, stream_options=options)).body)
+    assert [part["usage"]["completion_tokens"] for part in parts] == [*range(1, 9), 8]
+
+
+def test_cached_tokens_are_reported_in_usage_and_header(served: Replica) -> None:
+    prompt = "a prefix that nobody else in these tests uses, as long as it takes to fill a few blocks"
+    cold = served.post("/v1/completions", completion(prompt=prompt))
+    warm = served.post("/v1/completions", completion(prompt=prompt))
+    blocks = len(prompt) // 16 * 16  # the beginning-of-sequence token makes up for the last one
+    assert cold.headers[CACHED_TOKENS_HEADER] == "0"
+    assert warm.headers[CACHED_TOKENS_HEADER] == str(blocks)
+    assert warm.json["usage"]["prompt_tokens_details"] == {"cached_tokens": blocks}
+    streamed = served.post("/v1/completions", completion(prompt=prompt, stream=True))
+    assert streamed.headers[CACHED_TOKENS_HEADER] == str(blocks)
+
+
+def test_another_cache_salt_does_not_share(served: Replica) -> None:
+    prompt = "a second prefix that nobody else in these tests uses, over several blocks"
+    for salt, shared in [("alice", False), ("bob", False), ("alice", True)]:
+        answer = served.post("/v1/completions", completion(prompt=prompt, cache_salt=salt))
+        assert (answer.headers[CACHED_TOKENS_HEADER] != "0") == shared
+
+
+def test_the_cache_is_reset_on_request(served: Replica) -> None:
+    served.wait_idle()
+    served.post("/v1/completions", completion(prompt="x" * 64))
+    served.wait_idle()
+    assert served.post("/reset_prefix_cache").status == 200
+    again = served.post("/v1/completions", completion(prompt="x" * 64))
+    assert again.headers[CACHED_TOKENS_HEADER] == "0"
+
+
+def test_token_ids_are_returned_on_request(served: Replica) -> None:
+    [choice] = served.post("/v1/completions", completion(return_token_ids=True)).json["choices"]
+    assert bytes(choice["token_ids"]).decode() == choice["text"]
+    assert choice["prompt_token_ids"] == [256, *b"hello"]
+    answer = served.post("/v1/chat/completions", chat(return_token_ids=True)).json
+    assert bytes(answer["choices"][0]["token_ids"]).decode() == answer["choices"][0]["message"]["content"]
+    assert answer["prompt_token_ids"][0] == 258
+    parts = chunks(served.post("/v1/completions", completion(return_token_ids=True, stream=True)).body)
+    assert [token for part in parts for token in part["choices"][0]["token_ids"]] == choice["token_ids"]
+    assert parts[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]
+
+
+def test_a_stop_string_ends_the_text_before_it(served: Replica) -> None:
+    [free] = served.post("/v1/completions", completion(max_tokens=40)).json["choices"]
+    stop = free["text"][10:13]
+    end = free["text"].index(stop)
+    [stopped] = served.post("/v1/completions", completion(max_tokens=40, stop=stop)).json["choices"]
+    assert (stopped["text"], stopped["finish_reason"], stopped["stop_reason"]) == (free["text"][:end], "stop", stop)
+    shown = completion(max_tokens=40, stop=[stop], include_stop_str_in_output=True, stream=True)
+    parts = [part["choices"][0] for part in chunks(served.post("/v1/completions", shown).body)]
+    assert "".join(part["text"] for part in parts) == free["text"][: end + 3]
+    served.wait_idle()  # the engine does not know stop strings: it was told to end
+
+
+def test_nothing_follows_a_stop_string_however_far_the_engine_has_got(served: Replica) -> None:
+    body = completion(max_tokens=2000, stop=["e"], n=20, return_token_ids=True, stream=True)
+    parts = [part["choices"][0] for part in chunks(served.post("/v1/completions", body).body)]
+    ends = [part["index"] for part in parts if part["finish_reason"]]
+    assert sorted(ends) == list(range(20))
+    for index in range(20):
+        mine = [part for part in parts if part["index"] == index]
+        assert mine[-1]["finish_reason"] == "stop"
+        assert bytes(token for part in mine for token in part["token_ids"]).endswith(b"e")
+
+
+def test_a_stop_token_of_the_client_is_named(served: Replica) -> None:
+    [free] = served.post("/v1/completions", completion()).json["choices"]
+    token = ord(free["text"][3])
+    answer = served.post("/v1/completions", completion(stop_token_ids=[token])).json
+    [stopped] = answer["choices"]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", token)
+    assert stopped["text"] == free["text"][: free["text"].index(chr(token))]
+    assert answer["usage"]["completion_tokens"] == len(stopped["text"]) + 1
+
+
+def test_the_text_ends_by_itself_at_the_end_of_sequence(served: Replica) -> None:
+    [choice] = served.post("/v1/completions", completion(max_tokens=1000, ignore_eos=False)).json["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+    assert "<|" not in choice["text"]
+
+
+def test_logprobs_in_both_shapes(served: Replica) -> None:
+    [choice] = served.post("/v1/completions", completion(logprobs=2)).json["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["text_offset"] == list(range(8))
+    assert all(len(top) == 2 for top in logprobs["top_logprobs"])
+    [choice] = served.post("/v1/chat/completions", chat(logprobs=True, top_logprobs=3)).json["choices"]
+    content = choice["logprobs"]["content"]
+    assert "".join(token["token"] for token in content) == choice["message"]["content"]
+    assert all(len(token["top_logprobs"]) == 3 and token["logprob"] <= 0 for token in content)
+
+
+def test_streamed_logprobs_are_the_whole_ones(served: Replica) -> None:
+    [choice] = served.post("/v1/completions", completion(logprobs=1)).json["choices"]
+    parts = chunks(served.post("/v1/completions", completion(logprobs=1, stream=True)).body)
+    for name, values in choice["logprobs"].items():
+        assert [value for part in parts for value in part["choices"][0]["logprobs"][name]] == values
+
+
+def test_a_chat_without_max_tokens_may_use_what_is_left() -> None:
+    with replica(max_model_len=100, num_blocks=64) as small:
+        answer = small.post("/v1/chat/completions", chat(max_tokens=None)).json
+        assert answer["usage"]["total_tokens"] == 100
+        assert answer["choices"][0]["finish_reason"] == "length"
+        too_much = small.post("/v1/chat/completions", chat(max_completion_tokens=90))
+        assert (too_much.status, too_much.error["param"]) == (400, "max_completion_tokens")
+        assert "100" in too_much.error["message"] and "90" in too_much.error["message"]
+        too_long = small.post("/v1/completions", completion(prompt="x" * 200))
+        assert (too_long.status, too_long.error["code"]) == (413, "context_length_exceeded")
+        fitting = small.post("/v1/completions", completion(prompt="x" * 89, max_tokens=None)).json
+        assert fitting["usage"]["total_tokens"] == 100, "the usual 16 tokens are cut to what is left"
+
+
+def test_tokenize_and_detokenize_are_inverse(served: Replica) -> None:
+    tokens = served.post("/tokenize", {"model": MODEL, "prompt": "héllo", "return_token_strs": True}).json
+    assert tokens["tokens"] == [256, *"héllo".encode()]
+    assert (tokens["count"], tokens["max_model_len"], tokens["token_strs"][1]) == (7, 8192, "h")
+    text = served.post("/detokenize", {"model": MODEL, "tokens": tokens["tokens"][1:]}).json
+    assert text == {"prompt": "héllo"}
+    messages = served.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json
+    assert messages["tokens"][0] == 258
+
+
+def test_a_long_prompt_is_read_beside_the_event_loop(served: Replica) -> None:
+    words = "word " * 1600
+    assert served.post("/tokenize", {"prompt": words * 10}).json["count"] == 80_001
+    answer = served.post("/v1/completions", completion(prompt=words)).json
+    assert answer["usage"]["prompt_tokens"] == 8001
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "code"),
+    [
+        ("/v1/completions", completion(model="other"), 404, "model", "model_not_found"),
+        ("/tokenize", {"model": "other", "prompt": "x"}, 404, "model", "model_not_found"),
+        ("/v1/completions", {"model": MODEL}, 400, "prompt", None),
+        ("/v1/completions", completion(temperature=-1), 400, "temperature", None),
+        ("/v1/completions", completion(n=0), 400, "n", None),
+        ("/v1/completions", completion(prompt=[]), 400, "prompt", None),
+        ("/v1/completions", completion(prompt=[99999]), 400, "prompt", None),
+        ("/v1/completions", completion(prompt=["x"] * 1000, n=2), 400, "n", None),
+        ("/v1/completions", completion(resume_token_ids=[[1], [2]]), 400, "resume_token_ids", None),
+        ("/v1/completions", completion(resume_token_ids=[[999]]), 400, "resume_token_ids[0]", None),
+        ("/v1/completions", completion(max_tokens=9000), 400, "max_tokens", "context_length_exceeded"),
+        ("/v1/completions", completion(prompt="x" * 9000), 413, "prompt", "context_length_exceeded"),
+        ("/v1/chat/completions", chat(messages=[{"role": "king", "content": ""}]), 400, "messages[0].role", None),
+        ("/v1/chat/completions", b"{", 400, None, None),
+        ("/v1/chat/completions", b"\xff\xfe", 400, None, None),
+        ("/detokenize", {"tokens": [99999]}, 400, "tokens", None),
+        ("/nowhere", {}, 404, None, "not_found"),
+        ("/load", {}, 405, None, "method_not_allowed"),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    served: Replica, path: str, body: Any, status: int, param: str | None, code: str | None
+) -> None:
+    answer = served.post(path, body)
+    assert answer.status == status
+    assert answer.headers["content-type"] == "application/json"
+    assert (answer.error["param"], answer.error["code"]) == (param, code)
+    assert answer.error["message"]
+
+
+def test_any_content_type_is_taken_for_json(served: Replica) -> None:
+    headers = {"Content-Type": "text/plain"}
+    assert served.post("/v1/completions", completion(), **headers).status == 200
+
+
+def test_a_body_over_the_limit_is_refused_while_it_comes() -> None:
+    with replica(http={"max_body_bytes": 1000}) as small:
+        declared = small.post("/v1/completions", completion(prompt="x" * 2000))
+        assert (declared.status, declared.error["code"]) == (413, "body_too_large")
+        pieces = iter([b" " * 600] * 2)  # chunked: no length is declared
+        assert small.post("/v1/completions", pieces).status == 413
+        assert small.post("/v1/completions", completion()).status == 200
+
+
+def test_a_key_is_asked_for_everywhere_but_at_the_probes() -> None:
+    with replica(http={"api_key": "secret"}) as guarded:
+        for path in ("/health", "/ready", "/metrics"):
+            assert guarded.get(path).status == 200
+        for path in ("/v1/models", "/load", "/version", "/openapi.json", "/nowhere"):
+            refused = guarded.get(path)
+            assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+            assert refused.headers["www-authenticate"] == "Bearer"
+        assert guarded.post("/v1/completions", completion(), Authorization="Bearer wrong").status == 401
+        assert guarded.post("/v1/completions", completion(), Authorization="Bearer secret").status == 200
+
+
+def test_a_full_queue_is_said_with_the_time_to_come_back() -> None:
+    with replica(SLOW, max_num_seqs=1, max_waiting=1) as busy:
+        connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
+        many = busy.post("/v1/completions", completion(n=8))
+        assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
+        assert int(many.headers["retry-after"]) >= 1
+        response.close()
+        connection.close()
+        busy.wait_idle()  # those of the eight that had been taken were cancelled, too
+        assert busy.post("/v1/completions", completion(max_tokens=1)).status == 200
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    with replica(num_blocks=4) as tiny:
+        answer = tiny.post("/v1/completions", completion(prompt="x" * 40, max_tokens=40))
+        assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+        assert "length is 64" in answer.error["message"]  # 4 blocks of 16
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_gives_its_blocks_back(stream: bool) -> None:
+    with replica(SLOW) as slow:
+        connection = HTTPConnection("127.0.0.1", slow.port)
+        connection.request("POST", "/v1/completions", json.dumps(completion(max_tokens=4000, n=3, stream=stream)))
+        wait_until(lambda: slow.load()["load"]["running"] == 3, "the request runs")
+        connection.close()
+        slow.wait_idle()
+        metrics = slow.get("/metrics").body.decode()
+        assert f'warmroute:client_disconnects_total{{model_name="{MODEL}"}} 1.0' in metrics
+        assert f'vllm:request_success_total{{finished_reason="abort",model_name="{MODEL}"}} 3.0' in metrics
+
+
+async def test_clients_that_leave_at_random_leave_nothing_behind(served: Replica) -> None:
+    random = Random(0)
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+    files = Path(f"/proc/{served.process.pid}/fd")
+    served.wait_idle()
+    before = len(list(files.iterdir()))
+
+    async def visit() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        body = json.dumps(completion(max_tokens=500, stream=random.random() < 0.8, n=random.randint(1, 3))).encode()
+        writer.write(request % (len(body), body))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(random.random() * 0.3):
+                await reader.read(random.choice([0, 1, 5000, -1]))
+        writer.transport.abort()
+
+    await asyncio.gather(*(visit() for _ in range(150)))
+    served.wait_idle()
+    wait_until(lambda: len(list(files.iterdir())) <= before, "every socket is closed")
+    assert served.post("/v1/completions", completion()).status == 200
+
+
+# ---- what routers say
+
+
+def frames_of(body: bytes) -> list[Any]:
+    reader = FrameReader()
+    frames = reader.feed(body)
+    assert reader.pending_bytes == 0
+    return frames
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_frames_carry_the_token_ids_and_exactly_the_clients_bytes(served: Replica, stream: bool) -> None:
+    native = Native(response_id="cmpl-mine", created=7, seed=3, prompts=[pack_ids([256, *b"hello"])])
+    body = json.dumps(completion(seed=None, n=2, stream=stream)).encode()
+    plain = served.post("/v1/completions", wrap(native, body), **{"Content-Type": REQUEST_TYPE})
+    headers = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+    framed = served.post("/v1/completions", wrap(native, body), **headers)
+    assert framed.headers["content-type"] == FRAMES_TYPE
+    assert plain.headers["content-type"].startswith(framed.headers["x-warmroute-content-type"])
+    frames = frames_of(framed.body)
+    payload = b"".join(frame.payload for frame in frames)
+    if stream:
+        assert sorted(payload.split(b"\n\n")) == sorted(plain.body.split(b"\n\n"))
+        texts = [chunk["choices"][0] for chunk in chunks(payload)]
+        text = "".join(choice["text"] for choice in texts if choice["index"] == 1)
+    else:
+        assert payload == replaced_cached_tokens(plain.body, framed.headers[CACHED_TOKENS_HEADER])
+        text = json.loads(payload)["choices"][1]["text"]
+    token_ids = [token for frame in frames if frame.index == 1 for token in frame.token_ids]
+    assert bytes(token_ids).decode() == text
+    assert b'"id":"cmpl-mine"' in payload and b'"created":7' in payload
+    [alone] = served.post("/v1/completions", completion(seed=3 + 1)).json["choices"]
+    assert alone["text"] == text
+
+
+def replaced_cached_tokens(body: bytes, cached_tokens: str) -> bytes:
+    answer = json.loads(body)
+    found = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return body.replace(b'"cached_tokens":%d' % found, b'"cached_tokens":%b' % cached_tokens.encode())
+
+
+def test_the_clients_own_seed_wins_over_the_routers(served: Replica) -> None:
+    body = json.dumps(completion(seed=9)).encode()
+    routed = served.post("/v1/completions", wrap(Native(seed=3), body), **{"Content-Type": REQUEST_TYPE}).json
+    assert routed["choices"] == served.post("/v1/completions", completion(seed=9)).json["choices"]
+
+
+def test_a_malformed_envelope_is_refused(served: Replica) -> None:
+    for body in (b"", b"\xff\xff\xff\xff{}", wrap(Native(prompts=[b"abc"]), b"{}")):
+        assert served.post("/v1/completions", body, **{"Content-Type": REQUEST_TYPE}).status == 400
+    two = wrap(Native(prompts=[pack_ids([1]), pack_ids([2])]), json.dumps(completion()).encode())
+    answer = served.post("/v1/completions", two, **{"Content-Type": REQUEST_TYPE})
+    assert (answer.status, answer.error["param"]) == (400, "prompts")

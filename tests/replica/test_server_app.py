@@ -1,0 +1,73 @@
+"""The app in this process, for what no healthy replica shows: loading, and failures of our own."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from api.prompts import Prompts
+from api.tokenizer import ByteTokenizer
+from replica.app import build_app
+from replica.client import EngineClient
+from replica.server import http_server, listen
+from tests.replica.serving import MODEL, Answer, config
+
+SILENT_ENGINE = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
+
+
+class BrokenTokenizer(ByteTokenizer):
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        raise RuntimeError(f"the secret is {text} {add_special_tokens}")
+
+
+@asynccontextmanager
+async def serving(command: Sequence[str] | None = None, prompts: Prompts | None = None) -> AsyncIterator[int]:
+    settings = config()
+    engine = await EngineClient.spawn(settings.engine, command)
+    if command is None:
+        await engine.ready()
+    server = http_server(build_app(engine, prompts or Prompts(ByteTokenizer()), settings))
+    with listen("127.0.0.1", 0) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        await task
+    await engine.close()
+
+
+async def ask(port: int, method: str, path: str, body: bytes = b"") -> Answer:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head_lines, _, payload = answer.partition(b"\r\n\r\n")
+    first, *lines = head_lines.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return Answer(int(first.split()[1]), headers, payload)
+
+
+async def test_a_replica_that_loads_its_model_is_alive_and_not_ready() -> None:
+    async with serving(SILENT_ENGINE) as port:
+        assert (await ask(port, "GET", "/health")).status == 200
+        assert (await ask(port, "GET", "/v1/models")).status == 200
+        assert (await ask(port, "GET", "/load")).json["ready"] is False
+        for method, path in [("GET", "/ready"), ("POST", "/v1/completions"), ("POST", "/reset_prefix_cache")]:
+            answer = await ask(port, method, path)
+            assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "loading", "1")
+
+
+async def test_a_failure_of_our_own_is_logged_and_tells_the_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "sesame"}).encode()
+    with caplog.at_level(logging.ERROR):
+        async with serving(prompts=Prompts(BrokenTokenizer())) as port:
+            answer = await ask(port, "POST", "/v1/completions", body)
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert b"sesame" not in answer.body
+    assert "the secret is sesame" in caplog.text

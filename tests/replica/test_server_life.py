@@ -1,0 +1,207 @@
+"""How a replica starts and ends: drained, at once, with its engine, with its parent; and nothing is left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.native import FRAMES_TYPE
+from tests.events.processes import wait_until
+from tests.replica.serving import FAST, MODEL, SERVE, SLOW, Replica, config, is_alive, is_listening, replica, running
+
+GONE_WITHIN_S = 2.0
+LONG = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "seed": 1, "ignore_eos": True}
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A place for temporary files; pytest's own has too long a name for the path of a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+class Asking(threading.Thread):
+    """A request on a thread of its own."""
+
+    def __init__(self, served: Replica, **fields: Any) -> None:
+        super().__init__()
+        self.connection, self.response = served.open("POST", "/v1/completions", LONG | {"stream": True} | fields)
+        self.body = b""
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while piece := self.response.read1(65536):
+                self.body += piece
+        except (OSError, HTTPException) as failure:
+            self.failure = failure
+
+    def end(self) -> bytes:
+        self.join(10)
+        assert not self.is_alive(), "the stream hangs"
+        self.connection.close()
+        return self.body
+
+
+def wait_gone(*pids: int) -> float:
+    began_s = time.monotonic()
+    wait_until(lambda: not any(map(is_alive, pids)), f"{pids} are gone")
+    return time.monotonic() - began_s
+
+
+def test_nothing_is_left_of_an_idle_replica_that_is_told_to_end(temporary: Path) -> None:
+    with running(config(), TMPDIR=str(temporary)) as served:
+        assert not list(temporary.iterdir())  # the socket's file is gone as soon as both ends have it
+        engine, port = served.engine_pid, served.port
+        assert served.end() == 0
+        assert served.err == []
+        assert not is_alive(engine)
+        assert not is_listening(port)
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
+    with replica(SLOW) as served:
+        asking = Asking(served, max_tokens=30)
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: served.get("/ready").status == 503, "the replica drains")
+        refused = served.post("/v1/completions", LONG)
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert served.get("/health").status == 200
+        assert served.load()["draining"] is True
+        body = asking.end()
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert body.count(b"data: ") == 31
+        assert served.end(None) == 0
+
+
+def test_a_second_signal_ends_at_once_and_tells_the_clients() -> None:
+    with replica(SLOW) as served:
+        asking = Asking(served)
+        served.process.send_signal(signal.SIGINT)
+        wait_until(lambda: served.load()["draining"], "the replica drains")
+        began_s = time.monotonic()
+        assert served.end(signal.SIGINT) == 0
+        assert time.monotonic() - began_s < GONE_WITHIN_S
+        assert b'"code":"engine_died"' in asking.end()
+
+
+def test_a_drain_that_takes_too_long_is_cut() -> None:
+    with replica(SLOW, {"drain_timeout_s": 0.2}) as served:
+        asking = Asking(served)
+        assert served.end() == 0
+        assert "1 requests have not ended within 0.2 s" in "".join(served.err)
+        assert asking.end().endswith(b"data: [DONE]\n\n")
+
+
+def test_the_replica_ends_with_its_engine_and_says_so() -> None:
+    with replica(SLOW) as served:
+        plain, framed = Asking(served), Asking(served)
+        whole = threading.Thread(target=lambda: answers.append(served.post("/v1/completions", LONG)))
+        answers: list[Any] = []
+        whole.start()
+        wait_until(lambda: served.load()["load"]["running"] == 3, "three requests run")
+        os.kill(served.engine_pid, signal.SIGKILL)
+        assert wait_gone(served.process.pid) < GONE_WITHIN_S
+        assert served.end(None) == 1
+        assert served.err == ["Error: the engine's process was killed by signal 9; the replica ends with it\n"]
+        assert not is_listening(served.port)
+        for asking in (plain, framed):
+            assert b'"code":"engine_died"' in asking.end()
+        whole.join()
+        assert answers[0].status == 503
+
+
+def test_a_router_sees_a_broken_stream_and_no_error_in_the_clients_bytes() -> None:
+    with replica(SLOW) as served:
+        connection, response = served.open("POST", "/v1/completions", LONG | {"stream": True}, {"Accept": FRAMES_TYPE})
+        assert response.read1(10)
+        os.kill(served.engine_pid, signal.SIGKILL)
+        rest = b""
+        with pytest.raises(HTTPException):  # the chunked body has no end
+            rest = response.read()
+        assert b"error" not in rest
+        connection.close()
+        served.end(None)
+
+
+def test_the_engine_ends_with_the_http_process() -> None:
+    with replica(SLOW) as served:
+        asking = Asking(served)
+        engine = served.engine_pid
+        served.process.kill()
+        assert wait_gone(engine) < GONE_WITHIN_S
+        assert served.end(None) == -signal.SIGKILL
+        assert not is_listening(served.port)
+        asking.end()
+
+
+def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        second = Replica(config(FAST, {"port": port}))
+        assert second.end(None) == 1
+    assert second.err == [
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host\n"
+    ]
+
+
+def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path) -> None:
+    failed = Replica(config(num_blocks=0), TMPDIR=str(temporary))
+    assert failed.end(None) == 1
+    assert any(line.startswith("Error: ") and "num_blocks is 0" in line for line in failed.err)
+    assert failed.err[-1] == "Error: the engine's process ended with status 1; the replica ends with it\n"
+    assert not any("Traceback" in line for line in failed.err)
+    assert not list(temporary.iterdir())
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_said_with_the_fix(temporary: Path) -> None:
+    deep = temporary / ("x" * 100)
+    deep.mkdir()
+    failed = Replica(config(), TMPDIR=str(deep))
+    assert failed.end(None) == 1
+    [line] = failed.err
+    assert line.startswith("Error: ") and "set TMPDIR to a short path" in line
+    assert not list(deep.iterdir())
+
+
+def test_a_tokenizer_that_is_not_there_is_said_with_its_name() -> None:
+    failed = Replica(config(http={"tokenizer": "/nowhere"}))
+    assert failed.end(None) == 1
+    [line] = failed.err
+    assert line.startswith("Error: ") and "/nowhere" in line
+
+
+def test_a_replica_dies_with_its_parent_on_request() -> None:
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=sys.stderr).pid, flush=True); input()",
+            *(sys.executable, "-c", SERVE, msgspec.json.encode(config(http={"die_with_parent": True})).decode()),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        pid = int(parent.stdout.readline())
+        assert parent.stderr.readline().startswith("ready on")
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            [engine] = map(int, children.read().split())
+        parent.kill()
+        assert wait_gone(pid, engine) < GONE_WITHIN_S

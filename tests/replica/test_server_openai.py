@@ -1,0 +1,141 @@
+"""OpenAI's own client, unchanged, against a real replica."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.replica.serving import MODEL, SLOW, Replica, replica
+
+IGNORE_EOS = {"ignore_eos": True}
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(served: Replica) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def asynchronous(served: Replica) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_completion(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=12, seed=1, n=2, logprobs=1, extra_body=IGNORE_EOS
+    )
+    assert answer.id.startswith("cmpl-")
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert answer.usage is not None and answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens_details is not None
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+
+
+def test_streamed_completion(client: OpenAI) -> None:
+    whole = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, seed=1, extra_body=IGNORE_EOS)
+    stream = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=12, seed=1, stream=True, extra_body=IGNORE_EOS
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_chat(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=12,
+        seed=1,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body=IGNORE_EOS,
+    )
+    [choice] = answer.choices
+    assert answer.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant"
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    assert len(choice.logprobs.content[0].top_logprobs) == 2
+
+
+def test_a_stop_string_of_chat(client: OpenAI) -> None:
+    free = client.chat.completions.create(model=MODEL, messages=HELLO, seed=1, max_tokens=30, extra_body=IGNORE_EOS)
+    text = free.choices[0].message.content
+    assert text is not None
+    stopped = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        seed=1,
+        max_tokens=30,
+        stop=[text[5:7]],
+        extra_body=IGNORE_EOS,
+    )
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == text[: text.index(text[5:7])]
+
+
+async def test_streamed_chat_with_usage(asynchronous: AsyncOpenAI) -> None:
+    stream = await asynchronous.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=12,
+        n=2,
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=IGNORE_EOS,
+    )
+    chunks = [chunk async for chunk in stream]
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert [len(text) for text in texts] == [12, 12]
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 24
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_client_that_stops_listening(served: Replica, asynchronous: AsyncOpenAI) -> None:
+    stream = await asynchronous.completions.create(
+        model=MODEL, prompt="hello", max_tokens=8000, stream=True, extra_body=IGNORE_EOS
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    served.wait_idle()
+
+
+def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt="hello")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model=MODEL, prompt="hello", temperature=-1)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.APIStatusError) as long:
+        client.completions.create(model=MODEL, prompt="x" * 9000)
+    assert (long.value.status_code, long.value.code) == (413, "context_length_exceeded")
+
+
+def test_a_wrong_key_and_a_full_queue() -> None:
+    with replica(SLOW, {"api_key": "secret"}, max_num_seqs=1, max_waiting=1) as guarded:
+        with (
+            OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as stranger,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            stranger.models.list()
+        with (
+            OpenAI(base_url=f"{guarded.url}/v1", api_key="secret", max_retries=0) as known,
+            pytest.raises(openai.RateLimitError) as full,
+        ):
+            known.completions.create(model=MODEL, prompt="hello", n=8, max_tokens=100)
+        assert int(full.value.response.headers["retry-after"]) >= 1

@@ -1,0 +1,142 @@
+"""A request that moves to another replica in the middle: its client must not see where."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, pack_ids, wrap
+from tests.api.tokenizers import byte_level
+from tests.replica.serving import MODEL, Replica, replica
+
+HALVES = (0x80, 0xE0)  # beginnings and ends of two-byte characters: about a third of them fit together
+HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+KNOWN = {"response_id": "cmpl-1", "created": 1}
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[Replica]:
+    with replica(vocabulary=HALVES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def successor() -> Iterator[Replica]:
+    with replica(vocabulary=HALVES) as running:
+        yield running
+
+
+def request(path: str, **fields: Any) -> dict[str, Any]:
+    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hello"}
+    return {"model": MODEL, "max_tokens": 24, "seed": 3, "temperature": 1, **asked, **fields}
+
+
+def frames(served: Replica, path: str, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
+    native = Native(resume_token_ids=resume or [], **KNOWN)  # type: ignore[arg-type]
+    answer = served.post(path, wrap(native, json.dumps(body).encode()), **HEADERS)
+    assert answer.status == 200, answer.body
+    return FrameReader().feed(answer.body)
+
+
+def payload(received: list[Frame]) -> bytes:
+    return b"".join(frame.payload for frame in received)
+
+
+def said(received: list[Frame], choices: int) -> list[bytes]:
+    """The token ids of each choice, as a router keeps them."""
+    return [b"".join(frame.packed_ids for frame in received if frame.index == index) for index in range(choices)]
+
+
+def without_cached(body: bytes) -> bytes:
+    return b"\n\n".join(line.partition(b',"prompt_tokens_details"')[0] for line in body.split(b"\n\n"))
+
+
+def in_order(body: bytes, choices: int) -> list[list[bytes]]:
+    """The events of each choice, and those of all: two choices may be told in another order."""
+    events = body.split(b"\n\n")
+    marks = [b'"index":%d,' % index for index in range(choices)]
+    return [[event for event in events if mark in event] for mark in marks]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stream_options": {"include_usage": True}},
+        {"stop": ["\ufffd\ufffd\ufffd"], "max_tokens": 60},
+        {"return_token_ids": True},
+        {"max_tokens": 200, "ignore_eos": False, "min_tokens": 2, "seed": 5},
+    ],
+    ids=["plain", "usage", "stop", "token_ids", "eos"],
+)
+def test_a_stream_cut_at_every_token_goes_on_byte_for_byte(
+    origin: Replica, successor: Replica, path: str, fields: dict[str, Any]
+) -> None:
+    body = request(path, stream=True, **fields)
+    whole = frames(origin, path, body)
+    text = payload(whole)
+    assert any(not frame.payload for frame in whole) or fields.get("return_token_ids")  # cuts inside characters
+    step = 1 if len(whole) < 80 else 7
+    for cut in range(0, len(whole), step):
+        before = whole[:cut]
+        after = frames(successor, path, body, said(before, 1))
+        assert without_cached(payload(before) + payload(after)) == without_cached(text), cut
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_several_choices_go_on_together(origin: Replica, successor: Replica, path: str) -> None:
+    body = request(path, stream=True, n=3, stop=["\ufffd\ufffd"], max_tokens=12)
+    whole = frames(origin, path, body)
+    for cut in range(len(whole)):
+        after = frames(successor, path, body, said(whole[:cut], 3))
+        assert in_order(payload(whole[:cut]) + payload(after), 3) == in_order(payload(whole), 3)
+        assert payload(after).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": 1}, {"n": 2, "stop": "\ufffd\ufffd"}], ids=["plain", "logprobs", "n"]
+)
+def test_an_answer_that_is_not_streamed_is_whole_after_a_move(
+    origin: Replica, successor: Replica, fields: dict[str, Any]
+) -> None:
+    body = request("/v1/completions", **fields)
+    whole = frames(origin, "/v1/completions", body)
+    assert [frame.payload for frame in whole[:-1]] == [b""] * (len(whole) - 1)
+    for cut in range(len(whole)):
+        after = frames(successor, "/v1/completions", body, said(whole[:cut], fields.get("n", 1)))
+        assert without_cached(payload(after)) == without_cached(payload(whole))
+
+
+def test_a_tokenizer_of_byte_pairs_goes_on_inside_a_character_too(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    http = {"tokenizer": str(tmp_path), "chat_template": str(tmp_path / "template.jinja")}
+    with replica(http=http, vocabulary=(0, 300)) as one:
+        path = "/v1/chat/completions"
+        body = request(path, stream=True, stop=["\ufffd\ufffd"], ignore_eos=True, seed=8, max_tokens=40)
+        whole = frames(one, path, body)
+        assert any(not frame.payload for frame in whole)
+        for cut in range(len(whole)):
+            after = frames(one, path, body, said(whole[:cut], 1))
+            assert payload(whole[:cut]) + payload(after) == payload(whole)
+        token_ids = one.post("/tokenize", {"messages": MESSAGES}).json["tokens"]
+        assert one.post("/detokenize", {"tokens": token_ids}).json["prompt"] == "hello"  # by the template of the file
+
+
+def test_a_plain_client_can_resume_too(origin: Replica, successor: Replica) -> None:
+    body = request("/v1/completions", return_token_ids=True)
+    [whole] = origin.post("/v1/completions", body).json["choices"]
+    resumed = successor.post("/v1/completions", body | {"resume_token_ids": [whole["token_ids"][:9]]}).json
+    assert resumed["choices"] == [whole]
+    assert resumed["usage"]["completion_tokens"] == 24
+
+
+def test_tokens_that_nobody_would_have_generated_are_refused(successor: Replica) -> None:
+    native = Native(resume_token_ids=[pack_ids([5000])])
+    body = wrap(native, json.dumps(request("/v1/completions")).encode())
+    answer = successor.post("/v1/completions", body, **HEADERS)
+    assert (answer.status, answer.error["param"]) == (400, "resume_token_ids[0]")
