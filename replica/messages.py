@@ -154,6 +154,8 @@ class Hello(Struct, tag="hello"):
 
 
 ToEngine: TypeAlias = Submit | Cancel | Reset | Stop
+
+
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 

@@ -21,7 +21,6 @@ class Request:
         "runner_state",
         "sampling",
         "uncached_tokens",
-        "waits_for",
     )
 
     def __init__(
@@ -37,7 +36,6 @@ class Request:
         self.preemptions = 0
         self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
         self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
-        self.waits_for: tuple[Request, int] | None = None  # who computes a prefix it shares, and how many blocks of it
         self.runner_state: object = None  # the runner's own
 
     @property

@@ -147,7 +147,6 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._stop_running(request)
-        request.chain.forget()
         request.uncached_tokens = request.remaining  # it will find the rest, if nobody takes it in between
         request.computed = 0
         request.preemptions += 1
@@ -159,9 +158,6 @@ class Scheduler:
         passed: list[Request] = []
         while self._waiting and budget and len(self.running) < self.limits.max_num_seqs:
             request = heappop(self._waiting)[1]
-            if self._is_held_up(request):
-                passed.append(request)
-                continue
             match = self.pool.match(request.chain)
             if self._must_wait(request, len(match.blocks)):
                 passed.append(request)
@@ -182,28 +178,20 @@ class Scheduler:
         for request in passed:
             heappush(self._waiting, (request.priority, request))
 
-    def _is_held_up(self, request: Request) -> bool:
-        """Whether the one it waits for still computes what they share."""
-        if request.waits_for is None:
-            return False
-        other, shared = request.waits_for
-        if _still_computes(other, shared):
-            return True
-        request.waits_for = None
-        return False
-
     def _must_wait(self, request: Request, matched: int) -> bool:
-        """Whether a running request is about to compute the next block of its prompt, which it then need not."""
+        """Whether a running request computes the next block of its prompt in this very step, so that it need not.
+
+        Budget is left over, so whoever runs computes all of its chain now: nobody waits here for more than a step.
+        """
         keys = request.chain.keys
-        limit = (len(request.chain) - 1) // self.pool.block_size
-        if not self.pool.caching or matched >= limit:
+        if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:
             return False
-        for other in self.running:
-            theirs = other.chain.keys
-            if matched < len(theirs) and theirs[matched] == keys[matched] and _still_computes(other, matched + 1):
-                request.waits_for = other, _shared(keys, theirs, matched, limit)
-                return True
-        return False
+        return any(
+            other.chain.identity is not None
+            and other.chain.named <= matched < len(other.chain.keys)
+            and other.chain.keys[matched] == keys[matched]
+            for other in self.running
+        )
 
     def _count_lookup(self, request: Request, hit_blocks: int) -> None:
         size, lookups = self.pool.block_size, self.lookups
@@ -290,21 +278,3 @@ class Scheduler:
 
 def _priority(request: Request) -> tuple[float, int]:
     return request.priority
-
-
-def _still_computes(request: Request, blocks: int) -> bool:
-    """Whether it runs, and will have named so many blocks before its prompt is computed."""
-    chain = request.chain
-    return bool(request.blocks) and chain.identity is not None and chain.named < min(blocks, len(chain.keys))
-
-
-def _shared(keys: Sequence[int], others: Sequence[int], low: int, high: int) -> int:
-    """How many leading blocks two chains share, at least `low` + 1. A key stands for all before it: halving works."""
-    high = min(high, len(others))
-    while high - low > 1:
-        middle = (low + high) // 2
-        if keys[middle] == others[middle]:
-            low = middle
-        else:
-            high = middle
-    return low + 1

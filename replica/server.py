@@ -77,7 +77,7 @@ class HttpServer(uvicorn.Server):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Tells every request of a connection that it is lost. Uvicorn tells the last one: pipelined ones would run on."""
+    """Ends with its connection. Uvicorn's own tells only the last of pipelined requests, and may leave a timer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -93,6 +93,8 @@ class HttpProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:  # left running where the client reset the connection
+            self.timeout_keep_alive_task.cancel()
 
 
 class Signals:

@@ -28,6 +28,8 @@ class SimulatedRunner:
         self.clock = clock
         self.first_token, self.end_token = vocabulary
         self.eos_token_ids = eos_token_ids
+        if not set(range(*vocabulary)).difference(eos_token_ids):
+            raise ValueError(f"the vocabulary {vocabulary} holds no token that does not end the output")
 
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         self.clock.sleep(self.step_s(batch))

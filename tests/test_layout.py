@@ -125,3 +125,65 @@ def test_what_the_table_allows_is_not_caught(tmp_path: Path, file: str, source: 
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source)
     assert violations(tmp_path) == []
+
+
+# ---- only the runner differs between engines
+
+RUNNERS = {"replica.simulated"}
+RUNNERS_MAY_IMPORT = {"replica.clock", "replica.config", "replica.messages", "replica.request", "replica.runner"}
+
+
+def modules_imported(source: str) -> Iterator[Import]:
+    """Yield the whole names of what is imported, `from replica import simulated` as `replica.simulated`."""
+
+    def walk(node: ast.AST, inside_function: bool) -> Iterator[Import]:
+        names = _imported_by(node)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            yield Import(name, getattr(node, "lineno", 0), inside_function)
+        inside_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside_function)
+
+    yield from walk(ast.parse(source), inside_function=False)
+
+
+def runner_violations(root: Path) -> list[str]:
+    """Say where a runner is known by name, except where it is picked, and where a runner knows more than it may."""
+    found = []
+    for path in sorted((root / "replica").glob("*.py")):
+        name = f"replica.{path.stem}"
+        for imported in modules_imported(path.read_text()):
+            picks = name == "replica.process" and imported.inside_function
+            known = imported.module in RUNNERS and not picks
+            ours = imported.module in {f"replica.{module.stem}" for module in (root / "replica").glob("*.py")}
+            too_much = name in RUNNERS and ours and imported.module not in RUNNERS_MAY_IMPORT
+            if known or too_much:
+                found.append(f"{path.name}:{imported.line} imports {imported.module}")
+    return found
+
+
+def test_only_the_runner_differs_between_engines() -> None:
+    """Scheduler, pool and server know no runner; the simulated one is picked in one place, and only if wanted."""
+    assert runner_violations(ROOT) == []
+    process = modules_imported((ROOT / "replica" / "process.py").read_text())
+    assert {imported.module for imported in process} >= RUNNERS
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("scheduler.py", "from replica.simulated import SimulatedRunner"),
+        ("engine.py", "def pick():\n    import replica.simulated"),
+        ("server.py", "from replica import simulated"),
+        ("process.py", "from replica.simulated import SimulatedRunner"),
+        ("simulated.py", "from replica.scheduler import Scheduler"),
+    ],
+)
+def test_an_engine_that_knows_its_runner_is_caught(tmp_path: Path, file: str, source: str) -> None:
+    (tmp_path / "replica").mkdir()
+    (tmp_path / "replica" / "scheduler.py").touch()
+    (tmp_path / "replica" / "simulated.py").touch()
+    (tmp_path / "replica" / file).write_text(source)
+    assert {message.partition(":")[0] for message in runner_violations(tmp_path)} == {file}

@@ -1,0 +1,147 @@
+"""Small engines in virtual time, chains for small pools, and a runner with a memory of its own."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from events.blocks import pack_tokens
+from replica.block_pool import BlockPool
+from replica.chain import Chain
+from replica.clock import VirtualClock
+from replica.config import EngineConfig, SimulatedConfig
+from replica.engine import Engine
+from replica.messages import Output, Refused, Sampling, Submit
+from replica.request import Request, Scheduled
+from replica.runner import Sampled
+from replica.simulated import SimulatedRunner
+
+MODEL = "model"
+SIZE = 4
+
+
+def chain(tokens: Iterable[int], **extra: Any) -> Chain:
+    return Chain(tokens, SIZE, MODEL, **extra)
+
+
+def forged(tokens: Iterable[int], victim: Chain, **extra: Any) -> Chain:
+    """A chain that has the victim's keys, as if somebody had found collisions of the hash."""
+    forgery = chain(tokens, **extra)
+    forgery.keys[:] = victim.keys[: len(forgery.keys)]
+    return forgery
+
+
+def admit(pool: BlockPool, request: Chain, *, look_up: bool = True) -> list[int]:
+    """Take blocks for all tokens of the chain, hits first; `look_up=False` is a request that was admitted earlier."""
+    if look_up:
+        match = pool.match(request)
+        hits, request.named, request.identity = match.blocks, len(match.blocks), match.identity
+    else:
+        hits = []
+    blocks = pool.take(hits, -(-len(request) // pool.block_size) - len(hits))
+    assert blocks is not None
+    return blocks
+
+
+def serve(pool: BlockPool, request: Chain) -> list[int]:
+    """One prompt from look-up to release; returns the blocks it had."""
+    blocks = admit(pool, request)
+    pool.store(request, blocks, len(request.keys))
+    pool.release(blocks)
+    return blocks
+
+
+def engine(*, runner: type[SimulatedRunner] | None = None, **changes: Any) -> Engine:
+    """A small simulated engine in virtual time; any field of EngineConfig can be changed."""
+    defaults = {"block_size": SIZE, "num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 32}
+    config = EngineConfig(**{"model": MODEL, "engine": "simulated", **defaults, **changes})
+    clock = VirtualClock()
+    return Engine(
+        config, (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids), clock
+    )
+
+
+def submit(
+    to: Engine, number: int, prompt: Sequence[int], max_tokens: int = 4, *, output: Sequence[int] = (), **extra: Any
+) -> Refused | None:
+    """Send a request; what is not a field of Submit goes to its Sampling."""
+    own = {name: extra.pop(name) for name in list(extra) if name in Submit.__struct_fields__}
+    own.setdefault("priority", 0.0)
+    sampling = Sampling(max_tokens=max_tokens, **extra)
+    return to.submit(Submit(number, pack_tokens(prompt), sampling, pack_tokens(output), **own))
+
+
+def step(of: Engine) -> list[Output]:
+    """One step, and every invariant verified."""
+    outputs = of.step()
+    of.check()
+    return outputs
+
+
+def drain(of: Engine, limit: int = 10_000) -> dict[int, list[int]]:
+    """Step until nobody is left; returns what was generated, by request."""
+    texts: dict[int, list[int]] = {}
+    for _ in range(limit):
+        if not of.busy:
+            return texts
+        for output in step(of):
+            texts.setdefault(output.id, []).extend(output.token_ids)
+    raise AssertionError(f"{list(of.scheduler.requests)} did not finish in {limit} steps")
+
+
+def generate(to: Engine, prompt: Sequence[int], max_tokens: int = 4, **extra: Any) -> tuple[list[int], int]:
+    """What one request is answered when it is alone, and how many of its tokens were cached."""
+    assert submit(to, 0, prompt, max_tokens, **extra) is None
+    tokens: list[int] = []
+    cached = 0
+    while to.busy:
+        for output in step(to):
+            tokens += output.token_ids
+            cached = output.cached_tokens
+    return tokens, cached
+
+
+class RememberingRunner(SimulatedRunner):
+    """Has a memory like a model's: what it wrote for a token says which tokens, and whose, came before.
+
+    It fails when a request is given blocks that do not hold its own prefix, whatever the pool believes of them. All
+    blocks are read before any is written, as one pass over a model's layers would: nobody may use what is only
+    computed in the same step.
+    """
+
+    def __init__(
+        self,
+        speed: SimulatedConfig,
+        clock: VirtualClock,
+        vocabulary: tuple[int, int],
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        super().__init__(speed, clock, vocabulary, eos_token_ids)
+        self.memory: dict[tuple[int, int], int] = {}
+
+    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+        for request, start, _ in batch:
+            assert self.held(request, start) == content(request, start), f"request {request.id} reads others' KV"
+        written: set[tuple[int, int]] = set()
+        for request, start, count in batch:
+            values = content(request, start + count)[start:]
+            places = [place(request, position) for position in range(start, start + count)]
+            assert written.isdisjoint(places), f"request {request.id} writes where another does"
+            written.update(places)
+            self.memory.update(zip(places, values, strict=True))
+        return super().run(batch)
+
+    def held(self, request: Request, count: int) -> list[int | None]:
+        return [self.memory.get(place(request, position)) for position in range(count)]
+
+
+def place(request: Request, position: int) -> tuple[int, int]:
+    """Where the KV of a token is: the block, and the offset in it."""
+    block, offset = divmod(position, request.chain.block_size)
+    return request.blocks[block], offset
+
+
+def content(request: Request, count: int) -> list[int]:
+    """What the KV of each of the first tokens depends on, as a number."""
+    own = request.chain
+    value = hash((own.lora_name, own.cache_salt))
+    return [value := hash((value, token)) for token in array("I", own.tokens[:count])]

@@ -1,0 +1,341 @@
+"""The pool against a dumb model: lists of slots, and contents as whole token prefixes, compared after every call.
+
+The vocabulary has two tokens and a block few of them, so that prefixes really meet. Weak keys (`bits` of them) make
+64-bit collisions as common as dust; the model, which compares contents, never falls for one.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from events.blocks import ExtraKey
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from events.resolver import Resolver
+from replica.block_pool import NOT_NAMED, BlockPool, Preview
+from replica.chain import Chain
+from replica.names import Slots
+
+MODEL = "model"
+
+# Everything that the KV of a block depends on: LoRA, salt, all tokens from 0, all extra keys so far.
+Content: TypeAlias = tuple[str | None, str | None, tuple[int, ...], tuple[tuple[int, object], ...]]
+
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+loras, salts = (st.sampled_from([None, None, None, "x"]) for _ in range(2))
+images: st.SearchStrategy[dict[int, list[ExtraKey]]] = st.sampled_from([{}, {}, {0: [("cat", 0)]}, {1: [b"dog"]}])
+indices = st.integers(0, 100)
+
+
+class Held(NamedTuple):
+    """A request: what it says, and the blocks it has."""
+
+    chain: Chain
+    blocks: list[int]
+
+    def content(self, index: int) -> Content:
+        own, size = self.chain, self.chain.block_size
+        extras = tuple((at, tuple(keys)) for at, keys in sorted(own.extras.items()) if at <= index)
+        return own.lora_name, own.cache_salt, tuple(own.tokens[: (index + 1) * size]), extras
+
+
+class Model:
+    """A pool as it would be explained on a blackboard."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.queue = list(range(num_blocks))
+        self.references = [0] * num_blocks
+        self.named: dict[int, tuple[int, Content]] = {}
+        self.holders: dict[int, list[int]] = {}  # by key, in the order they were named
+        self.evictions = 0
+        self.resident: set[int] = set()
+
+    def match(self, request: Held, limit: int) -> list[int]:
+        found: list[int] = []
+        for index, key in enumerate(request.chain.keys[:limit]):
+            holders = self.holders.get(key)
+            if not holders or self.named[holders[0]][1] != request.content(index):
+                break
+            found.append(holders[0])
+        return found
+
+    def take(self, hits: list[int], new: int) -> list[int] | None:
+        rest = [block for block in self.queue if block not in hits]
+        if len(rest) < new:
+            return None
+        self.queue = rest[new:]
+        for block in rest[:new]:
+            if block in self.named:
+                self.evictions += 1
+                key, _ = self.named.pop(block)
+                self.holders[key].remove(block)
+                if not self.holders[key]:
+                    del self.holders[key]
+        for block in [*hits, *rest[:new]]:
+            self.references[block] += 1
+        return [*hits, *rest[:new]]
+
+    def store(self, request: Held, start: int, stop: int) -> int:
+        """Where naming has to end."""
+        for index in range(start, stop):
+            key, block = request.chain.keys[index], request.blocks[index]
+            holders = self.holders.setdefault(key, [])
+            if holders and self.named[holders[0]][1] != request.content(index):
+                return index
+            holders.append(block)
+            self.named[block] = key, request.content(index)
+        return stop
+
+    def release(self, blocks: Iterable[int]) -> None:
+        unnamed: list[int] = []
+        for block in reversed(list(blocks)):
+            self.references[block] -= 1
+            if not self.references[block]:
+                (self.queue if block in self.named else unnamed).append(block)
+        self.queue = unnamed + self.queue
+
+
+class World(RuleBasedStateMachine):
+    """Requests that come, compute in pieces, grow, are preempted, come back, and end."""
+
+    pool_type: type[BlockPool] = BlockPool
+    weak = False
+
+    @initialize(num_blocks=st.integers(1, 12), size=st.integers(1, 4), bits=st.integers(1, 4), at_once=st.booleans())
+    def begin(self, num_blocks: int, size: int, bits: int, at_once: bool) -> None:
+        self.pool = self.pool_type(num_blocks, size)
+        self.model = Model(num_blocks)
+        self.mask = (1 << bits) - 1 if self.weak else 2**64 - 1
+        self.at_once = at_once
+        self.requests: list[Held] = []
+        self.preempted: list[Held] = []
+        self.past: list[Chain] = []
+        self.told: set[int] = set()
+        self.resolver = Resolver(MODEL, native=not self.weak)
+
+    def weaken(self, chain: Chain) -> None:
+        if self.weak:
+            chain.keys[:] = array("Q", [key & self.mask for key in chain.keys])
+
+    # ---- what requests do
+
+    @rule(tokens=tokens, lora_name=loras, cache_salt=salts, extras=images)
+    def admit(self, tokens: list[int], **own: Any) -> None:
+        self.arrive(tokens, **own)
+
+    @precondition(lambda self: self.past)
+    @rule(which=indices, more=st.lists(st.integers(0, 1), max_size=8))
+    def admit_a_continuation(self, which: int, more: list[int]) -> None:
+        """A conversation goes on, or comes again: the usual way to share a prefix."""
+        other = self.past[which % len(self.past)]
+        same = {name: getattr(other, name) for name in ("lora_name", "cache_salt", "extras")}
+        self.arrive([*other.tokens, *more][:30], **same)
+
+    @rule(tokens=tokens, more=st.lists(st.integers(0, 1), max_size=4))
+    def twins_compute_the_same_at_the_same_time(self, tokens: list[int], more: list[int]) -> None:
+        """The usual way to make copies; one says a little more than the other."""
+        before = len(self.requests)
+        for text in (tokens, [*tokens, *more]):
+            self.arrive(text)
+        for request in self.requests[before:]:
+            self.fill(request, 100)
+
+    def arrive(self, tokens: list[int], **own: Any) -> None:
+        chain = Chain(tokens, self.pool.block_size, MODEL, **own)
+        self.weaken(chain)
+        self.start(Held(chain, []))
+
+    def start(self, request: Held) -> None:
+        chain, size = request.chain, self.pool.block_size
+        match = self.pool.match(chain)
+        assert match.blocks == self.model.match(request, (len(chain) - 1) // size)
+        new = -(-len(chain) // size) - len(match.blocks)
+        candidates, can_satisfy = self.pool.preview(match.blocks, new)
+        candidates_now = list(candidates)
+        blocks = self.pool.take(match.blocks, new)
+        assert blocks == self.model.take(match.blocks, new)
+        assert can_satisfy == (blocks is not None)
+        if blocks is None:
+            assert candidates_now == []
+            return
+        assert blocks == match.blocks + candidates_now
+        request.blocks[:] = blocks
+        self.past.append(chain)
+        chain.named, chain.identity = len(match.blocks), match.identity
+        self.requests.append(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices, count=st.integers(1, 8))
+    def compute(self, which: int, count: int) -> None:
+        """Fill some more blocks, and name them: one after the other, or all at once."""
+        self.fill(self.requests[which % len(self.requests)], count)
+
+    def fill(self, request: Held, count: int) -> None:
+        chain, start = request.chain, request.chain.named
+        if chain.identity is None:
+            self.pool.store(chain, request.blocks, len(chain.keys))
+            assert (chain.named, chain.identity) == (start, None)
+            return
+        stop = min(start + count, len(chain.keys), len(request.blocks))
+        expected = self.model.store(request, start, stop)
+        for end in [stop] if self.at_once else range(start + 1, stop + 1):
+            self.pool.store(chain, request.blocks, end)
+        assert chain.named == expected
+        assert (chain.identity is None) == (expected < stop)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices, more=tokens)
+    def grow(self, which: int, more: list[int]) -> None:
+        request = self.requests[which % len(self.requests)]
+        for token in more:
+            if len(request.chain) == len(request.blocks) * self.pool.block_size:
+                blocks = self.pool.take((), 1)
+                assert blocks == self.model.take([], 1)
+                if blocks is None:
+                    return
+                request.blocks.extend(blocks)
+            request.chain.append(token)
+            self.weaken(request.chain)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices)
+    def compute_all_and_end(self, which: int) -> None:
+        self.fill(self.requests[which % len(self.requests)], 100)
+        self.stop(which)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices)
+    def end(self, which: int) -> None:
+        self.stop(which)
+
+    def stop(self, which: int) -> Held:
+        request = self.requests.pop(which % len(self.requests))
+        self.pool.release(request.blocks)
+        self.model.release(request.blocks)
+        return request
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices)
+    def preempt(self, which: int) -> None:
+        request = self.stop(which)
+        request.blocks.clear()
+        request.chain.forget()
+        self.preempted.append(request)
+
+    @precondition(lambda self: self.preempted)
+    @rule()
+    def come_back(self) -> None:
+        self.start(self.preempted.pop(0))
+
+    @rule()
+    def reset(self) -> None:
+        done = not any(self.model.references)
+        assert self.pool.reset() == done
+        if done:
+            self.model.named.clear()
+            self.model.holders.clear()
+
+    # ---- what must hold
+
+    @invariant()
+    def pool_equals_the_model(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        pool, model = self.pool, self.model
+        pool.check()
+        assert list(pool.free_queue()) == model.queue
+        assert [pool.references(block) for block in range(pool.num_blocks)] == model.references
+        assert pool.resident() == {key for key, holders in model.holders.items() if holders}
+        snapshot = pool.snapshot()
+        assert snapshot.cached == len(model.named)
+        assert snapshot.free == len(model.queue) == pool.num_blocks - snapshot.referenced
+        assert snapshot.unreferenced == len(model.named.keys() & set(model.queue))
+        assert snapshot.evictions == model.evictions
+        assert self.weak or snapshot.collisions_refused == 0
+        self.hear()
+
+    def hear(self) -> None:
+        """The events say what is resident, each key once."""
+        events = self.pool.take_events()
+        for event in events:
+            if isinstance(event, BlockStored):
+                assert self.told.isdisjoint(keys_of(event))
+                self.told |= keys_of(event)
+            elif isinstance(event, BlockRemoved):
+                assert self.told >= keys_of(event)
+                self.told -= keys_of(event)
+            else:
+                assert event == AllBlocksCleared()
+                self.told.clear()
+        assert self.told == self.pool.resident()
+        if not self.weak:  # a consumer of its own would work out other keys than the weak ones
+            self.resolver.apply(events)
+            assert self.resolver.lost is None
+            assert self.resolver.keys() == self.told
+
+
+def keys_of(event: BlockStored | BlockRemoved) -> set[int]:
+    keys = {key for key in event.block_hashes if isinstance(key, int)}
+    assert len(keys) == len(event.block_hashes)
+    return keys
+
+
+class WeakWorld(World):
+    """Every other key is a collision."""
+
+    weak = True
+
+
+TestPool = World.TestCase
+TestPoolWithCollisions = WeakWorld.TestCase
+
+
+# ---- negative controls: each leaves out one precaution, and the property must notice
+
+
+class Trusting(BlockPool):
+    """Believes that a key decides alone."""
+
+    def _same_content(self, chain: Chain, slots: Slots) -> int:  # noqa: ARG002
+        return len(slots)
+
+
+class Doubling(BlockPool):
+    """Counts a hit that waits in the free queue as room, too."""
+
+    def preview(self, hits: list[int], new: int) -> Preview:  # type: ignore[override]
+        return Preview(super().preview(hits, new).candidates, self.free >= new)
+
+    def _hand_out(self, count: int) -> list[int]:
+        return super()._hand_out(min(count, self.free))
+
+
+class Forgetful(BlockPool):
+    """Removes a name with its first copy."""
+
+    def _forget_copy(self, block: int) -> bool:
+        key = self._names.keys[block]
+        if self._names.find(key) != block:
+            return super()._forget_copy(block)
+        for copy in self._copies.pop(key, []):
+            self._parent[copy] = NOT_NAMED
+        return False
+
+
+@pytest.mark.parametrize(
+    ("world", "broken"), [(WeakWorld, Trusting), (World, Doubling), (World, Forgetful)], ids=lambda of: of.__name__
+)
+def test_the_property_fails_for_a_pool_that_leaves_out_a_precaution(
+    world: type[World], broken: type[BlockPool]
+) -> None:
+    careless = type("CarelessWorld", (world,), {"pool_type": broken})
+    quick = settings(
+        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
+    )
+    with pytest.raises(AssertionError):
+        run_machine(careless, settings=quick)

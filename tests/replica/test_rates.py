@@ -1,0 +1,118 @@
+"""Speed is learned from the duration of steps, rates from counters at two times."""
+
+import pytest
+
+from events.native import Load
+from replica.messages import PoolSnapshot, Rates, Stats
+from replica.rates import HALF_LIFE_TOKENS, MIN_PREFILL_TOKENS, Speed, Window
+
+
+def stats(*, prompt_tokens: int = 0, generated_tokens: int = 0, **of_pool: int) -> Stats:
+    pool = PoolSnapshot(total=10, **of_pool)
+    return Stats(load=Load(), pool=pool, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens)
+
+
+# ---- speed
+
+
+def test_an_engine_that_has_done_nothing_has_no_speed() -> None:
+    speed = Speed()
+    assert (speed.prefill_tokens_per_s, speed.decode_tokens_per_s) == (0.0, 0.0)
+
+
+def test_prefill_speed_is_tokens_by_time() -> None:
+    speed = Speed()
+    speed.add(1000, 0.5)
+    assert speed.prefill_tokens_per_s == pytest.approx(2000)
+
+
+def test_decode_speed_is_that_of_one_request_whatever_the_batch() -> None:
+    speed = Speed()
+    for _ in range(3):
+        speed.add(0, 0.025)
+    assert speed.decode_tokens_per_s == pytest.approx(40)
+
+
+def test_the_part_of_a_step_that_every_step_takes_is_not_the_prefills() -> None:
+    speed = Speed()
+    speed.add(0, 0.02)
+    speed.add(500, 0.27)
+    assert speed.prefill_tokens_per_s == pytest.approx(2000)
+    assert speed.decode_tokens_per_s == pytest.approx(50)
+
+
+def test_prefill_that_is_hardly_longer_than_a_decode_does_not_seem_infinitely_fast() -> None:
+    speed = Speed()
+    speed.add(0, 0.02)
+    speed.add(40, 0.019)
+    assert speed.prefill_tokens_per_s == pytest.approx(40 / 0.0095)
+
+
+def test_a_few_tokens_of_prefill_say_nothing_about_either_speed() -> None:
+    speed = Speed()
+    speed.add(MIN_PREFILL_TOKENS - 1, 5.0)
+    assert (speed.prefill_tokens_per_s, speed.step_s) == (0.0, 0.0)
+
+
+def test_the_past_fades_by_half_in_so_many_tokens() -> None:
+    speed = Speed()
+    count = int(HALF_LIFE_TOKENS)
+    speed.add(count, 1.0)
+    speed.add(count, 3.0)
+    assert speed.prefill_tokens_per_s == pytest.approx(1.5 * count / 3.5)
+    for _ in range(20):
+        speed.add(count, 3.0)
+    assert speed.prefill_tokens_per_s == pytest.approx(count / 3, rel=1e-3)
+
+
+def test_a_step_that_takes_no_time_divides_nothing_by_zero() -> None:
+    speed = Speed()
+    speed.add(0, 0.0)
+    speed.add(100, 0.0)
+    assert (speed.prefill_tokens_per_s, speed.decode_tokens_per_s) == (0.0, 0.0)
+
+
+# ---- window
+
+
+def test_the_first_look_has_no_rates_but_the_state_of_the_pool() -> None:
+    rates = Window().add(5.0, stats(query_tokens=10, hit_tokens=5, referenced=4, unreferenced=2))
+    assert rates == Rates(utilization=0.4, unreferenced_fraction=0.2)
+
+
+def test_rates_are_the_change_of_the_counters_by_the_time_between() -> None:
+    window = Window(span_s=10)
+    window.add(100.0, stats(query_tokens=50, hit_tokens=50, evictions=3, prompt_tokens=7, generated_tokens=9))
+    now = stats(query_tokens=150, hit_tokens=75, evictions=7, prompt_tokens=47, generated_tokens=29, referenced=5)
+    assert window.add(104.0, now) == Rates(
+        window_s=4.0,
+        token_hit_rate=0.25,
+        evictions_per_s=1.0,
+        utilization=0.5,
+        prompt_tokens_per_s=10.0,
+        generated_tokens_per_s=5.0,
+    )
+
+
+def test_what_is_older_than_the_window_does_not_count() -> None:
+    window = Window(span_s=10)
+    for second in range(101):
+        rates = window.add(float(second), stats(generated_tokens=0 if second < 50 else 100))
+        assert rates.window_s <= 10
+    assert rates.window_s == 10
+    assert rates.generated_tokens_per_s == 0.0
+    assert len(window._past) <= 12
+
+
+def test_a_window_without_queries_has_no_hit_rate_and_none_that_divides_by_zero() -> None:
+    window = Window()
+    window.add(0.0, stats(query_tokens=10, hit_tokens=10))
+    assert window.add(0.0, stats(query_tokens=10, hit_tokens=10)).token_hit_rate == 0.0
+
+
+def test_looks_further_apart_than_the_window_are_compared_with_each_other() -> None:
+    window = Window(span_s=10)
+    window.add(0.0, stats())
+    window.add(100.0, stats(generated_tokens=100))
+    rates = window.add(200.0, stats(generated_tokens=300))
+    assert (rates.window_s, rates.generated_tokens_per_s) == (100.0, 2.0)

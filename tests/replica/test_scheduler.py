@@ -1,0 +1,562 @@
+"""Who computes what in each step, who has to give way, and who is refused."""
+
+from typing import Any
+
+import pytest
+
+from replica.block_pool import BlockPool
+from replica.messages import Output, Sampling
+from replica.request import Request
+from replica.runner import Sampled
+from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
+from tests.replica.engines import SIZE, chain
+
+STOP = 99
+
+
+def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
+    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 256}
+    return Scheduler(BlockPool(num_blocks, SIZE), Limits(**{**defaults, **limits}))
+
+
+def submit(
+    to: Scheduler, number: int, prompt: int | list[int], max_tokens: int = 8, *, priority: float = 0.0, **sampling: Any
+) -> Request:
+    """A prompt given as a length has tokens that no other request has."""
+    tokens = [1000 * number + at for at in range(prompt)] if isinstance(prompt, int) else prompt
+    own = Sampling(max_tokens=max_tokens, **sampling)
+    request = Request(number, chain(tokens), len(tokens), own, (priority, number))
+    to.submit(request)
+    return request
+
+
+def step(of: Scheduler, token: int = 7) -> tuple[list[tuple[int, int]], list[Output]]:
+    """Who computed how many tokens, and what came of it."""
+    batch = of.schedule()
+    of.check()
+    assert sum(scheduled.tokens for scheduled in batch) <= of.limits.max_num_batched_tokens
+    outputs = of.commit(batch, drawn(batch, token))
+    of.check()
+    return [(request.id, tokens) for request, _, tokens in batch], outputs
+
+
+def drawn(batch: Batch, token: int = 7) -> list[Sampled | None]:
+    return [Sampled(token) if scheduled.samples else None for scheduled in batch]
+
+
+def computed(of: Scheduler) -> list[tuple[int, int]]:
+    return step(of)[0]
+
+
+def finish(of: Scheduler, limit: int = 1000) -> list[int]:
+    """Step until all have finished; returns their numbers in the order they did."""
+    finished: list[int] = []
+    for _ in range(limit):
+        if not of.requests:
+            return finished
+        finished += [output.id for output in step(of)[1] if output.finish_reason]
+    raise AssertionError(f"{list(of.requests)} did not finish in {limit} steps")
+
+
+# ---- one queue and a budget
+
+
+def test_prompt_longer_than_the_budget_is_computed_in_pieces() -> None:
+    one = scheduler()
+    submit(one, 1, 70)
+    assert [computed(one) for _ in range(4)] == [[(1, 32)], [(1, 32)], [(1, 6)], [(1, 1)]]
+
+
+def test_chunks_of_a_long_prompt_are_mixed_with_the_decodes_of_others() -> None:
+    one = scheduler()
+    submit(one, 1, 4)
+    submit(one, 2, 4)
+    assert computed(one) == [(1, 4), (2, 4)]
+    submit(one, 3, 70)
+    assert [computed(one) for _ in range(4)] == [[(1, 1), (2, 1), (3, count)] for count in (30, 30, 10, 1)]
+
+
+def test_a_token_is_sampled_only_when_all_before_it_are_computed() -> None:
+    one = scheduler()
+    submit(one, 1, 40)
+    assert step(one)[1] == []
+    [output] = step(one)[1]
+    assert (output.id, output.token_ids) == (1, [7])
+
+
+def test_the_budget_is_shared_out_and_never_exceeded() -> None:
+    one = scheduler()
+    for number in (1, 2, 3):
+        submit(one, number, 20)
+    assert [computed(one) for _ in range(2)] == [[(1, 20), (2, 12)], [(1, 1), (2, 8), (3, 20)]]
+
+
+def test_no_more_run_than_may() -> None:
+    one = scheduler(max_num_seqs=2)
+    for number in (1, 2, 3):
+        submit(one, number, 2, max_tokens=1 + number)
+    assert computed(one) == [(1, 2), (2, 2)]
+    assert (len(one.running), one.waiting) == (2, 1)
+    assert finish(one) == [1, 2, 3]
+
+
+def test_a_budget_that_some_would_starve_under_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 4; it must be at least max_num_seqs, 8"):
+        scheduler(max_num_batched_tokens=4)
+
+
+def test_nothing_to_do_is_an_empty_batch() -> None:
+    assert scheduler().schedule() == []
+
+
+# ---- whose turn it is
+
+
+def test_first_come_is_first_served() -> None:
+    one = scheduler(max_num_seqs=1)
+    for number in (1, 2, 3):
+        submit(one, number, 2, max_tokens=2)
+    assert finish(one) == [1, 2, 3]
+
+
+def test_a_lower_priority_number_goes_first_and_arrival_breaks_ties() -> None:
+    one = scheduler(max_num_seqs=1)
+    for number, priority in ((1, 5.0), (2, 1.0), (3, 5.0), (4, 1.0)):
+        submit(one, number, 2, max_tokens=1, priority=priority)
+    assert finish(one) == [2, 4, 1, 3]
+
+
+def test_what_runs_already_is_not_pushed_out_by_a_better_priority_while_there_is_room() -> None:
+    one = scheduler()
+    submit(one, 1, 2, priority=5.0)
+    step(one)
+    submit(one, 2, 2, priority=1.0)
+    assert computed(one) == [(1, 1), (2, 2)]
+    assert computed(one) == [(2, 1), (1, 1)]
+
+
+def test_a_request_that_waits_for_blocks_is_not_overtaken_by_a_smaller_one() -> None:
+    one = scheduler(num_blocks=5)
+    submit(one, 1, 12, max_tokens=4)
+    step(one)
+    submit(one, 2, 8, max_tokens=1)
+    submit(one, 3, 2, max_tokens=1)  # there would be a block for it
+    assert computed(one) == [(1, 1)]
+    assert one.pool.free == 1
+    assert finish(one) == [1, 2, 3]
+
+
+# ---- refusals
+
+
+def test_a_full_queue_refuses_with_the_number() -> None:
+    one = scheduler(max_waiting=2)
+    submit(one, 1, 2)
+    submit(one, 2, 2)
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        submit(one, 3, 2)
+    step(one)
+    submit(one, 3, 2)
+    one.check()
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_with_the_numbers() -> None:
+    one = scheduler(num_blocks=4)
+    with pytest.raises(TooLong, match=r"10 prompt tokens and up to 7 generated .* 16 tokens \(4 blocks of 4\)"):
+        submit(one, 1, 10, max_tokens=7)
+    assert one.requests == {}
+    submit(one, 1, 10, max_tokens=6)
+    assert finish(one) == [1]
+
+
+def test_a_request_that_can_never_fit_is_not_told_to_try_again_later() -> None:
+    one = scheduler(num_blocks=4, max_waiting=1)
+    submit(one, 1, 2)
+    with pytest.raises(TooLong):
+        submit(one, 2, 100)
+
+
+def test_what_fills_the_cache_to_the_last_token_fits() -> None:
+    one = scheduler(num_blocks=2)
+    submit(one, 1, 1, max_tokens=2 * SIZE - 1)
+    assert finish(one) == [1]
+    assert one.preemptions == 0
+
+
+def test_max_tokens_beyond_the_models_length_do_not_make_a_request_too_long() -> None:
+    one = scheduler(num_blocks=4, max_model_len=16)
+    submit(one, 1, 10, max_tokens=10_000)
+    assert finish(one) == [1]
+    assert one.generated_tokens == 6
+
+
+def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:
+    one = scheduler(max_model_len=16)
+    submit(one, 1, 15, max_tokens=10)
+    [output] = step(one)[1]
+    assert (output.token_ids, output.finish_reason) == ([7], "length")
+    with pytest.raises(TooLong, match=r"the prompt has 16 tokens and leaves no room .* takes 16"):
+        submit(one, 2, 16)
+
+
+@pytest.mark.parametrize("blocks", [4, 64])
+def test_resumed_output_beyond_its_own_limit_ends_or_is_refused_but_never_hangs(blocks: int) -> None:
+    one = scheduler(num_blocks=blocks)
+    tokens = list(range(30))
+    request = Request(1, chain(tokens), 4, Sampling(max_tokens=2), (0.0, 1))
+    if blocks == 4:
+        with pytest.raises(TooLong):
+            one.submit(request)
+    else:
+        one.submit(request)
+        assert finish(one, limit=3) == [1]
+
+
+# ---- how it ends
+
+
+def test_output_ends_with_the_stop_token_and_says_so() -> None:
+    one = scheduler()
+    submit(one, 1, 2, stop_token_ids=(STOP,))
+    assert [output.finish_reason for output in step(one)[1]] == [None]
+    [output] = step(one, STOP)[1]
+    assert (output.token_ids, output.finish_reason) == ([STOP], "stop")
+    assert (one.pool.free, one.requests) == (64, {})
+
+
+def test_a_stop_token_before_min_tokens_is_output_like_any_other() -> None:
+    one = scheduler()
+    submit(one, 1, 2, min_tokens=3, stop_token_ids=(STOP,))
+    reasons = [step(one, STOP)[1][0].finish_reason for _ in range(3)]
+    assert reasons == [None, None, "stop"]
+
+
+def test_the_last_allowed_token_that_is_also_a_stop_token_is_a_stop() -> None:
+    one = scheduler()
+    submit(one, 1, 2, max_tokens=1, stop_token_ids=(STOP,))
+    assert step(one, STOP)[1][0].finish_reason == "stop"
+
+
+# ---- a prefix that nobody has yet is computed once
+
+
+def test_two_waiting_requests_with_one_prefix_compute_it_once() -> None:
+    one = scheduler()
+    shared = list(range(20))
+    submit(one, 1, [*shared, 100])
+    second = submit(one, 2, [*shared, 200])
+    assert computed(one) == [(1, 21)]  # the second could run, and waits
+    assert computed(one) == [(1, 1), (2, 1)]
+    assert second.cached_tokens == 20
+    assert one.computed_prompt_tokens == 22
+
+
+def test_who_waits_for_a_shared_prefix_holds_up_nobody_else() -> None:
+    one = scheduler(max_num_batched_tokens=64)
+    shared = list(range(20))
+    submit(one, 1, [*shared, 100])
+    submit(one, 2, [*shared, 200])
+    submit(one, 3, 5)
+    assert computed(one) == [(1, 21), (3, 5)]
+    assert computed(one) == [(1, 1), (3, 1), (2, 1)]
+
+
+def test_prefix_in_pieces_is_waited_for_to_its_end() -> None:
+    one = scheduler()
+    shared = list(range(40))
+    submit(one, 1, [*shared, 100])
+    submit(one, 2, [*shared, 200])
+    assert [computed(one) for _ in range(3)] == [[(1, 32)], [(1, 9)], [(1, 1), (2, 1)]]
+
+
+def test_only_what_is_really_shared_is_waited_for() -> None:
+    one = scheduler()
+    submit(one, 1, list(range(20)))
+    step(one)
+    submit(one, 2, [*range(SIZE), 50, 51, 52, 53])  # block 0 is there, the next is its own
+    assert computed(one) == [(1, 1), (2, SIZE)]
+
+
+def test_the_second_goes_on_alone_when_the_first_is_cancelled_before_it_computed_anything() -> None:
+    one = scheduler()
+    shared = list(range(40))
+    submit(one, 1, shared)
+    submit(one, 2, shared)
+    one.cancel(1)
+    assert computed(one) == [(2, 32)]
+    assert finish(one) == [2]
+
+
+def test_the_second_hits_what_the_first_had_computed_when_it_was_cancelled() -> None:
+    one = scheduler()
+    shared = list(range(40))
+    submit(one, 1, shared)
+    second = submit(one, 2, shared)
+    step(one)
+    one.cancel(1)
+    assert computed(one) == [(2, 8)]
+    assert second.cached_tokens == 32
+
+
+def test_the_second_does_not_hang_when_the_first_is_cancelled_while_it_is_waited_for() -> None:
+    one = scheduler()
+    shared = list(range(20))
+    submit(one, 1, shared)
+    submit(one, 2, shared)
+    batch = one.schedule()
+    assert [scheduled.request.id for scheduled in batch] == [1]
+    one.commit(batch, drawn(batch))
+    one.cancel(1)
+    assert finish(one) == [2]
+    assert one.pool.free == 64
+
+
+def test_the_second_does_not_hang_when_the_first_is_preempted_while_it_computes() -> None:
+    one = scheduler(num_blocks=13, max_num_batched_tokens=8)
+    submit(one, 1, 4, max_tokens=20)
+    submit(one, 2, [*range(40)], max_tokens=2, priority=1.0)
+    third = submit(one, 3, [*range(40), 1], max_tokens=2, priority=2.0)
+    while not one.preemptions:
+        assert computed(one)
+    assert finish(one) == [1, 2, 3]
+    assert third.cached_tokens == 40
+
+
+def test_without_caching_nobody_waits_for_a_shared_prefix() -> None:
+    one = Scheduler(BlockPool(64, SIZE, caching=False), Limits(max_num_seqs=8, max_num_batched_tokens=64))
+    submit(one, 1, list(range(20)))
+    submit(one, 2, list(range(20)))
+    assert computed(one) == [(1, 20), (2, 20)]
+
+
+def test_nobody_waits_for_a_prefix_whose_name_is_taken_by_a_collision() -> None:
+    """A chain that may not be named any further would be waited for in vain."""
+    one = scheduler(max_num_batched_tokens=64)
+    shared = [5] * 20
+    squatter = submit(one, 1, [3] * 20, max_tokens=50)
+    squatter.chain.keys[:] = chain(shared).keys
+    step(one)
+    submit(one, 2, [*shared, 1], max_tokens=50)
+    step(one)
+    third = submit(one, 3, [*shared, 2])
+    assert (3, 21) in computed(one)
+    assert third.cached_tokens == 0
+
+
+# ---- preemption
+
+
+def crowd(num_blocks: int = 4) -> tuple[Scheduler, Request, Request]:
+    """Two requests that fit as they come, and not as they grow."""
+    one = scheduler(num_blocks=num_blocks)
+    return one, submit(one, 1, 7, max_tokens=6), submit(one, 2, 7, max_tokens=6)
+
+
+def test_when_blocks_run_out_the_last_in_order_gives_its_own_back() -> None:
+    one, first, second = crowd()
+    step(one)
+    step(one)
+    assert computed(one) == [(1, 1)]
+    assert one.preemptions == second.preemptions == 1
+    assert first.preemptions == 0
+    assert (second.blocks, second.computed, one.waiting) == ([], 0, 1)
+    assert finish(one) == [1, 2]
+    assert one.generated_tokens == 12
+
+
+def test_a_preempted_request_finds_its_own_blocks_again() -> None:
+    one, _, second = crowd(num_blocks=5)
+    while not one.preemptions:
+        step(one)
+    assert second.generated > 0
+    finish(one)
+    assert one.lookups.preempted_hit_tokens > 0
+    assert second.cached_tokens == 0  # it says what the first admission found
+
+
+def test_lookups_of_preempted_requests_are_counted_apart() -> None:
+    one, *_ = crowd()
+    finish(one)
+    assert one.lookups.query_tokens == 14
+    assert one.lookups.hit_tokens == 0
+    assert (one.lookups.query_blocks, one.lookups.hit_blocks) == (2, 0)
+    assert one.lookups.preempted_query_tokens > 0
+
+
+def test_a_better_priority_keeps_its_blocks_whoever_came_first() -> None:
+    one = scheduler(num_blocks=4)
+    submit(one, 1, 7, max_tokens=6, priority=5.0)
+    submit(one, 2, 7, max_tokens=6, priority=1.0)
+    assert finish(one) == [2, 1]
+
+
+def test_a_request_that_is_last_itself_gives_way_and_the_others_go_on() -> None:
+    one = scheduler(num_blocks=4)
+    submit(one, 1, 4, max_tokens=3)
+    last = submit(one, 2, 8, max_tokens=5)
+    assert computed(one) == [(1, 4), (2, 8)]
+    assert computed(one) == [(1, 1)]  # takes the last free block; the other needs one, too
+    assert last.preemptions == 1
+    assert finish(one) == [1, 2]
+
+
+def test_no_request_is_admitted_in_a_step_that_preempted_another() -> None:
+    one = scheduler(num_blocks=4, max_num_seqs=2)
+    submit(one, 1, 7, max_tokens=6)
+    submit(one, 2, 7, max_tokens=6)
+    step(one)
+    submit(one, 3, 1, max_tokens=1, priority=-1.0)
+    step(one)
+    assert computed(one) == [(1, 1)]  # although there is a place again, and a block
+    assert (one.preemptions, one.pool.free) == (1, 1)
+    assert computed(one) == [(1, 1), (3, 1)]
+
+
+def test_equal_priorities_and_shared_blocks_preempt_as_many_as_it_takes() -> None:
+    one = scheduler(num_blocks=6)
+    shared = list(range(8))
+    for number in range(4):
+        submit(one, number, [*shared, number], max_tokens=8)
+    assert sorted(finish(one)) == [0, 1, 2, 3]
+    assert one.pool.free == 6
+
+
+def test_a_preempted_request_comes_before_those_that_came_later() -> None:
+    one, _, second = crowd()
+    while not one.preemptions:
+        step(one)
+    submit(one, 3, 7, max_tokens=1)
+    assert finish(one) == [1, 2, 3]
+    assert second.preemptions
+
+
+# ---- cancel
+
+
+def test_cancel_of_a_waiting_request_takes_it_out_of_the_queue() -> None:
+    one = scheduler(max_num_seqs=1)
+    for number in (1, 2, 3):
+        submit(one, number, 4, max_tokens=1)
+    assert one.cancel(2)
+    one.check()
+    assert finish(one) == [1, 3]
+
+
+def test_cancel_of_a_waiting_request_leaves_the_others_in_order() -> None:
+    one = scheduler(max_num_seqs=1)
+    for number in (1, 5, 2, 6, 7, 3):
+        submit(one, number, 4, max_tokens=1, priority=number)
+    one.cancel(1)
+    assert finish(one) == [2, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_cancel_of_a_running_request_gives_its_blocks_back_at_once(steps: int) -> None:
+    one = scheduler()
+    submit(one, 1, 40, max_tokens=100)
+    for _ in range(steps):
+        step(one)
+    assert one.pool.free < 64
+    assert one.cancel(1)
+    one.check()
+    assert (one.pool.free, one.requests, one.schedule()) == (64, {}, [])
+
+
+def test_cancel_of_a_preempted_request_is_final() -> None:
+    one, *_ = crowd()
+    while not one.preemptions:
+        step(one)
+    assert one.cancel(2)
+    one.check()
+    assert finish(one) == [1]
+
+
+def test_cancel_of_one_of_two_that_share_blocks_leaves_the_other_its_own() -> None:
+    one = scheduler()
+    shared = list(range(20))
+    submit(one, 1, shared)
+    second = submit(one, 2, shared)
+    step(one)
+    step(one)
+    assert second.cached_tokens == 16
+    one.cancel(1)
+    one.check()
+    assert finish(one) == [2]
+
+
+def test_cancel_of_one_of_equal_priority_takes_that_one() -> None:
+    one = scheduler()
+    for number in (1, 2, 3):
+        submit(one, number, 4)
+    step(one)
+    one.cancel(2)
+    assert [request.id for request in one.running] == [1, 3]
+
+
+def test_cancel_of_who_has_finished_or_never_was_is_no_error() -> None:
+    one = scheduler()
+    submit(one, 1, 4, max_tokens=1)
+    finish(one)
+    assert not one.cancel(1)
+    assert not one.cancel(77)
+
+
+def test_a_cancelled_request_gets_no_more_output() -> None:
+    one = scheduler()
+    submit(one, 1, 4)
+    submit(one, 2, 4)
+    step(one)
+    one.cancel(1)
+    assert [output.id for output in step(one)[1]] == [2]
+
+
+# ---- what it says
+
+
+def test_queued_prefill_counts_what_is_left_before_everybody_has_a_first_token() -> None:
+    one = scheduler()
+    submit(one, 1, 40)
+    submit(one, 2, 10)
+    assert one.queued_prefill_tokens() == 50
+    step(one)
+    assert one.queued_prefill_tokens() == 18
+    step(one)
+    assert one.queued_prefill_tokens() == 0
+
+
+def test_queued_prefill_of_a_preempted_request_is_what_it_will_not_find_again() -> None:
+    one, *_ = crowd()
+    while not one.preemptions:
+        step(one)
+    assert one.queued_prefill_tokens() == 1
+
+
+def test_queued_prefill_leaves_out_what_is_cached() -> None:
+    one = scheduler()
+    tokens = list(range(21))
+    submit(one, 1, tokens, max_tokens=1)
+    finish(one)
+    submit(one, 2, tokens)
+    assert one.queued_prefill_tokens() == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda one: one.pool.touch(one.running[0].blocks[:1]),
+        lambda one: one.running[0].blocks.pop(),
+        lambda one: one.running.reverse(),
+        lambda one: one.requests.pop(1),
+        lambda one: setattr(one.running[0].chain, "named", 9),
+        lambda one: one.running.append(one.running[0]),
+    ],
+)
+def test_check_notices_a_broken_invariant(harm: Any) -> None:
+    one = scheduler()
+    for number in (1, 2):
+        submit(one, number, 6)
+    step(one)
+    one.check()
+    harm(one)
+    with pytest.raises(AssertionError):
+        one.check()
