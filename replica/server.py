@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.prompts import Prompts
 from api.tokenizer import load_tokenizer
-from replica.app import Endpoints, build_app
 from replica.client import EngineClient, EngineDied
 from replica.config import ReplicaConfig
+from replica.http.app import Endpoints, build_app
 from replica.lifeline import die_with_parent
 from replica.messages import Hello
 

@@ -11,8 +11,8 @@ import pytest
 
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
-from replica.app import build_app
 from replica.client import EngineClient
+from replica.http.app import build_app
 from replica.server import http_server, listen
 from tests.replica.serving import MODEL, Answer, config
 

@@ -30,8 +30,8 @@ from api.responses import (
 from api.responses import Delta as ChatDelta
 from api.sse import DONE, event
 from api.tokenizer import Tokenizer
-from replica.generation import Choice, Delta
-from replica.work import Work
+from replica.http.generation import Choice, Delta
+from replica.http.work import Work
 
 
 class Form:

@@ -13,8 +13,8 @@ from api.native import Native, pack_ids
 from api.requests import ChatRequest
 from api.responses import chat_id, completion_id
 from api.tokenizer import Tokenizer
-from replica.generation import Choice, Delta, Ending
-from replica.intake import GenerationRequest
+from replica.http.generation import Choice, Delta, Ending
+from replica.http.intake import GenerationRequest
 from replica.messages import Sampling, Submit
 
 SEEDS = 2**63

@@ -15,11 +15,11 @@ from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, e
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
 from replica.client import Answers, EngineClient, EngineDied, EngineRefused
-from replica.forms import Form
-from replica.generation import Choice
+from replica.http.forms import Form
+from replica.http.generation import Choice
+from replica.http.metrics import Metrics
+from replica.http.work import Work
 from replica.messages import Output, Submit
-from replica.metrics import Metrics
-from replica.work import Work
 
 JSON_TYPE = "application/json"
 

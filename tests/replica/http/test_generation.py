@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.tokenizer import ByteTokenizer
-from replica.generation import Choice, Delta, Ending
+from replica.http.generation import Choice, Delta, Ending
 from replica.messages import TokenLogprobs
 
 TOKENIZER = ByteTokenizer()

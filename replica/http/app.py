@@ -23,14 +23,14 @@ from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
-from replica.answering import JSON_TYPE, Answering
 from replica.client import EngineClient, EngineDied
 from replica.config import ReplicaConfig
-from replica.forms import form_of
-from replica.intake import GenerationRequest, Reader
+from replica.http.answering import JSON_TYPE, Answering
+from replica.http.forms import form_of
+from replica.http.intake import GenerationRequest, Reader
+from replica.http.metrics import CONTENT_TYPE, Metrics
+from replica.http.work import Served, plan
 from replica.messages import Hello
-from replica.metrics import CONTENT_TYPE, Metrics
-from replica.work import Served, plan
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from events.native import Load
+from replica.http.metrics import Distribution, Metrics
 from replica.messages import PoolSnapshot, Rates, Stats
-from replica.metrics import Distribution, Metrics
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\S+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
 
 POOL = PoolSnapshot(query_tokens=100, hit_tokens=40, query_blocks=5, hit_blocks=3, total=10, free=6, referenced=4)
