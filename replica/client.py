@@ -34,6 +34,7 @@ from replica.messages import (
     Stats,
     Stop,
     Submit,
+    SubmitAll,
     ToEngine,
     decode_from_engine,
     encode,
@@ -188,9 +189,8 @@ class EngineClient:
         if self._death.done():
             answers.fail(EngineDied(self._death.result()))
             return answers
-        for submit in submits:
-            self._answers[submit.id] = answers
-            self._send(submit)
+        self._answers.update(dict.fromkeys((submit.id for submit in submits), answers))
+        self._send(SubmitAll(list(submits)))
         return answers
 
     def forget(self, ids: Iterable[int]) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 
@@ -45,6 +46,16 @@ class Engine:
     @property
     def busy(self) -> bool:
         return bool(self.scheduler.requests)
+
+    def submit_all(self, submits: Sequence[Submit]) -> Refused | None:
+        """Let all of them wait for their turn, or none; then say why not."""
+        for number, submit in enumerate(submits):
+            refused = self.submit(submit)
+            if refused is not None:
+                for taken in submits[:number]:
+                    self.cancel(taken.id)
+                return refused
+        return None
 
     def submit(self, submit: Submit) -> Refused | None:
         """Let the request wait for its turn, or say why not."""

@@ -34,7 +34,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 # ---- to the engine
 
 
-class Submit(Struct, tag="submit", omit_defaults=True):
+class Submit(Struct, omit_defaults=True):
     id: int
     prompt: bytes  # token ids, packed as little-endian uint32
     sampling: Sampling
@@ -43,6 +43,12 @@ class Submit(Struct, tag="submit", omit_defaults=True):
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
     priority: float | None = None  # lower goes first; None: the time of arrival, in seconds since 1970
+
+
+class SubmitAll(Struct, tag="submit"):
+    """The choices of one client's request: all of them are taken, or none."""
+
+    submits: list[Submit]
 
 
 class Cancel(Struct, tag="cancel"):
@@ -82,7 +88,7 @@ class Outputs(Struct, tag="outputs"):
 
 
 class Refused(Struct, tag="refused"):
-    """The request was not accepted: `full` (try again later), `too_long` or `invalid` (never)."""
+    """All that came with this submit was not accepted: `full` (try again later), `too_long` or `invalid` (never)."""
 
     id: int
     reason: str
@@ -153,7 +159,7 @@ class Hello(Struct, tag="hello"):
     topic: str = ""
 
 
-ToEngine: TypeAlias = Submit | Cancel | Reset | Stop
+ToEngine: TypeAlias = SubmitAll | Cancel | Reset | Stop
 
 
 class Loading(Struct, tag="loading"):

@@ -33,7 +33,7 @@ from replica.messages import (
     ResetDone,
     Stats,
     Stop,
-    Submit,
+    SubmitAll,
     decode_to_engine,
     encode,
 )
@@ -155,8 +155,8 @@ class Loop:
 
     def _obey(self, payload: bytes) -> None:
         message = decode_to_engine(payload)
-        if isinstance(message, Submit):
-            refused = self.engine.submit(message)
+        if isinstance(message, SubmitAll):
+            refused = self.engine.submit_all(message.submits)
             if refused is not None:
                 self._send(refused)
         elif isinstance(message, Cancel):

@@ -74,7 +74,6 @@ class Scheduler:
         request.uncached_tokens = len(request.chain) - len(self.pool.match(request.chain).blocks) * self.pool.block_size
         self.requests[request.id] = request
         heappush(self._waiting, (request.priority, request))
-        self.prompt_tokens += request.prompt_tokens
 
     def _check_length(self, request: Request) -> None:
         tokens, limit = len(request.chain), self.limits.max_model_len
@@ -204,6 +203,7 @@ class Scheduler:
         lookups.query_blocks += len(request.chain) // size
         lookups.hit_blocks += hit_blocks
         request.cached_tokens = min(hit_blocks * size, request.prompt_tokens)
+        self.prompt_tokens += request.prompt_tokens
 
     def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
         """Take over what a step computed."""

@@ -81,6 +81,8 @@ class Answering(Response):
                     self._take_all(outputs)
                     outputs = await self._answers.next()
         except (EngineDied, EngineRefused) as failure:
+            if isinstance(failure, EngineRefused):
+                self._running.clear()  # none of them has ever run
             raise self._api_error(failure) from None
         if self._client_left:
             return
@@ -107,7 +109,7 @@ class Answering(Response):
                 if payload:
                     await send({"type": "http.response.body", "body": payload, "more_body": True})
                 payload = self._take_all(await self._answers.next())
-        except (EngineDied, EngineRefused) as failure:
+        except EngineDied as failure:
             if self._framed:
                 return  # the connection is cut, and the router resumes elsewhere what it has
             payload = event(self._api_error(failure).body()) + DONE

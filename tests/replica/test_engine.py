@@ -359,3 +359,17 @@ def test_requests_without_a_priority_or_of_equal_ones_are_served_in_order_of_arr
     for number in (3, 1, 2):
         assert one.submit(Submit(number, pack_tokens([number]), Sampling(max_tokens=1), priority=priority)) is None
     assert list(drain(one)) == [3, 1, 2]
+
+
+def test_the_choices_of_one_request_are_all_taken_or_none() -> None:
+    one = engine(max_waiting=3)
+    sampling = Sampling(max_tokens=2)
+    choices = [Submit(number, pack_tokens(PROMPT), sampling) for number in range(4)]
+    refused = one.submit_all(choices)
+    assert refused is not None
+    assert (refused.id, refused.reason) == (3, "full")
+    assert not one.busy
+    one.check()
+    assert one.submit_all(choices[:3]) is None
+    assert drain(one).keys() == {0, 1, 2}
+    assert one.stats().prompt_tokens == 3 * len(PROMPT)

@@ -302,6 +302,9 @@ def test_a_full_queue_is_said_with_the_time_to_come_back() -> None:
         many = busy.post("/v1/completions", completion(n=8))
         assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
         assert int(many.headers["retry-after"]) >= 1
+        streamed = busy.post("/v1/completions", completion(n=2, stream=True))
+        assert streamed.status == 429, "one of two fits: neither is taken"
+        assert 'finished_reason="error",model_name="demo"} 0.0' in busy.get("/metrics").body.decode()
         response.close()
         connection.close()
         busy.wait_idle()  # those of the eight that had been taken were cancelled, too
