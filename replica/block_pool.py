@@ -24,6 +24,8 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
 from replica.chain import Chain
@@ -32,6 +34,17 @@ from replica.names import NOBODY, Names, Slots
 
 MEDIUM = "GPU"
 NOT_NAMED = -1  # instead of the parent's identity
+
+
+class Lookups(Struct):
+    """What admitted requests asked of the cache and found; those that had been preempted are counted apart."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    query_blocks: int = 0
+    hit_blocks: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
 
 
 class Match(NamedTuple):
@@ -68,6 +81,7 @@ class BlockPool:
         self.named = 0  # all copies counted
         self.evictions = 0
         self.collisions_refused = 0
+        self.lookups = Lookups()
         # One number per slot, in memory seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         # The free queue is a ring through the slots without a reference, with slot `num_blocks` as its end.
         self._references = array("i", bytes(4 * num_blocks))
@@ -121,6 +135,18 @@ class BlockPool:
                 if self._exact.get(slot) != chain.exact.get(index):
                     return index
         return count
+
+    def count_lookup(self, tokens: int, hit_blocks: int, *, again: bool) -> None:
+        """A request of so many tokens was admitted with so many hits; `again`: after a preemption."""
+        lookups, hit_tokens = self.lookups, hit_blocks * self.block_size
+        if again:
+            lookups.preempted_query_tokens += tokens
+            lookups.preempted_hit_tokens += hit_tokens
+        else:
+            lookups.query_tokens += tokens
+            lookups.hit_tokens += hit_tokens
+            lookups.query_blocks += tokens // self.block_size
+            lookups.hit_blocks += hit_blocks
 
     # ---- take and release
 
@@ -343,6 +369,7 @@ class BlockPool:
 
     def snapshot(self) -> PoolSnapshot:
         return PoolSnapshot(
+            **asdict(self.lookups),
             evictions=self.evictions,
             collisions_refused=self.collisions_refused,
             total=self.num_blocks,

@@ -4,15 +4,13 @@ import time
 from array import array
 from collections.abc import Sequence
 
-import msgspec
-
 from events.messages import KnownEvent
 from events.native import Load
 from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
-from replica.messages import Output, PoolSnapshot, Refused, Stats, Submit
+from replica.messages import Output, Refused, Stats, Submit
 from replica.rates import Speed, Window
 from replica.request import Request
 from replica.runner import Runner
@@ -121,15 +119,11 @@ class Engine:
             prefill_tokens_per_s=self.speed.prefill_tokens_per_s,
         )
 
-    def snapshot(self) -> PoolSnapshot:
-        """The pool's state with the scheduler's count of lookups."""
-        return msgspec.structs.replace(self.pool.snapshot(), **msgspec.structs.asdict(self.scheduler.lookups))
-
     def stats(self) -> Stats:
         scheduler = self.scheduler
         stats = Stats(
             load=self.load(),
-            pool=self.snapshot(),
+            pool=self.pool.snapshot(),
             preemptions=scheduler.preemptions,
             prompt_tokens=scheduler.prompt_tokens,
             computed_prompt_tokens=scheduler.computed_prompt_tokens,

@@ -35,17 +35,6 @@ class TooLong(Exception):
     """The request could never run, whatever finishes before it."""
 
 
-class Lookups(Struct):
-    """What admitted requests asked of the cache and found; those that had been preempted are counted apart."""
-
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    query_blocks: int = 0
-    hit_blocks: int = 0
-    preempted_query_tokens: int = 0
-    preempted_hit_tokens: int = 0
-
-
 class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -57,7 +46,6 @@ class Scheduler:
         self.limits = limits
         self.running: list[Request] = []  # by priority
         self.requests: dict[int, Request] = {}
-        self.lookups = Lookups()
         self.preemptions = 0
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
@@ -169,7 +157,10 @@ class Scheduler:
             request.blocks = blocks
             request.chain.named, request.chain.identity = len(match.blocks), match.identity
             request.computed = len(match.blocks) * self.pool.block_size
-            self._count_lookup(request, len(match.blocks))
+            self.pool.count_lookup(len(request.chain), len(match.blocks), again=request.preemptions > 0)
+            if request.cached_tokens is None:
+                request.cached_tokens = min(request.computed, request.prompt_tokens)
+                self.prompt_tokens += request.prompt_tokens
             insort(self.running, request, key=_priority)
             count = min(request.remaining, budget)
             batch.append(Scheduled(request, request.computed, count))
@@ -191,19 +182,6 @@ class Scheduler:
             and other.chain.keys[matched] == keys[matched]
             for other in self.running
         )
-
-    def _count_lookup(self, request: Request, hit_blocks: int) -> None:
-        size, lookups = self.pool.block_size, self.lookups
-        if request.preemptions:
-            lookups.preempted_query_tokens += len(request.chain)
-            lookups.preempted_hit_tokens += hit_blocks * size
-            return
-        lookups.query_tokens += len(request.chain)
-        lookups.hit_tokens += hit_blocks * size
-        lookups.query_blocks += len(request.chain) // size
-        lookups.hit_blocks += hit_blocks
-        request.cached_tokens = min(hit_blocks * size, request.prompt_tokens)
-        self.prompt_tokens += request.prompt_tokens
 
     def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
         """Take over what a step computed."""

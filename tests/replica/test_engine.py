@@ -275,7 +275,7 @@ def test_snapshot_counts_tokens_and_blocks_asked_for_and_found() -> None:
     one = engine()
     generate(one, PROMPT)
     generate(one, PROMPT)
-    found = one.snapshot()
+    found = one.pool.snapshot()
     assert (found.query_tokens, found.hit_tokens) == (42, 20)
     assert (found.query_blocks, found.hit_blocks) == (10, 5)
     assert (found.preempted_query_tokens, found.preempted_hit_tokens) == (0, 0)
@@ -288,7 +288,7 @@ def test_snapshot_counts_lookups_of_preempted_requests_apart() -> None:
     for number in (1, 2):
         submit(one, number, [number] * 7, 6)
     drain(one)
-    found = one.snapshot()
+    found = one.pool.snapshot()
     assert one.stats().preemptions >= 1
     assert (found.query_tokens, found.hit_tokens) == (14, 0)
     assert found.preempted_query_tokens > found.preempted_hit_tokens > 0
@@ -297,9 +297,9 @@ def test_snapshot_counts_lookups_of_preempted_requests_apart() -> None:
 def test_a_probe_counts_no_query_until_the_request_is_admitted() -> None:
     one = engine()
     submit(one, 1, PROMPT)
-    assert one.snapshot().query_tokens == 0
+    assert one.pool.snapshot().query_tokens == 0
     step(one)
-    assert one.snapshot().query_tokens == 21
+    assert one.pool.snapshot().query_tokens == 21
 
 
 def test_stats_count_what_was_asked_computed_and_generated() -> None:

@@ -370,17 +370,17 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
         step(one)
     assert second.generated > 0
     finish(one)
-    assert one.lookups.preempted_hit_tokens > 0
+    assert one.pool.lookups.preempted_hit_tokens > 0
     assert second.cached_tokens == 0  # it says what the first admission found
 
 
 def test_lookups_of_preempted_requests_are_counted_apart() -> None:
     one, *_ = crowd()
     finish(one)
-    assert one.lookups.query_tokens == 14
-    assert one.lookups.hit_tokens == 0
-    assert (one.lookups.query_blocks, one.lookups.hit_blocks) == (2, 0)
-    assert one.lookups.preempted_query_tokens > 0
+    assert one.pool.lookups.query_tokens == 14
+    assert one.pool.lookups.hit_tokens == 0
+    assert (one.pool.lookups.query_blocks, one.pool.lookups.hit_blocks) == (2, 0)
+    assert one.pool.lookups.preempted_query_tokens > 0
 
 
 def test_a_better_priority_keeps_its_blocks_whoever_came_first() -> None:
