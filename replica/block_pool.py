@@ -52,6 +52,7 @@ class Match(NamedTuple):
 
     blocks: list[int]
     identity: int
+    refused: bool = False  # the next block's key is here, with other content
 
 
 class Preview(NamedTuple):
@@ -105,10 +106,7 @@ class BlockPool:
     # ---- look up
 
     def match(self, chain: Chain) -> Match:
-        """The longest cached prefix, at least one token short of the chain: the last one must be computed to go on.
-
-        Changes nothing but the count of refused collisions.
-        """
+        """The longest cached prefix, at least one token short of the chain: the last one must be computed to go on."""
         count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
         if not count or self._names.find(chain.keys[0]) == NOBODY:
             return NO_MATCH
@@ -116,10 +114,8 @@ class BlockPool:
         missing = np.flatnonzero(slots == NOBODY)
         slots = slots[: missing[0]] if missing.size else slots
         verified = self._same_content(chain, slots)
-        if verified < len(slots):
-            self.collisions_refused += 1
-            slots = slots[:verified]
-        return Match(slots.tolist(), self._identity[slots[-1]]) if verified else NO_MATCH
+        blocks: list[int] = slots[:verified].tolist()
+        return Match(blocks, self._identity[blocks[-1]] if blocks else 0, verified < len(slots))
 
     def _same_content(self, chain: Chain, slots: Slots) -> int:
         """How many of these slots, from the first, hold what the chain says."""
@@ -136,9 +132,11 @@ class BlockPool:
                     return index
         return count
 
-    def count_lookup(self, tokens: int, hit_blocks: int, *, again: bool) -> None:
-        """A request of so many tokens was admitted with so many hits; `again`: after a preemption."""
-        lookups, hit_tokens = self.lookups, hit_blocks * self.block_size
+    def count_lookup(self, tokens: int, match: Match, *, again: bool) -> None:
+        """A request of so many tokens was admitted with these hits; `again`: after a preemption."""
+        lookups, hit_blocks = self.lookups, len(match.blocks)
+        hit_tokens = hit_blocks * self.block_size
+        self.collisions_refused += match.refused
         if again:
             lookups.preempted_query_tokens += tokens
             lookups.preempted_hit_tokens += hit_tokens

@@ -50,7 +50,8 @@ class Chain:
         self.exact = {index: _encode(tuple(own)) for index, own in self.extras.items() if own}
         if lora_name is not None or cache_salt is not None:
             self.exact[0] = _encode((lora_name, cache_salt, tuple(self.extras.get(0, ()))))
-        self.forget()
+        self.named = 0  # how many blocks from the start are named in the pool
+        self.identity: int | None = 0  # of the last of them (0: the root); None: no further block may be named
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,11 +63,6 @@ class Chain:
             own = {0: self.extras[index]} if index in self.extras else None
             block = self.tokens[-self.block_size :].tobytes()
             self.keys.extend(extend_keys(self.keys[-1] if self.keys else self.root, block, self.block_size, own))
-
-    def forget(self) -> None:
-        """None of its blocks is in the pool any more, or yet."""
-        self.named = 0  # how many blocks from the start are named in the pool
-        self.identity: int | None = 0  # of the last of them (0: the root); None: no further block may be named
 
     def parent_key(self, index: int) -> int | None:
         """The key before block `index`; None at the start."""

@@ -47,6 +47,10 @@ class Engine:
 
     def submit_all(self, submits: Sequence[Submit]) -> Refused | None:
         """Let all of them wait for their turn, or none; then say why not."""
+        room = self.config.max_waiting + self.config.max_num_seqs
+        if len(submits) > room:
+            message = f"the request has {len(submits)} choices, all prompts counted; at most {room} are taken at once"
+            return Refused(submits[0].id, "invalid", message)
         for number, submit in enumerate(submits):
             refused = self.submit(submit)
             if refused is not None:
@@ -79,9 +83,11 @@ class Engine:
         return None
 
     def _retry_after_s(self) -> float:
-        """When the queue should have moved: the time its prefill takes, between 1 and 60 s."""
-        rate = self.speed.prefill_tokens_per_s
-        return min(60.0, max(1.0, self.scheduler.queued_prefill_tokens() / rate)) if rate else 1.0
+        """When there should be room again, between 1 and 60 s: the queue's prefill, and the first answer to end."""
+        rate, step_s = self.speed.prefill_tokens_per_s, self.speed.step_s
+        prefill_s = self.scheduler.queued_prefill_tokens() / rate if rate else 0.0
+        left = min((request.sampling.max_tokens - request.generated for request in self.scheduler.running), default=0)
+        return min(60.0, max(1.0, prefill_s + left * step_s))
 
     def cancel(self, request_id: int) -> bool:
         return self.scheduler.cancel(request_id)

@@ -51,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    config = within_cache(config)
     with ExitStack() as stack:
         socket: zmq.Socket[bytes] = stack.enter_context(zmq.Context.instance().socket(zmq.PAIR))
         socket.set_hwm(0)  # the number of accepted requests bounds what can wait in it
@@ -60,10 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         socket.send(encode(Loading()))
         try:
             clock = WallClock()
+            config = within_cache(config)
             engine = Engine(config, make_runner(config, clock), clock)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
-        except (ValueError, OSError, zmq.ZMQError) as error:  # what the configuration can get wrong
-            print(f"Error: the engine cannot start: {error}", file=sys.stderr)
+        except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
+            print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
         loop = Loop(engine, publisher, socket, parent_pid)
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
 def within_cache(config: EngineConfig) -> EngineConfig:
     """A request can be no longer than the cache, whatever the model could take."""
     capacity = config.num_blocks * config.block_size
+    if capacity < 2:
+        raise ValueError("the cache holds one token, and no answer fits beside a prompt; raise --num-blocks")
     if config.max_model_len <= capacity:
         return config
     log.warning("max_model_len %d is lowered to %d: more does not fit in the cache", config.max_model_len, capacity)

@@ -7,6 +7,7 @@ from replica.messages import Rates, Stats
 HALF_LIFE_TOKENS = 50_000.0
 HALF_LIFE_STEPS = 200.0
 MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
+ENOUGH_TOKENS = 256  # before that the prefill speed is not known
 
 
 class Speed:
@@ -22,7 +23,9 @@ class Speed:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else 0.0
+        """0 while it is not known."""
+        known = self._prefill_tokens >= ENOUGH_TOKENS and self._prefill_s > 0
+        return self._prefill_tokens / self._prefill_s if known else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -32,9 +35,8 @@ class Speed:
     def add(self, prefill_tokens: int, duration_s: float) -> None:
         if prefill_tokens >= MIN_PREFILL_TOKENS:
             fading = 0.5 ** (prefill_tokens / HALF_LIFE_TOKENS)
-            own_s = max(duration_s - self.step_s, duration_s / 2)
             self._prefill_tokens = self._prefill_tokens * fading + prefill_tokens
-            self._prefill_s = self._prefill_s * fading + own_s
+            self._prefill_s = self._prefill_s * fading + max(0.0, duration_s - self.step_s)
         elif not prefill_tokens:
             fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
             self.step_s = self.step_s * fading + duration_s * (1 - fading)

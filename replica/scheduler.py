@@ -19,6 +19,8 @@ from replica.runner import Sampled
 
 Batch: TypeAlias = list[Scheduled]
 
+MAX_PASSED = 64  # requests that a step looks at only to find that they must wait for another's prefix
+
 
 class Limits(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
@@ -57,8 +59,10 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Let it wait; QueueFull or TooLong if it cannot."""
         self._check_length(request)  # first: nobody should be told to come back with what never fits
-        if len(self._waiting) >= self.limits.max_waiting:
-            raise QueueFull(f"{len(self._waiting)} requests wait already, which is the limit (--max-waiting)")
+        # Those for whom there is a place only wait for the next step.
+        queue = self.waiting - (self.limits.max_num_seqs - len(self.running))
+        if queue >= self.limits.max_waiting:
+            raise QueueFull(f"{self.waiting} requests wait already, and no more may (--max-waiting)")
         request.uncached_tokens = len(request.chain) - len(self.pool.match(request.chain).blocks) * self.pool.block_size
         self.requests[request.id] = request
         heappush(self._waiting, (request.priority, request))
@@ -82,10 +86,13 @@ class Scheduler:
             return False
         if request.blocks:
             self._stop_running(request)
-        else:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not request]
+        elif len(self._waiting) > 2 * self.waiting + 64:  # those who have left are dropped when their turn comes
+            self._waiting = [entry for entry in self._waiting if self._is_here(entry[1])]
             heapify(self._waiting)
         return True
+
+    def _is_here(self, request: Request) -> bool:
+        return self.requests.get(request.id) is request
 
     def _stop_running(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.priority, key=_priority)]
@@ -97,15 +104,19 @@ class Scheduler:
     def schedule(self) -> Batch:
         """What to compute now; empty when there is nothing to do."""
         batch: Batch = []
-        budget, size = self.limits.max_num_batched_tokens, self.pool.block_size
-        preemptions = self.preemptions
+        size, preemptions = self.pool.block_size, self.preemptions
+        # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
         for request in self._in_order():
-            if not budget:
-                break
             start = request.computed
-            count = min(len(request.chain.tokens) - start, budget)
-            if start + count <= len(request.blocks) * size or self._make_room(request, start + count):
-                batch.append(Scheduled(request, start, count))
+            if len(request.chain.tokens) - start == 1 and (
+                start < len(request.blocks) * size or self._make_room(request, start + 1)
+            ):
+                batch.append(Scheduled(request, start, 1))
+        budget = self.limits.max_num_batched_tokens - len(batch)
+        for request in self.running:
+            count = min(request.remaining, budget)
+            if count and request.remaining > 1:
+                batch.append(Scheduled(request, request.computed, count))
                 budget -= count
         if budget and self.preemptions == preemptions:
             self._admit(batch, budget)
@@ -143,8 +154,10 @@ class Scheduler:
     def _admit(self, batch: Batch, budget: int) -> None:
         """Start waiting requests while there are tokens, places and blocks."""
         passed: list[Request] = []
-        while self._waiting and budget and len(self.running) < self.limits.max_num_seqs:
+        while self._waiting and budget and len(self.running) < self.limits.max_num_seqs and len(passed) < MAX_PASSED:
             request = heappop(self._waiting)[1]
+            if not self._is_here(request):
+                continue
             match = self.pool.match(request.chain)
             if self._must_wait(request, len(match.blocks)):
                 passed.append(request)
@@ -157,7 +170,7 @@ class Scheduler:
             request.blocks = blocks
             request.chain.named, request.chain.identity = len(match.blocks), match.identity
             request.computed = len(match.blocks) * self.pool.block_size
-            self.pool.count_lookup(len(request.chain), len(match.blocks), again=request.preemptions > 0)
+            self.pool.count_lookup(len(request.chain), match, again=request.preemptions > 0)
             if request.cached_tokens is None:
                 request.cached_tokens = min(request.computed, request.prompt_tokens)
                 self.prompt_tokens += request.prompt_tokens
@@ -222,10 +235,10 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.requests) - len(self.running)
 
     def waiting_requests(self) -> Iterable[Request]:
-        return (request for _, request in self._waiting)
+        return (request for _, request in self._waiting if self._is_here(request))
 
     def queued_prefill_tokens(self) -> int:
         """What has to be computed before everybody who is here now has a first token."""
@@ -247,7 +260,7 @@ class Scheduler:
             assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference that nobody holds"
         assert [r.priority for r in self.running] == sorted(r.priority for r in self.running), "running is out of order"
         waiting = {request.id for request in self.waiting_requests()}
-        assert len(waiting) == self.waiting, "a request waits twice"
+        assert len(waiting) == sum(1 for _ in self.waiting_requests()), "a request waits twice"
         assert waiting.isdisjoint(r.id for r in self.running), "a request runs and waits"
         assert self.requests.keys() == waiting | {r.id for r in self.running}, "a request is lost"
         assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"

@@ -92,7 +92,7 @@ class Adapter:
         held = self.requests[op["req"]]
         self.pool.release(held.blocks)
         held.blocks, held.computed = [], 0
-        held.chain.forget()
+        held.chain.named, held.chain.identity = 0, 0
         return {}
 
     def free(self, op: Record) -> Record:

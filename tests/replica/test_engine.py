@@ -137,21 +137,25 @@ def test_a_request_that_never_fits_is_refused_with_the_numbers() -> None:
     assert not one.busy
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
-    one = engine(max_waiting=1, max_num_seqs=1, simulated=SimulatedConfig(prefill_tokens_per_s=10))
-    generate(one, list(range(64)))  # now the speed is known
-    submit(one, 1, list(range(1000, 1100)))
-    refused = submit(one, 2, PROMPT)
+def test_a_full_queue_says_when_there_should_be_room_again() -> None:
+    one = engine(max_waiting=1, max_num_seqs=1, num_blocks=256, simulated=SimulatedConfig(prefill_tokens_per_s=100))
+    generate(one, list(range(300)), 10)  # now the speeds are known
+    submit(one, 1, PROMPT, 200)
+    step(one)
+    submit(one, 2, list(range(1000, 1100)))
+    refused = submit(one, 3, PROMPT)
     assert refused is not None
     assert refused.reason == "full"
-    assert refused.retry_after_s == pytest.approx(100 / one.speed.prefill_tokens_per_s)
+    speed = one.speed
+    assert refused.retry_after_s == pytest.approx(100 / speed.prefill_tokens_per_s + 199 * speed.step_s)
     assert 1 <= refused.retry_after_s <= 60
 
 
 def test_a_full_queue_of_unknown_speed_says_one_second() -> None:
-    one = engine(max_waiting=1)
+    one = engine(max_waiting=1, max_num_seqs=1)
     submit(one, 1, PROMPT)
-    refused = submit(one, 2, PROMPT)
+    submit(one, 2, PROMPT)
+    refused = submit(one, 3, PROMPT)
     assert refused is not None
     assert refused.retry_after_s == 1.0
 
@@ -362,14 +366,26 @@ def test_requests_without_a_priority_or_of_equal_ones_are_served_in_order_of_arr
 
 
 def test_the_choices_of_one_request_are_all_taken_or_none() -> None:
-    one = engine(max_waiting=3)
+    one = engine(max_waiting=3, max_num_seqs=1)
     sampling = Sampling(max_tokens=2)
     choices = [Submit(number, pack_tokens(PROMPT), sampling) for number in range(4)]
+    submit(one, 9, PROMPT, 1)
     refused = one.submit_all(choices)
     assert refused is not None
     assert (refused.id, refused.reason) == (3, "full")
-    assert not one.busy
+    assert one.scheduler.requests.keys() == {9}
     one.check()
-    assert one.submit_all(choices[:3]) is None
-    assert drain(one).keys() == {0, 1, 2}
-    assert one.stats().prompt_tokens == 3 * len(PROMPT)
+    assert drain(one).keys() == {9}
+    assert one.submit_all(choices) is None
+    assert drain(one).keys() == {0, 1, 2, 3}
+    assert one.stats().prompt_tokens == 5 * len(PROMPT)
+
+
+def test_more_choices_than_ever_fit_are_not_told_to_try_again() -> None:
+    one = engine(max_waiting=3, max_num_seqs=1)
+    refused = one.submit_all([Submit(number, pack_tokens(PROMPT), Sampling(max_tokens=2)) for number in range(5)])
+    assert refused is not None
+    assert (refused.reason, refused.message) == (
+        "invalid",
+        "the request has 5 choices, all prompts counted; at most 4 are taken at once",
+    )

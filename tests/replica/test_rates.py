@@ -41,11 +41,20 @@ def test_the_part_of_a_step_that_every_step_takes_is_not_the_prefills() -> None:
     assert speed.decode_tokens_per_s == pytest.approx(50)
 
 
-def test_prefill_that_is_hardly_longer_than_a_decode_does_not_seem_infinitely_fast() -> None:
+def test_the_speed_of_short_prompts_is_that_of_long_ones() -> None:
+    """A step of 40 tokens is hardly longer than one of none, and that is all that prompts with a warm prefix give."""
+    speed = Speed()
+    for _ in range(10):
+        speed.add(0, 0.02)
+        speed.add(40, 0.025)
+    assert speed.prefill_tokens_per_s == pytest.approx(8000)
+
+
+def test_a_single_short_prompt_does_not_seem_infinitely_fast() -> None:
     speed = Speed()
     speed.add(0, 0.02)
-    speed.add(40, 0.019)
-    assert speed.prefill_tokens_per_s == pytest.approx(40 / 0.0095)
+    speed.add(40, 0.0201)
+    assert speed.prefill_tokens_per_s == 0
 
 
 def test_a_few_tokens_of_prefill_say_nothing_about_either_speed() -> None:

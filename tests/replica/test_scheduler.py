@@ -150,13 +150,39 @@ def test_a_request_that_waits_for_blocks_is_not_overtaken_by_a_smaller_one() -> 
 
 
 def test_a_full_queue_refuses_with_the_number() -> None:
-    one = scheduler(max_waiting=2)
-    submit(one, 1, 2)
-    submit(one, 2, 2)
-    with pytest.raises(QueueFull, match="2 requests wait already"):
-        submit(one, 3, 2)
+    one = scheduler(max_waiting=2, max_num_seqs=1)
+    for number in (1, 2, 3):  # one of them only waits for the next step
+        submit(one, number, 2)
+    with pytest.raises(QueueFull, match="3 requests wait already"):
+        submit(one, 4, 2)
     step(one)
-    submit(one, 3, 2)
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        submit(one, 4, 2)
+    assert one.cancel(2)
+    submit(one, 4, 2)
+    one.check()
+
+
+def test_a_long_prompt_that_goes_first_does_not_stall_answers() -> None:
+    one = scheduler(max_num_batched_tokens=8)
+    answering = submit(one, 1, 4, max_tokens=9, priority=5.0)
+    step(one)
+    submit(one, 2, 40, priority=1.0)
+    for _ in range(4):
+        before = answering.generated
+        step(one)
+        assert answering.generated == before + 1
+
+
+def test_those_who_leave_while_they_wait_are_forgotten() -> None:
+    one = scheduler(max_num_seqs=1, max_waiting=3)
+    submit(one, 1, 2, max_tokens=30)
+    step(one)
+    for number in range(2, 2000):
+        submit(one, number, 2)
+        assert one.cancel(number)
+    assert one.waiting == 0
+    assert len(one._waiting) < 100
     one.check()
 
 

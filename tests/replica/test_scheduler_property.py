@@ -140,7 +140,8 @@ class World(RuleBasedStateMachine):
         pool, scheduler = self.engine.pool, self.engine.scheduler
         if tokens >= MODEL_LEN or longest > pool.num_blocks * pool.block_size:
             return "too_long"
-        return "full" if scheduler.waiting >= scheduler.limits.max_waiting else None
+        places = scheduler.limits.max_num_seqs - len(scheduler.running)
+        return "full" if scheduler.waiting - places >= scheduler.limits.max_waiting else None
 
     @precondition(lambda self: self.expected)
     @rule(which=indices)
