@@ -1,7 +1,7 @@
 """ChatML for the byte tokenizer: a list of segments, so that no text of a client can stand for a special token."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from api.templates import Conversation
@@ -12,7 +12,12 @@ Segment: TypeAlias = str | int  # text, or the id of a special token
 _START, _END = ByteTokenizer.im_start, ByteTokenizer.im_end
 
 
-def segments(conversation: Conversation) -> Iterator[Segment]:
+def segments(conversation: Conversation) -> list[Segment]:
+    found = list(_segments(conversation))
+    return found[:-2] if conversation.continue_final_message else found
+
+
+def _segments(conversation: Conversation) -> Iterator[Segment]:
     if conversation.tools:
         yield from _turn("system", "\n".join(map(_json, conversation.tools)))
     for message in conversation.messages:
@@ -34,24 +39,21 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def encode(conversation: Conversation, tokenizer: ByteTokenizer) -> list[int]:
+def size(segment: Segment) -> int:
+    """How many tokens it has."""
+    return 1 if isinstance(segment, int) else len(segment.encode())
+
+
+def encode(shown: Iterable[Segment]) -> list[int]:
     token_ids: list[int] = []
-    for segment in _shown(conversation):
+    for segment in shown:
         if isinstance(segment, int):
             token_ids.append(segment)
         else:
-            token_ids += tokenizer.encode(segment, add_special_tokens=False)
+            token_ids += segment.encode()
     return token_ids
 
 
-def render(conversation: Conversation) -> str:
+def text(shown: Iterable[Segment]) -> str:
     """For people to read: here a special token and the same text look alike."""
-    return "".join(
-        ByteTokenizer.specials[segment - 256] if isinstance(segment, int) else segment
-        for segment in _shown(conversation)
-    )
-
-
-def _shown(conversation: Conversation) -> list[Segment]:
-    found = list(segments(conversation))
-    return found[:-2] if conversation.continue_final_message else found
+    return "".join(ByteTokenizer.specials[segment - 256] if isinstance(segment, int) else segment for segment in shown)

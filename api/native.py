@@ -31,7 +31,7 @@ class Native(Struct, omit_defaults=True):
 
     prompts: list[bytes] = []  # token ids, packed, one per prompt
     resume_token_ids: list[bytes] = []  # what another replica has generated already, packed, one per choice
-    response_id: str | None = None
+    response_id: Annotated[str, Meta(max_length=256)] | None = None
     created: Annotated[int, _INT64] | None = None
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
     priority: float | None = None  # lower goes first

@@ -79,3 +79,4 @@ def _byte_of() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of()
+ALPHABET = _BYTE_OF.keys()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api import chatml
-from api.errors import ApiError, invalid
+from api.errors import ApiError, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest, Tool
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
@@ -20,31 +20,43 @@ from api.tokenizer import ByteTokenizer, Tokenizer
 class Prompts:
     """A tokenizer and its chat template. Safe to use from several threads.
 
-    `template` is a source that stands instead of the tokenizer's own. `vocab_size` is the model's, where that is larger
-    than the tokenizer's.
+    `template` is a source that stands instead of the tokenizer's own, and `template_name` what errors call it.
+    `vocab_size` is the model's, where that is larger than the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None, vocab_size: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        vocab_size: int = 0,
+        template_name: str = "the chat template",
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         source = tokenizer.chat_template if template is None else template
         with_tools = tokenizer.tool_chat_template if template is None else None
-        self._template = _compiled(source, tokenizer)
-        self._tool_template = _compiled(with_tools, tokenizer) or self._template
+        name = template_name if template is not None else f"the chat template of {tokenizer.name}"
+        self._template = _compiled(source, tokenizer, name)
+        self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
 
-    def chat(self, request: ChatRequest) -> list[int]:
+    def chat(self, request: ChatRequest, max_model_len: int | None = None) -> list[int]:
+        """ApiError 413, before anything is encoded, for a prompt that leaves no room within the model's length."""
         self._check(request)
         if request.prompt_token_ids is not None:
+            check_room(len(request.prompt_token_ids), max_model_len, "messages")
             return self._checked(request.prompt_token_ids, "prompt_token_ids")
-        return self._encode_conversation(request, bool(request.add_special_tokens))
+        return self._encode_conversation(request, bool(request.add_special_tokens), max_model_len)
 
-    def completion(self, request: CompletionRequest) -> list[list[int]]:
-        """One prompt after the other."""
+    def completion(self, request: CompletionRequest, max_model_len: int | None = None) -> list[list[int]]:
+        """One prompt after the other; ApiError 413 as in `chat`."""
         self._check(request)
-        if request.prompt_token_ids is not None:
-            return [self._checked(ids, f"prompt_token_ids[{i}]") for i, ids in enumerate(request.prompt_token_ids)]
+        given = request.prompt_token_ids
+        prompts: Sequence[str | list[int]] = request.prompts if given is None else given
+        for prompt in prompts:
+            self._check_fits(prompt, max_model_len, "prompt")
+        if given is not None:
+            return [self._checked(ids, f"prompt_token_ids[{i}]") for i, ids in enumerate(given)]
         add_special_tokens = request.add_special_tokens is not False
-        prompts: Sequence[str | list[int]] = request.prompts
         params = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
         return [
             self._encode_prompt(prompt, add_special_tokens, param)
@@ -62,16 +74,26 @@ class Prompts:
 
     def render(self, request: ChatRequest | TokenizeRequest) -> str:
         """The text that the chat template makes of the messages."""
-        conversation = _conversation(request, self._writes_developer(request))
-        template = self._template_for(request)
-        return chatml.render(conversation) if template is None else template.render(conversation)
+        shown = self._shown(request)
+        return shown if isinstance(shown, str) else chatml.text(shown)
 
-    def _encode_conversation(self, request: ChatRequest | TokenizeRequest, add_special_tokens: bool) -> list[int]:
-        if self._template_for(request) is None and isinstance(self.tokenizer, ByteTokenizer):
-            token_ids = chatml.encode(_conversation(request, developer=False), self.tokenizer)
-        else:
-            token_ids = self.tokenizer.encode(self.render(request), add_special_tokens=add_special_tokens)
-        return self._checked(token_ids, "messages")
+    def _encode_conversation(
+        self, request: ChatRequest | TokenizeRequest, add_special_tokens: bool, max_model_len: int | None = None
+    ) -> list[int]:
+        shown = self._shown(request)
+        if isinstance(shown, str):
+            self._check_fits(shown, max_model_len, "messages")
+            return self._checked(self.tokenizer.encode(shown, add_special_tokens=add_special_tokens), "messages")
+        check_room(sum(map(chatml.size, shown)), max_model_len, "messages")
+        return self._checked(chatml.encode(shown), "messages")
+
+    def _shown(self, request: ChatRequest | TokenizeRequest) -> str | list[chatml.Segment]:
+        template = self._template_for(request)
+        try:
+            conversation = _conversation(request, self._writes_developer(request))
+            return chatml.segments(conversation) if template is None else template.render(conversation)
+        except RecursionError:
+            raise invalid("tools or tool_calls are nested too deeply; flatten them", "tools") from None
 
     def _template_for(self, request: ChatRequest | TokenizeRequest) -> ChatTemplate | None:
         template = self._tool_template if request.tools else self._template
@@ -89,6 +111,15 @@ class Prompts:
             return self._checked(prompt, param)
         return _not_empty(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), param)
 
+    def _check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
+        """What is certain before a text is encoded."""
+        if isinstance(prompt, list):
+            check_room(len(prompt), max_model_len, param)
+        elif max_model_len is not None:
+            check_room(
+                -(-len(prompt.encode()) // self.tokenizer.max_bytes_per_token), max_model_len, param, exact=False
+            )
+
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         self._check_ids(token_ids, param)
         return _not_empty(token_ids, param)
@@ -105,8 +136,18 @@ class Prompts:
             raise invalid(f"{param} has the token id {max(token_ids)}; {fix}", param)
 
 
-def _compiled(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+def check_room(prompt_tokens: int, max_model_len: int | None, param: str, *, exact: bool = True) -> None:
+    """ApiError 413 where a prompt leaves no room for an answer; without a limit there is always room."""
+    if max_model_len is None or prompt_tokens < max_model_len:
+        return
+    found = f"{prompt_tokens}" if exact else f"{prompt_tokens} or more"
+    fix = f"send at most {max_model_len - 1}"
+    message = f"the prompt has {found} tokens; {fix}: the model's length is {max_model_len}, answer included"
+    raise too_long(message, param)
+
+
+def _compiled(source: str | None, tokenizer: Tokenizer, name: str) -> ChatTemplate | None:
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens, name)
 
 
 def _not_empty(token_ids: list[int], param: str) -> list[int]:

@@ -29,6 +29,7 @@ TokenIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Identifier: TypeAlias = Annotated[str, Meta(max_length=256)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -49,7 +50,9 @@ class Sampled(Unsupported, kw_only=True):
     presence_penalty: Nullable[Penalty] = 0.0
     frequency_penalty: Nullable[Penalty] = 0.0
     repetition_penalty: Nullable[Annotated[float, Meta(gt=0)]] = 1.0
-    logit_bias: Nullable[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]]] = field(default_factory=dict)
+    logit_bias: Nullable[Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)]] = (
+        field(default_factory=dict)
+    )
     seed: Seed | None = None
     n: Nullable[Annotated[int, Meta(ge=1, le=128)]] = 1
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -63,9 +66,9 @@ class Sampled(Unsupported, kw_only=True):
     stream: Nullable[bool] = False
     stream_options: StreamOptions | None = None
     return_token_ids: Nullable[bool] = False
-    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-    prompt_cache_key: str | None = None  # a hint that keeps a router's choice stable; the cache does not see it
-    user: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    prompt_cache_key: Identifier | None = None  # a hint that keeps a router's choice stable; the cache does not see it
+    user: Identifier | None = None
     resume_token_ids: Annotated[list[list[TokenId]], Meta(min_length=1)] | None = None  # one list per choice
 
     def __post_init__(self) -> None:

@@ -34,15 +34,19 @@ class Conversation(Struct, kw_only=True):
 
 
 class ChatTemplate:
-    """One compiled template. Raises ValueError when its source is not one."""
+    """One compiled template. Raises ValueError, with the name that it is known by, when its source is not one."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template") -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"line {error.lineno} of the chat template is not Jinja: {error.message}") from error
+            raise ValueError(f"line {error.lineno} of {name} is not Jinja: {error.message}") from error
+        except Exception as error:
+            # Jinja makes Python of it, which has limits of its own (20 nested loops), and computes constants.
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"{name} cannot be compiled: {reason}; make it simpler") from error
 
     def render(self, conversation: Conversation) -> str:
         if conversation.tools and "tools" not in self.source:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Tokenizers
 
+from api.bounds import max_bytes_per_token
 from api.pieces import byte_level, piece_rule
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -37,6 +38,10 @@ class Tokenizer(Protocol):
     def joins_bytes(self) -> bool:
         """Whether the text of a sequence is the bytes of its tokens, joined (but for a space at the beginning)."""
 
+    @property
+    def max_bytes_per_token(self) -> int:
+        """How many bytes of a text one token stands for at most; `api.bounds` says how far this can be trusted."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def token_bytes(self, token_id: int) -> bytes:
@@ -56,6 +61,7 @@ class ByteTokenizer:
     chat_template: str | None = None
     tool_chat_template: str | None = None
     joins_bytes = True
+    max_bytes_per_token = 1
 
     _pieces = (*(bytes([byte]) for byte in range(256)), *(token.encode() for token in specials))
 
@@ -77,7 +83,7 @@ class HfTokenizer:
     def __init__(self, path: str | Path) -> None:
         file = _tokenizer_file(Path(path))
         self.name = str(path)
-        self._tokenizer = Tokenizers.from_file(str(file))
+        self._tokenizer = _loaded(file)
         # Set once: changing them while another thread encodes is an error in `tokenizers`.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -87,6 +93,7 @@ class HfTokenizer:
         self._read_folder(file.parent)
         self._rule = piece_rule(_decoder(self._tokenizer))
         self.joins_bytes = self._rule is not None
+        self.max_bytes_per_token = max_bytes_per_token(self._tokenizer)
         # Added tokens are plain text ("é!" added to a byte-level model is not 0xE9 and "!"), unless the model has them.
         known = self._tokenizer.get_vocab(with_added_tokens=False)
         self._plain = {
@@ -150,6 +157,13 @@ def _tokenizer_file(path: Path) -> Path:
     return file
 
 
+def _loaded(file: Path) -> Tokenizers:
+    try:
+        return Tokenizers.from_file(str(file))
+    except Exception as error:  # it raises nothing more exact
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
@@ -169,10 +183,17 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
+def read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not a chat template: it is not UTF-8 ({error.reason})") from error
+
+
 def _chat_templates(folder: Path, configured: Any) -> tuple[str | None, str | None]:
     """The template, and the one to use with tools. A file of its own wins over the configuration."""
     if (file := folder / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8"), None
+        return read_template(file), None
     configured = _read_json(folder / "chat_template.json").get("chat_template", configured)
     if isinstance(configured, str):
         return configured, None

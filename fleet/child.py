@@ -13,54 +13,73 @@ from replica.cli import PARENT_VARIABLE
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
 LOOK_INTERVAL_S = 0.05
+LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process takes
 
 
-class Addresses(NamedTuple):
-    """Where a ready replica listens."""
+class Ready(NamedTuple):
+    """Where a ready replica listens, and the model that it serves."""
 
     host: str
     port: int
     events: str | None
+    model: str
 
 
 class Died(Exception):
     """The process ended by itself."""
 
 
+class Log:
+    """A file that is written and read through one descriptor, so that it outlives its name: folders are tidied up."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def tail(self, begin: int) -> str:
+        """What was written from here on, or the last part of it."""
+        start = max(begin, self.size - TAIL_BYTES)
+        return os.pread(self.descriptor, TAIL_BYTES, start).decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 class Child:
     """A process that dies with this one, however this one ends."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path, log_begin: int) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Log, log_begin: int) -> None:
         self.name = name
         self._process = process
         self._log = log
         self._log_begin = log_begin
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], log: Path) -> "Child":
-        # A session of its own: Ctrl-C in a terminal is for the fleet, which drains its front first.
-        with log.open("ab") as output:
-            begin = output.tell()
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,
-            )
+    async def start(cls, name: str, command: Sequence[str], log: Log) -> "Child":
+        begin = log.size
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log.descriptor,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONIOENCODING": LOG_ENCODING},
+            start_new_session=True,  # Ctrl-C in a terminal is for the fleet, which drains its front first
+        )
         return cls(name, process, log, begin)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def ready(self) -> Addresses:
-        """Wait until it says where it listens."""
+    async def ready(self) -> Ready:
+        """Wait until it says that it is."""
         while True:
-            addresses = read_addresses(self.output())
-            if addresses is not None:
-                return addresses
+            ready = read_ready_line(self.output())
+            if ready is not None:
+                return ready
             if self._process.returncode is not None:
                 raise Died(self.ending)
             await asyncio.sleep(LOOK_INTERVAL_S)
@@ -80,13 +99,18 @@ class Child:
 
     def output(self) -> str:
         """What this process has written to its log, or the last part of it."""
-        with self._log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_begin, size - TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        return self._log.tail(self._log_begin)
 
     def last_lines(self) -> list[str]:
         return self.output().splitlines()[-LAST_LINES:]
+
+    def notes(self) -> list[str]:
+        """What it says about its settings."""
+        return [line for line in self.output().splitlines() if line.startswith("Note: ")]
+
+    def lost_its_ports(self) -> bool:
+        """Whether it ended because somebody else took the ports of its events first."""
+        return re.search(r"cannot bind tcp://\S+: Address already in use", self.output()) is not None
 
     async def stop(self, limit_s: float) -> bool:
         """Ask it to drain and end; False if it had to be killed."""
@@ -105,10 +129,13 @@ class Child:
             self._process.send_signal(number)
 
 
-def read_addresses(output: str) -> Addresses | None:
+READY_LINE = re.compile(r"^ready on http://(\S+):(\d+), model (.*), \d+ blocks of \d+, events (\S+)$", re.MULTILINE)
+
+
+def read_ready_line(output: str) -> Ready | None:
     """Find the line that `replica.server.ready_line` makes."""
-    found = re.search(r"^ready on http://(\S+):(\d+),.* events (\S+)$", output, re.MULTILINE)
+    found = READY_LINE.search(output)
     if found is None:
         return None
-    host, port, events = found.groups()
-    return Addresses(host.strip("[]"), int(port), None if events == "off" else events)
+    host, port, model, events = found.groups()
+    return Ready(host.strip("[]"), int(port), None if events == "off" else events, model)

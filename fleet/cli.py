@@ -3,6 +3,9 @@
 A new sub-command is one line in COMMANDS; a new optional dependency is one line in EXTRAS.
 """
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +16,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from fleet import shadow
+from fleet.voice import hush
 
 try:
     from events.lazy import LazyGroup
@@ -47,6 +51,7 @@ BASE_MODULES = frozenset(
 )
 
 COMPLETE_VAR = "_WARMROUTE_COMPLETE"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -75,24 +80,52 @@ def completion(shell: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; every error that a user can act on becomes one line here."""
+    open_missing_streams()
+    for stream in (sys.stdout, sys.stderr):  # what a terminal has no letters for is said in escapes
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = refuse_shadowed() or run(arguments)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
-        discard_output()
+        hush()
         status = 1
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):  # nobody is there to read it
+            error.show()
         status = error.exit_code
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        hush()
+        complain(f"Error: cannot write the output: {error.strerror}")
+        status = 1
     except ImportError as error:
         explanation = explain(error)
         if explanation is None:
             raise
-        click.echo(explanation, err=True)
+        complain(explanation)
         status = 1
     sys.exit(status)
+
+
+def complain(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to read it
+        click.echo(line, err=True)
+
+
+def open_missing_streams() -> None:
+    """Give what was started without stdin, stdout or stderr an empty one, before a socket takes its number."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(nothing := os.open(os.devnull, os.O_RDWR), descriptor)
+            if nothing != descriptor:
+                os.close(nothing)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -107,9 +140,9 @@ def refuse_shadowed() -> int:
         return 0
     warnings, errors = shadow.check()
     for line in warnings:
-        click.echo(f"Warning: {line}", err=True)
+        complain(f"Warning: {line}")
     for line in errors:
-        click.echo(f"Error: {line}", err=True)
+        complain(f"Error: {line}")
     return 1 if errors else 0
 
 
@@ -147,8 +180,3 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
-
-
-def discard_output() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ import click
 
 from replica.lifeline import die_with_parent
 from replica.options import SettingsCommand
-from replica.settings import config_from
+from replica.settings import Unusable, config_from
 
 # Set by a parent that wants to be outlived by nobody: its pid. Without it, one that died meanwhile is not missed.
 PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
@@ -33,7 +33,7 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     """
     config = config_from(ctx)
     if config.die_with_parent:
-        die_with_parent(int(os.environ.get(PARENT_VARIABLE, os.getppid())))
+        die_with_parent(parent_pid())
     if config.tokenizer is None and ctx.params["model"] != "demo":
         said = f"{ctx.params['model']!r} is no folder with a tokenizer.json, and there is no --tokenizer"
         click.echo(f"Note: {said}: a token is a byte", err=True)
@@ -42,3 +42,10 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     from replica.server import serve  # a web framework: not needed to refuse a setting
 
     return serve(config)
+
+
+def parent_pid() -> int:
+    named = os.environ.get(PARENT_VARIABLE, str(os.getppid()))
+    if not (named.isascii() and named.isdigit()):
+        raise Unusable(f"{PARENT_VARIABLE} in the environment is {named!r}; make it the parent's pid, or unset it")
+    return int(named)

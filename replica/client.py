@@ -128,6 +128,7 @@ class EngineClient:
         self._answers: dict[int, Answers] = {}
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._greeted: asyncio.Future[Hello] = loop.create_future()
+        self._heard_s = loop.time()
         self._read_soon = False
         self._fd = socket.fileno()
         loop.add_reader(self._fd, self._read)
@@ -167,6 +168,11 @@ class EngineClient:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def silent_s(self) -> float:
+        """Since the last Stats; a running engine sends them four times a second."""
+        return self._loop.time() - self._heard_s
 
     async def ready(self, limit_s: float = LOADING_LIMIT_S) -> Hello:
         """Waits for the engine's Hello; EngineDied when it ends first or says nothing for too long."""
@@ -257,6 +263,7 @@ class EngineClient:
                 self._hand_out(outputs)
             case Stats():
                 self.stats = message
+                self._heard_s = self._loop.time()
             case Refused(id):
                 answers = self._answers.pop(id, None)
                 if answers is not None:
@@ -282,6 +289,7 @@ class EngineClient:
 
     def _greet(self, hello: Hello) -> None:
         self.hello = hello
+        self._heard_s = self._loop.time()
         if not self._greeted.done():
             self._greeted.set_result(hello)
 

@@ -1,5 +1,6 @@
 """How settings reach the command: flags, then the environment, then a TOML file, then the defaults."""
 
+import os
 import re
 import tomllib
 from difflib import get_close_matches
@@ -19,6 +20,12 @@ _FILE = "replica.options.file"  # where the context keeps the SettingsFile
 
 class SettingOption(click.Option):
     """An option whose errors name the place its value came from."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Click takes an empty variable for none, and a server whose key went missing would be open to everybody."""
+        if isinstance(self.envvar, str) and os.environ.get(self.envvar) == "" and not ctx.resilient_parsing:
+            raise Unusable(f"{self.envvar} in the environment is empty; give it a value, or unset it")
+        return super().resolve_envvar_value(ctx)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         source = ctx.get_parameter_source(self.name) if ctx else None
@@ -75,7 +82,7 @@ def option_of(setting: Setting) -> click.Option:
 
 
 def config_option() -> click.Option:
-    return click.Option(
+    return SettingOption(
         ["--config"],
         type=click.Path(),
         metavar="FILE",

@@ -75,7 +75,7 @@ def within_cache(config: EngineConfig) -> EngineConfig:
     """A request can be no longer than the cache, whatever the model could take."""
     capacity = config.num_blocks * config.block_size
     if capacity < 2:
-        raise ValueError("the cache holds one token, and no answer fits beside a prompt; raise --num-blocks")
+        raise ValueError(f"the cache holds {capacity} tokens, and no answer fits beside a prompt; raise --num-blocks")
     if config.max_model_len <= capacity:
         return config
     log.warning("max_model_len %d is lowered to %d: more does not fit in the cache", config.max_model_len, capacity)

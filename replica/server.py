@@ -4,22 +4,24 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.prompts import Prompts
-from api.tokenizer import load_tokenizer
+from api.tokenizer import load_tokenizer, read_template
 from replica.client import EngineClient, EngineDied
 from replica.config import ReplicaConfig
 from replica.http.app import Endpoints, build_app
+from replica.http.protocol import HttpProtocol, Limits
 from replica.lifeline import die_with_parent
 from replica.messages import Hello
 
@@ -27,6 +29,8 @@ __all__ = ["build_app", "serve"]
 
 KEEP_ALIVE_S = 75  # longer than routers keep idle connections, so that none is closed under a request
 CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
+TICKS_PER_SWEEP = 10  # uvicorn ticks ten times a second
+OWN_FILES = 128  # that are no connections, or spare ones
 BACKLOG = 2048
 
 
@@ -51,8 +55,11 @@ def serve(config: ReplicaConfig) -> int:
 
 def load_prompts(config: ReplicaConfig) -> Prompts:
     """ValueError or OSError, with the file's name, where one of the files cannot be used."""
-    template = None if config.chat_template is None else Path(config.chat_template).read_text(encoding="utf-8")
-    return Prompts(load_tokenizer(config.tokenizer), template, vocab_size=config.engine.vocabulary[1])
+    tokenizer = load_tokenizer(config.tokenizer)
+    if config.chat_template is None:
+        return Prompts(tokenizer, vocab_size=config.engine.vocabulary[1])
+    template = read_template(Path(config.chat_template))
+    return Prompts(tokenizer, template, config.engine.vocabulary[1], template_name=config.chat_template)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -67,6 +74,26 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self.listening = asyncio.Event()
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_SWEEP == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in self._connections():
+                connection.end_if_overdue(now_s)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Uvicorn cancels what is left then, which ends in a traceback each; a request without a client ends by itself.
+        cut = asyncio.get_running_loop().call_later(CLOSING_LIMIT_S, self._cut)
+        await super().shutdown(sockets)
+        cut.cancel()
+
+    def _cut(self) -> None:
+        for connection in self._connections():
+            connection.abort()
+
+    def _connections(self) -> list[HttpProtocol]:
+        return [connection for connection in self.server_state.connections if isinstance(connection, HttpProtocol)]
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
@@ -74,27 +101,6 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """Ends with its connection. Uvicorn's own tells only the last of pipelined requests, and may leave a timer."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._open: list[RequestResponseCycle] = []
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._open = [cycle for cycle in (*self._open, self.cycle) if not cycle.response_complete]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in self._open:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:  # left running where the client reset the connection
-            self.timeout_keep_alive_task.cancel()
 
 
 class Signals:
@@ -112,13 +118,14 @@ class Signals:
 
 async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socket) -> int:
     signals = Signals()
+    limits = connection_limits()
     try:
         engine = await EngineClient.spawn(config.engine)
     except OSError as error:
         return _failed(f"the engine's process cannot be started: {error}")
     app = build_app(engine, prompts, config)
     endpoints: Endpoints = app.state.endpoints
-    server = http_server(app)
+    server = http_server(app, limits)
     tasks = (
         asyncio.create_task(server.serve(sockets=[listener])),
         asyncio.create_task(_announce(engine, server, listener)),
@@ -134,11 +141,21 @@ async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socke
     return status
 
 
-def http_server(app: object) -> HttpServer:
+def connection_limits() -> Limits:
+    """As many connections as there may be open files, which are raised to what the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    usual = Limits()
+    if hard == resource.RLIM_INFINITY:
+        return usual
+    return msgspec.structs.replace(usual, connections=max(1, min(usual.connections, hard - OWN_FILES)))
+
+
+def http_server(app: object, limits: Limits = Limits()) -> HttpServer:  # noqa: B008 - frozen
     return HttpServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http=HttpProtocol,
+            http=partial(HttpProtocol, limits),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -146,7 +163,7 @@ def http_server(app: object) -> HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_LIMIT_S,
+            timeout_graceful_shutdown=CLOSING_LIMIT_S + 1,
             backlog=BACKLOG,
         )
     )
@@ -161,7 +178,8 @@ async def _announce(engine: EngineClient, server: HttpServer, listener: socket.s
         logging.getLogger(__name__).error("%s", error)
         await engine.close()
         return
-    print(ready_line(f"http://{f'[{host}]' if ':' in host else host}:{port}", hello), flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it, and the replica serves all the same
+        print(ready_line(f"http://{f'[{host}]' if ':' in host else host}:{port}", hello), flush=True)
 
 
 def ready_line(url: str, hello: Hello) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from click.core import ParameterSource
 
 from api.tokenizer import load_tokenizer
-from replica.config import ReplicaConfig
+from replica.config import EngineConfig, ReplicaConfig
 
 GIGABYTE = 10**9
 NATIVE_IS_MISSING = "the native engine is not part of this version; use --engine simulated"
@@ -38,14 +38,31 @@ class FiniteRange(click.FloatRange):
 
 
 class Text(click.ParamType[str]):
-    """Text that is not empty: an empty key or name would be taken for none."""
+    """Text that is not empty (an empty key or name would be taken for none), and that can be sent."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value:
             self.fail(f"{value!r} is empty; leave the setting out instead.", param, ctx)
+        if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # bytes that are not UTF-8
+            self.fail(f"{value!r} is not UTF-8; check the locale.", param, ctx)
         return str(value)
+
+
+class ModelName(Text):
+    """A folder, or a name; what can only be a path has to be a folder, or a typing mistake would become a name."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        model = super().convert(value, param, ctx)
+        is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
+        if is_path and not Path(model).is_dir():
+            self.fail(
+                f"{model!r} is no folder; name one that exists, or a model without a path, like demo.", param, ctx
+            )
+        return model
 
 
 class Setting(NamedTuple):
@@ -66,6 +83,7 @@ class Setting(NamedTuple):
 
 
 TEXT = Text()
+MODEL = ModelName()
 FILE = click.Path(exists=True, dir_okay=False)
 PATH = click.Path(exists=True)
 AT_LEAST_0 = FiniteRange(min=0)
@@ -74,7 +92,7 @@ COUNT = click.IntRange(min=1)
 
 SETTINGS: dict[str, list[Setting]] = {
     "Model": [
-        Setting("model", "", TEXT, "NAME|DIR", "The model: a directory, or a name (demo needs no files)."),
+        Setting("model", "", MODEL, "NAME|DIR", "The model: a directory, or a name (demo needs no files)."),
         Setting(
             "served_model_name",
             "",
@@ -254,7 +272,18 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         **_endpoints(values),
         **_vocabulary(tokenizer),
     }
-    return msgspec.convert(fields, ReplicaConfig)
+    config = msgspec.convert(fields, ReplicaConfig)
+    _check_step(config.engine)
+    return config
+
+
+def _check_step(engine: EngineConfig) -> None:
+    tokens, requests = engine.max_num_batched_tokens, engine.max_num_seqs
+    if tokens < requests:
+        raise Unusable(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {requests}, but a step computes a token "
+            f"of every running request; give --max-num-seqs {tokens} or less, or more tokens"
+        )
 
 
 def _fields_from(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,10 +27,11 @@ JSON_TYPE = "application/json"
 class Running:
     """One choice that the engine works on."""
 
-    __slots__ = ("choice", "finished", "first_s", "last_s")
+    __slots__ = ("choice", "finished", "first_s", "last_s", "submit")
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: Choice, submit: Submit) -> None:
         self.choice = choice
+        self.submit = submit
         self.finished = False
         self.first_s = 0.0  # 0: no token yet
         self.last_s = 0.0
@@ -53,12 +54,14 @@ class Answering(Response):
         self._client_left = False
         self._arrived_s = arrived_s  # by time.perf_counter
         self._answers: Answers
-        self._running = {part.submit.id: Running(part.choice) for part in work.parts if part.submit is not None}
+        self._running = {
+            part.submit.id: Running(part.choice, part.submit) for part in work.parts if part.submit is not None
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         submits = [part.submit for part in self._work.parts if part.submit is not None]
         self._answers = self._engine.submit(submits)
-        self._count_begin(submits)
+        self._metrics.open_requests += 1
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
             await self._answer(send)
@@ -86,6 +89,7 @@ class Answering(Response):
             raise self._api_error(failure) from None
         if self._client_left:
             return
+        self._metrics.choices.observe(self._work.request.n)
         if self._work.request.stream or self._framed:
             await self._stream(outputs, send)
         else:
@@ -132,6 +136,7 @@ class Answering(Response):
             self._metrics.between_tokens_s.observe(now_s - running.last_s)
         else:
             self._metrics.first_token_s.observe(now_s - self._arrived_s)
+            self._metrics.choice_begun(len(running.submit.prompt) // 4, running.submit.sampling.max_tokens)
             running.first_s = now_s
             self._form.begin(choice, output.cached_tokens)
         running.last_s = now_s
@@ -164,23 +169,12 @@ class Answering(Response):
         if isinstance(failure, EngineDied):
             message = "the engine stopped; try again, another server may answer"
             return ApiError(503, message, "service_unavailable", code="engine_died", headers={"Retry-After": "1"})
-        self._metrics.refused[failure.reason] += 1
         match failure.reason:
             case "full":
                 return queue_full(failure.message, failure.retry_after_s)
             case "too_long":
                 return too_long(failure.message)
         return invalid(failure.message)
-
-    def _count_begin(self, submits: Sequence[Submit]) -> None:
-        metrics = self._metrics
-        metrics.open_requests += 1
-        metrics.prompt_tokens_seen += self._work.prompt_tokens
-        metrics.choices.observe(self._work.request.n)
-        for submit in submits:
-            metrics.max_tokens.observe(submit.sampling.max_tokens)
-        for prompt in self._work.prompts:
-            metrics.prompt_tokens.observe(len(prompt))
 
     def _count_choice(self, reason: str, running: Running) -> None:
         self._metrics.choice_finished(

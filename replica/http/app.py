@@ -9,27 +9,26 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import schema
-from api.errors import ApiError, draining, internal, invalid, method_not_allowed, not_found, unauthorized
+from api.errors import ApiError, draining, unauthorized
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
 from api.sse import CONTENT_TYPE as SSE_TYPE
-from replica.client import EngineClient, EngineDied
+from replica.client import EngineClient
 from replica.config import ReplicaConfig
 from replica.http.answering import JSON_TYPE, Answering
+from replica.http.errors import add_error_answers, error_response, unavailable
 from replica.http.forms import form_of
 from replica.http.intake import GenerationRequest, Reader
 from replica.http.metrics import CONTENT_TYPE, Metrics
-from replica.http.work import Served, plan
+from replica.http.work import Served, plan, size_of_plan
 from replica.messages import Hello
 
 log = logging.getLogger(__name__)
@@ -37,6 +36,8 @@ log = logging.getLogger(__name__)
 # What probes and Prometheus ask for, without a key: nothing there tells what clients say.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 DONE = {"status": "ok"}
+TOKENIZE_BYTES = 4 * 1024 * 1024  # of a body of /tokenize and /detokenize, whose answers are several times as long
+SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
 
 
 class Endpoints:
@@ -62,11 +63,13 @@ class Endpoints:
     async def _generate(self, request: Request, request_type: type[GenerationRequest]) -> Response:
         arrived_s = time.perf_counter()
         hello = self._open()
-        intake = await self.reader.generation(request, request_type)
-        self._open()  # draining may have begun while the body came
+        intake = await self.reader.generation(request, request_type, hello.max_model_len)
         tokenizer = self.prompts.tokenizer
         served = Served(max_model_len=hello.max_model_len, tokenizer=tokenizer)
-        work = plan(intake.request, intake.native, intake.prompts, served, self.engine.new_id)
+        work = await self.reader.aside(
+            request, size_of_plan(intake), lambda: plan(*intake, served=served, new_id=self.engine.new_id)
+        )
+        self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
         form = form_of(work, self.model, tokenizer)
         return Answering(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
@@ -74,25 +77,29 @@ class Endpoints:
     def _open(self) -> Hello:
         """ApiError 503 when no work can be taken (yet, or any more)."""
         if self.metrics.draining:
-            self.metrics.refused["draining"] += 1
             raise draining()
         if self.engine.hello is None:
-            message = "the model is still being loaded; try again"
-            raise ApiError(503, message, "service_unavailable", code="loading", headers={"Retry-After": "1"})
+            raise unavailable("the model is still being loaded; try again", "loading")
         return self.engine.hello
 
     # ---- tokens and models
 
     async def models(self) -> Response:
+        return json_response(ModelList(data=[self._model()]))
+
+    async def model_named(self, request: Request) -> Response:
+        self.reader.check_model(request.path_params["model"])
+        return json_response(self._model())
+
+    def _model(self) -> Model:
         hello = self.engine.hello
         length = msgspec.UNSET if hello is None else hello.max_model_len
-        model = Model(id=self.model, created=self.created, max_model_len=length)
-        return json_response(ModelList(data=[model]))
+        return Model(id=self.model, created=self.created, max_model_len=length)
 
     async def tokenize(self, request: Request) -> Response:
         hello = self._open()
-        body = await self.reader.body(request)
-        return json_response(await self.reader.aside(len(body), lambda: self._tokens(body, hello)))
+        body = await self.reader.body(request, TOKENIZE_BYTES)
+        return await self.reader.aside(request, len(body), lambda: json_response(self._tokens(body, hello)))
 
     def _tokens(self, body: bytes, hello: Hello) -> Tokens:
         request = read(body, TokenizeRequest)
@@ -104,8 +111,8 @@ class Endpoints:
         return Tokens(count=len(tokens), max_model_len=hello.max_model_len, tokens=tokens, token_strs=strings)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self.reader.body(request)
-        return json_response(await self.reader.aside(len(body), lambda: self._text(body)))
+        body = await self.reader.body(request, TOKENIZE_BYTES)
+        return await self.reader.aside(request, len(body), lambda: json_response(self._text(body)))
 
     def _text(self, body: bytes) -> DetokenizedPrompt:
         request = read(body, DetokenizeRequest)
@@ -126,6 +133,9 @@ class Endpoints:
 
     async def ready(self) -> Response:
         self._open()
+        if self.engine.silent_s > SILENCE_LIMIT_S:
+            message = f"the engine has said nothing for {self.engine.silent_s:.1f} s; try again"
+            raise unavailable(message, "engine_silent")
         return json_response(DONE)
 
     async def load(self) -> Response:
@@ -135,7 +145,7 @@ class Endpoints:
         hello, stats = self.engine.hello, self.engine.stats
         return {
             "model": self.model,
-            "ready": hello is not None and not self.metrics.draining,
+            "ready": hello is not None and not self.metrics.draining and self.engine.silent_s <= SILENCE_LIMIT_S,
             "draining": self.metrics.draining,
             "block_size": self.config.engine.block_size,
             "max_model_len": hello.max_model_len if hello else self.config.engine.max_model_len,
@@ -160,7 +170,7 @@ class KeyGuard:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._knows_key(scope):
@@ -170,7 +180,10 @@ class KeyGuard:
 
     def _knows_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), self._key)
 
 
 def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> FastAPI:
@@ -178,7 +191,7 @@ def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> 
     app = FastAPI(title="warmroute replica", version=version("warmroute"), redirect_slashes=False)
     app.state.endpoints = endpoints
     _add_routes(app, endpoints)
-    _add_error_answers(app, endpoints.metrics)
+    add_error_answers(app, endpoints.metrics)
     if config.api_key is not None:
         app.add_middleware(KeyGuard, key=config.api_key)
     app.openapi = lambda: _openapi(app, endpoints.model)  # type: ignore[method-assign]
@@ -193,6 +206,12 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     add("/v1/completions", endpoints.completions, CompletionRequest, Completion)
     add("/v1/chat/completions", endpoints.chat_completions, ChatRequest, ChatCompletion)
     add("/v1/models", endpoints.models, None, ModelList, "GET")
+    app.add_api_route(
+        "/v1/models/{model:path}",
+        endpoints.model_named,
+        methods=["GET"],
+        openapi_extra=_operation(None, Model, generates=False) | {"parameters": [_MODEL_IN_PATH]},
+    )
     add("/tokenize", endpoints.tokenize, TokenizeRequest, Tokens)
     add("/detokenize", endpoints.detokenize, DetokenizeRequest, DetokenizedPrompt)
     add("/reset_prefix_cache", endpoints.reset_prefix_cache)
@@ -215,6 +234,7 @@ ERRORS = {
     500: "The server failed",
     503: "Loading, draining, or the engine stopped",
 }
+_MODEL_IN_PATH = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {"text/plain": {}}}}}
 
 
@@ -239,47 +259,5 @@ def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
     return app.openapi_schema
 
 
-# ---- errors
-
-
 def json_response(answer: Any) -> Response:
     return Response(msgspec.json.encode(answer), media_type=JSON_TYPE)
-
-
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, JSON_TYPE)
-
-
-def _add_error_answers(app: FastAPI, metrics: Metrics) -> None:
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error_response(error)
-
-    @app.exception_handler(HTTPException)
-    async def routing_error(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        match error.status_code:
-            case 404:
-                return error_response(not_found(path))
-            case 405:
-                allowed = (error.headers or {}).get("Allow", "").split(", ")
-                return error_response(method_not_allowed(request.method, path, allowed))
-        return error_response(ApiError(error.status_code, str(error.detail)))
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_parameter(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return error_response(invalid(first["msg"], ".".join(map(str, first["loc"]))))
-
-    @app.exception_handler(EngineDied)
-    async def engine_died(_: Request, error: EngineDied) -> Response:
-        return error_response(ApiError(503, str(error), "service_unavailable", code="engine_died"))
-
-    @app.exception_handler(ClientDisconnect)
-    async def client_left(_: Request, __: ClientDisconnect) -> Response:
-        metrics.client_disconnects += 1
-        return Response(status_code=400)  # nobody reads it
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
-        return error_response(internal())  # the server logs the exception, which Starlette raises again

@@ -43,12 +43,22 @@ class Form:
         self.model = model
         self.tokenizer = tokenizer
         self._cached_tokens: dict[int, int] = {}  # by choice
+        # What `usage` says, kept as it grows: it may be asked for at every event, of a thousand choices.
+        self._prompt_tokens = work.prompt_tokens
+        self._completion_tokens = sum(part.choice.completion_tokens for part in work.parts)
+        self._cached_in_prompts = 0
 
     def begin(self, choice: Choice, cached_tokens: int) -> None:
         """The engine has begun this choice, with so many tokens of its prompt from the cache."""
         self._cached_tokens[choice.index] = cached_tokens
+        if choice.index % self.request.n == 0:
+            self._cached_in_prompts += cached_tokens
 
     def add(self, choice: Choice, delta: Delta) -> bytes:
+        self._completion_tokens += len(delta.token_ids)
+        return self.show(choice, delta)
+
+    def show(self, choice: Choice, delta: Delta) -> bytes:
         raise NotImplementedError
 
     def end(self) -> bytes:
@@ -60,11 +70,7 @@ class Form:
 
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
-        completion_tokens = sum(part.choice.completion_tokens for part in self.work.parts)
-        cached_tokens = sum(
-            self._cached_tokens.get(index, 0) for index in range(0, len(self.work.parts), self.request.n)
-        )
-        return usage(self.work.prompt_tokens, completion_tokens, cached_tokens)
+        return usage(self._prompt_tokens, self._completion_tokens, self._cached_in_prompts)
 
     def stop_reason(self, choice: Choice) -> str | int | UnsetType | None:
         """vLLM's addition: which stop string or stop token of the client's it was."""
@@ -130,7 +136,7 @@ class StreamedForm(Form):
 
 
 class StreamedCompletion(StreamedForm):
-    def add(self, choice: Choice, delta: Delta) -> bytes:
+    def show(self, choice: Choice, delta: Delta) -> bytes:
         first = self.is_first(choice)
         if self.is_silent(delta):
             return b""
@@ -154,7 +160,7 @@ class StreamedCompletion(StreamedForm):
 
 
 class StreamedChat(StreamedForm):
-    def add(self, choice: Choice, delta: Delta) -> bytes:
+    def show(self, choice: Choice, delta: Delta) -> bytes:
         opening = self._opening(choice.index) if self.is_first(choice) else b""
         if self.is_silent(delta):
             return opening
@@ -194,7 +200,7 @@ class WholeForm(Form):
         super().__init__(work, model, tokenizer)
         self._said = [[part.resumed] for part in work.parts]
 
-    def add(self, choice: Choice, delta: Delta) -> bytes:
+    def show(self, choice: Choice, delta: Delta) -> bytes:
         self._said[choice.index].append(delta)
         return b""
 

@@ -56,13 +56,10 @@ class Choice:
 
     def resume(self, token_ids: Sequence[int]) -> Delta:
         """Takes what another replica has generated. The engine does not repeat its end, so it is found here."""
-        deltas = [self.feed([token_id], self._end_at(token_id)) for token_id in token_ids]
-        return Delta(
-            "".join(delta.text for delta in deltas),
-            [token_id for delta in deltas for token_id in delta.token_ids],
-            [offset for delta in deltas for offset in delta.offsets],
-            finish_reason=self.finish_reason,
-        )
+        for count, token_id in enumerate(token_ids, start=1):
+            if (reason := self._end_at(token_id, count)) is not None:
+                return self.feed(token_ids[:count], reason)
+        return self.feed(token_ids)
 
     def feed(
         self, token_ids: Sequence[int], reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
@@ -103,10 +100,9 @@ class Choice:
         self.stop_string = self._stops.stopped
         return shown
 
-    def _end_at(self, token_id: int) -> str | None:
-        """The engine's own rule for the token that comes next."""
+    def _end_at(self, token_id: int, count: int) -> str | None:
+        """The engine's own rule for a token, the `count`th of the choice."""
         ending = self._ending
-        count = self.completion_tokens + 1
         if token_id in ending.stop_token_ids and count >= ending.min_tokens:
             return "stop"
         return "length" if count >= ending.max_tokens else None

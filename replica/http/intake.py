@@ -1,18 +1,23 @@
 """Reads a request: bytes within the limit, the router's additions, the client's JSON, token ids."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from api.errors import ApiError, invalid, unknown_model
+from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.native import REQUEST_TYPE, Native, unpack_ids, unwrap
-from api.prompts import Prompts
+from api.prompts import Prompts, check_room
 from api.requests import ChatRequest, CompletionRequest, read
 
+log = logging.getLogger(__name__)
+
 INLINE_BYTES = 8192  # a longer body is read on a thread: its milliseconds are not taken from other clients' streams
+THREADS = 2
+WAITING_BODIES = 2  # of the largest size; as many bytes may wait for the threads
 
 GenerationRequest: TypeAlias = CompletionRequest | ChatRequest
 Read = TypeVar("Read")
@@ -31,59 +36,104 @@ class Reader:
         self.prompts = prompts
         self.model = model
         self.max_body_bytes = max_body_bytes
-        self._threads = ThreadPoolExecutor(2, "tokenize")
+        self._threads = ThreadPoolExecutor(THREADS, "tokenize")
+        self._free_threads = asyncio.Semaphore(THREADS)
+        self._waiting_bytes = 0
+        self._closed = False
+        self._told_of_tools = False
 
     def close(self) -> None:
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def body(self, request: Request) -> bytes:
-        """The whole body; ApiError 413 as soon as it is known to be too large."""
+    async def body(self, request: Request, max_bytes: int | None = None) -> bytes:
+        """The whole body; ApiError 413 as soon as it is known to be larger than any may be.
+
+        One that is too large only here is let in and forgotten, so that its client reads why.
+        """
         declared = request.headers.get("content-length", "")
         if declared.isdecimal():
-            self._check_size(int(declared))
+            _check_size(int(declared), self.max_body_bytes)
+        limit = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
         received = bytearray()
+        size = 0
         async for piece in request.stream():
-            received += piece
-            self._check_size(len(received))
+            size += len(piece)
+            _check_size(size, self.max_body_bytes)
+            if size <= limit:
+                received += piece
+        _check_size(size, limit)
         return bytes(received)
 
-    async def generation(self, request: Request, request_type: type[GenerationRequest]) -> Intake:
-        body = await self.body(request)
-        native = Native()
+    async def generation(self, request: Request, request_type: type[GenerationRequest], max_model_len: int) -> Intake:
+        received = await self.body(request)
+        body, native = received, Native()
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE:
-            native, body = unwrap(body)
-        return await self.aside(len(body), lambda: self._intake(read(body, request_type), native))
+            native, body = unwrap(received)
+        return await self.aside(
+            request, len(received), lambda: self._intake(read(body, request_type), native, max_model_len)
+        )
 
-    async def aside(self, size: int, work: Callable[[], Read]) -> Read:
-        """Does work of this many bytes where it holds up nobody."""
+    async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
+        """Does work of this many bytes where it holds up nobody; not at all where its client leaves while it waits."""
         if size <= INLINE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        await self._take_turn(size)
+        try:
+            if self._closed:
+                raise draining()
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._free_threads.release()
+
+    async def _take_turn(self, size: int) -> None:
+        """Waits for a thread; ApiError 429 where too much waits already."""
+        limit = WAITING_BODIES * self.max_body_bytes
+        if self._free_threads.locked() and self._waiting_bytes + size > limit:
+            message = f"{self._waiting_bytes} bytes of other requests wait to be read; at most {limit} may: try again"
+            raise queue_full(message, 1)
+        self._waiting_bytes += size
+        try:
+            await self._free_threads.acquire()
+        finally:
+            self._waiting_bytes -= size
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
             raise unknown_model(name, [self.model])
 
-    def _intake(self, request: GenerationRequest, native: Native) -> Intake:
+    def _intake(self, request: GenerationRequest, native: Native, max_model_len: int) -> Intake:
         self.check_model(request.model)
+        if isinstance(request, ChatRequest) and request.tools:
+            self._tell_of_tools()
         if native.prompts:
-            request.prompt_token_ids = _routed_prompts(request, native)
+            request.prompt_token_ids = _routed_prompts(request, native, max_model_len)
         if native.resume_token_ids:
             request.resume_token_ids = [unpack_ids(packed) for packed in native.resume_token_ids]
         if isinstance(request, ChatRequest):
-            return Intake(request, native, [self.prompts.chat(request)])
-        return Intake(request, native, self.prompts.completion(request))
+            return Intake(request, native, [self.prompts.chat(request, max_model_len)])
+        return Intake(request, native, self.prompts.completion(request, max_model_len))
 
-    def _check_size(self, size: int) -> None:
-        if size > self.max_body_bytes:
-            message = f"the body has {size} bytes or more; at most {self.max_body_bytes} are taken"
-            raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+    def _tell_of_tools(self) -> None:
+        if not self._told_of_tools:
+            self._told_of_tools = True
+            log.warning("a client sends tools: the model is shown them, but its calls come as text, not as tool_calls")
 
 
-def _routed_prompts(request: GenerationRequest, native: Native) -> list[list[int]] | list[int]:
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        message = f"the body has {size} bytes or more; at most {limit} are taken"
+        raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+def _routed_prompts(request: GenerationRequest, native: Native, max_model_len: int) -> list[list[int]] | list[int]:
     """The token ids that the router has made of the prompts."""
     expected = 1 if isinstance(request, ChatRequest) else len(request.prompts)
     if len(native.prompts) != expected:
         raise invalid(f"prompts has {len(native.prompts)} entries; the request has {expected} prompts", "prompts")
+    for packed in native.prompts:
+        check_room(len(packed) // 4, max_model_len, "messages" if isinstance(request, ChatRequest) else "prompt")
     token_ids = [unpack_ids(packed) for packed in native.prompts]
     return token_ids[0] if isinstance(request, ChatRequest) else token_ids

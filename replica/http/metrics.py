@@ -34,7 +34,7 @@ TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-REFUSALS = ("full", "too_long", "draining", "invalid")
+REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
 
 def ratio(part: float, whole: float) -> float:
@@ -65,8 +65,8 @@ GAUGES = (
         "Block hit rate since the start.",
         lambda s: ratio(s.pool.hit_blocks, s.pool.query_blocks),
     ),
-    FromStats("vllm:num_requests_running", "Requests in the running batch.", lambda s: s.load.running),
-    FromStats("vllm:num_requests_waiting", "Requests that wait for room.", lambda s: s.load.waiting),
+    FromStats("vllm:num_requests_running", "Choices in the running batch.", lambda s: s.load.running),
+    FromStats("vllm:num_requests_waiting", "Choices that wait for room.", lambda s: s.load.waiting),
     FromStats("warmroute:num_blocks", "Blocks in the pool.", lambda s: s.pool.total),
     FromStats("warmroute:free_blocks", "Blocks that no request holds, cached or not.", lambda s: s.pool.free),
     FromStats("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", lambda s: s.pool.cached),
@@ -107,7 +107,8 @@ COUNTERS = (
     FromStats("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.pool.hit_tokens),
     FromStats("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", lambda s: s.pool.query_tokens),
     FromStats("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", lambda s: s.pool.hit_tokens),
-    FromStats("vllm:num_preemptions", "Requests that lost their blocks and began anew.", lambda s: s.preemptions),
+    FromStats("vllm:prompt_tokens", "Prompt tokens of choices begun.", lambda s: s.prompt_tokens),
+    FromStats("vllm:num_preemptions", "Choices that lost their blocks and began anew.", lambda s: s.preemptions),
     FromStats("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", lambda s: s.pool.query_blocks),
     FromStats("warmroute:prefix_cache_hit_blocks", "Full blocks found.", lambda s: s.pool.hit_blocks),
     FromStats(
@@ -175,13 +176,12 @@ class Metrics(Collector):
         self.request_s = Distribution("vllm:e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self.decode_s = Distribution("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S)
         self.per_token_s = Distribution(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", BETWEEN_TOKENS_S
+            "vllm:request_time_per_output_token_seconds", "Mean time per token of a choice.", BETWEEN_TOKENS_S
         )
-        self.prompt_tokens = Distribution("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
-        self.output_tokens = Distribution("vllm:request_generation_tokens", "Tokens generated for a request.", TOKENS)
-        self.max_tokens = Distribution("vllm:request_params_max_tokens", "max_tokens of a request.", TOKENS)
-        self.choices = Distribution("vllm:request_params_n", "n of a request.", CHOICES)
-        self.prompt_tokens_seen = 0
+        self.prompt_tokens = Distribution("vllm:request_prompt_tokens", "Prompt tokens of a choice.", TOKENS)
+        self.output_tokens = Distribution("vllm:request_generation_tokens", "Tokens generated for a choice.", TOKENS)
+        self.max_tokens = Distribution("vllm:request_params_max_tokens", "max_tokens of a choice.", TOKENS)
+        self.choices = Distribution("vllm:request_params_n", "n of an HTTP request.", CHOICES)
         self.tokens_generated = 0
         self.client_disconnects = 0
         self.open_requests = 0
@@ -193,6 +193,11 @@ class Metrics(Collector):
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+    def choice_begun(self, prompt_tokens: int, max_tokens: int) -> None:
+        """The engine has given its first output."""
+        self.prompt_tokens.observe(prompt_tokens)
+        self.max_tokens.observe(max_tokens)
 
     def choice_finished(self, reason: str, *, tokens: int, first_s: float, last_s: float, arrived_s: float) -> None:
         """One choice is complete; the three times are of one monotonic clock."""
@@ -212,13 +217,14 @@ class Metrics(Collector):
         yield self._cache_config(stats)
         for counter in COUNTERS:
             yield self._counter(counter.name, counter.meaning, counter.value(stats))
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests begun.", self.prompt_tokens_seen)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", self.tokens_generated)
         yield self._counter(
             "warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects
         )
         yield self._labelled("vllm:request_success", "Choices completed.", "finished_reason", self.finished)
-        yield self._labelled("warmroute:requests_refused", "Requests not taken.", "reason", self.refused)
+        yield self._labelled(
+            "warmroute:requests_refused", "HTTP requests for an answer that were not taken.", "reason", self.refused
+        )
         yield from (distribution.family(self._model) for distribution in self._distributions())
         yield self._old_name_of_between_tokens()
 

@@ -8,17 +8,19 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from api.errors import invalid, too_long
+from api.errors import invalid
 from api.native import Native, pack_ids
+from api.prompts import check_room
 from api.requests import ChatRequest
 from api.responses import chat_id, completion_id
 from api.tokenizer import Tokenizer
 from replica.http.generation import Choice, Delta, Ending
-from replica.http.intake import GenerationRequest
+from replica.http.intake import GenerationRequest, Intake
 from replica.messages import Sampling, Submit
 
 SEEDS = 2**63
 MAX_CHOICES = 1024
+BYTES_PER_RESUMED_TOKEN = 16
 
 
 class Served(Struct, frozen=True):
@@ -50,6 +52,12 @@ class Work(Struct):
         return sum(map(len, self.prompts))
 
 
+def size_of_plan(intake: Intake) -> int:
+    """How many bytes of a request `plan` takes as long over: what another replica said is decoded token by token."""
+    resumed = intake.request.resume_token_ids or ()
+    return BYTES_PER_RESUMED_TOKEN * sum(map(len, resumed))
+
+
 def plan(
     request: GenerationRequest,
     native: Native,
@@ -61,6 +69,8 @@ def plan(
     resumed = _resumed(request, _count_choices(request, prompts))
     seed = _seed(request, native)
     parts: list[Part] = []
+    # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
+    seeds_repeat = request.n if request.seed is not None else len(resumed)
     for prompt in prompts:
         ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served.tokenizer)
         submit = Submit(
@@ -72,7 +82,9 @@ def plan(
         )
         for _ in range(request.n):
             choice = Choice(len(parts), ending, served.tokenizer)
-            parts.append(_part(choice, submit, resumed[choice.index], seed, new_id))
+            said = resumed[choice.index]
+            _check_resumed(said, choice.index, ending.max_tokens)
+            parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id))
     return Work(
         request,
         id=native.response_id or (chat_id() if isinstance(request, ChatRequest) else completion_id()),
@@ -83,11 +95,10 @@ def plan(
 
 
 def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new_id: Callable[[], int]) -> Part:
-    """The choice with index i samples with the request's seed + i, whichever prompt it is of."""
     said = choice.resume(resumed)
     if choice.finish_reason is not None:
         return Part(choice, None, said)
-    sampling = replace(submit.sampling, seed=(seed + choice.index) % SEEDS)
+    sampling = replace(submit.sampling, seed=seed % SEEDS)
     return Part(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
 
 
@@ -113,6 +124,12 @@ def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
     return resumed
 
 
+def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> None:
+    if len(token_ids) > max_tokens:
+        param = f"resume_token_ids[{index}]"
+        raise invalid(f"{param} has {len(token_ids)} tokens; the most that may be generated is {max_tokens}", param)
+
+
 def _seed(request: GenerationRequest, native: Native) -> int:
     for seed in (request.seed, native.seed):
         if seed is not None:
@@ -121,14 +138,8 @@ def _seed(request: GenerationRequest, native: Native) -> int:
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: int) -> int:
+    check_room(prompt_tokens, max_model_len, "messages" if isinstance(request, ChatRequest) else "prompt")
     room = max_model_len - prompt_tokens
-    param = "messages" if isinstance(request, ChatRequest) else "prompt"
-    if room < 1:
-        fix = f"send at most {max_model_len - 1}"
-        raise too_long(
-            f"the prompt has {prompt_tokens} tokens; {fix}: the model's length is {max_model_len}, answer included",
-            param,
-        )
     wanted = request.output_limit
     if wanted is None:
         return min(room, request.usual_output or room)

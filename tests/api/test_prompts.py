@@ -213,3 +213,57 @@ def test_detokenizing_shows_special_tokens_and_refuses_what_does_not_exist() -> 
     assert BYTES.detokenize(DetokenizeRequest(tokens=[ByteTokenizer.bos, *b"hi"])) == "<|bos|>hi"
     assert BYTES.detokenize(DetokenizeRequest(tokens=[])) == ""
     assert refused(BYTES.detokenize, DetokenizeRequest(tokens=[260])).param == "tokens"
+
+
+# ---- what cannot fit
+
+
+class NeverEncodes(ByteTokenizer):
+    max_bytes_per_token = 4
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        raise AssertionError(f"{len(text)} characters are encoded, {add_special_tokens}")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        completion("x" * 37),  # 10 tokens at least
+        completion(["short", "é" * 19]),
+        completion([1] * 10),
+        completion([[1], [1] * 10]),
+        completion("x", prompt_token_ids=[[1] * 10]),
+        chat([USER | {"content": "x" * 100}]),
+        chat([USER], prompt_token_ids=[1] * 10),
+    ],
+)
+@pytest.mark.parametrize("template", [None, PLAIN])
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(request_: Any, template: str | None) -> None:
+    prompts = Prompts(NeverEncodes(), template)
+    is_chat = isinstance(request_, ChatRequest)
+    with pytest.raises(ApiError, match="send at most 9: the model's length is 10") as caught:
+        (prompts.chat if is_chat else prompts.completion)(request_, 10)
+    assert (caught.value.status, caught.value.param) == (413, "messages" if is_chat else "prompt")
+
+
+def test_a_prompt_that_may_fit_is_encoded() -> None:
+    assert len(BYTES.completion(completion("x" * 9, add_special_tokens=False), 10)[0]) == 9
+    tokens = len(BYTES.chat(chat([USER])))
+    assert len(BYTES.chat(chat([USER]), tokens + 1)) == tokens
+    with pytest.raises(ApiError):
+        BYTES.chat(chat([USER]), tokens)
+    with pytest.raises(AssertionError, match="36 characters are encoded"):
+        Prompts(NeverEncodes()).completion(completion("x" * 36), 10)
+
+
+def test_what_is_nested_too_deeply_to_be_shown_is_refused() -> None:
+    function = b'{"type": "function", "function": {"name": "f", "parameters": %b}}'
+    messages = json.dumps([USER]).encode()
+    refused_fields = set()
+    for depth in range(10, 1010, 7):
+        tool = function % (b'{"a":' * depth + b"1" + b"}" * depth)
+        try:
+            BYTES.chat(read(b'{"model": "demo", "messages": %b, "tools": [%b]}' % (messages, tool), ChatRequest))
+        except ApiError as error:
+            refused_fields.add((error.status, error.param))
+    assert (400, "tools") in refused_fields

@@ -333,3 +333,15 @@ def test_logit_bias_is_keyed_by_token_id() -> None:
 @pytest.mark.parametrize("fields", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": None, "messages": None}])
 def test_tokenizing_takes_either_a_prompt_or_messages(fields: dict[str, Any]) -> None:
     assert "send one of them" in refused(json.dumps(fields), TokenizeRequest).message
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "user", "prompt_cache_key"])
+def test_what_is_kept_of_a_request_is_short(name: str) -> None:
+    assert getattr(completion(**{name: "x" * 256}), name) == "x" * 256
+    assert refused_completion(**{name: "x" * 257}).param == name
+
+
+def test_logit_bias_has_as_many_entries_as_at_openai() -> None:
+    assert len(completion(logit_bias={str(i): 1 for i in range(300)}).logit_bias) == 300
+    error = refused_completion(logit_bias={str(i): 1 for i in range(301)})
+    assert error.param == "logit_bias" and "300" in error.message

@@ -136,3 +136,17 @@ def test_a_continued_message_is_left_open(source: str, content: str, expected: s
 
 def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
     assert refused("nothing", continue_final_message=True).param == "continue_final_message"
+
+
+# ---- templates that are none
+
+
+NESTED = 30  # Python takes 20 loops within each other
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for a in %}", "{% for a in b %}" * NESTED + "{% endfor %}" * NESTED], ids=["syntax", "nested"]
+)
+def test_what_is_no_template_is_named(source: str) -> None:
+    with pytest.raises(ValueError, match=r"the/file\.jinja"):
+        ChatTemplate(source, {}, "the/file.jinja")

@@ -166,3 +166,13 @@ def test_bytes_of_a_sentencepiece_vocabulary() -> None:
 )
 def test_a_decoder_that_looks_around_has_no_bytes_by_token(unknown: Any) -> None:
     assert piece_rule(unknown) is None
+
+
+def test_a_file_that_is_no_tokenizer_or_template_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"/tokenizer\.json is not a tokenizer"):
+        HfTokenizer(tmp_path)
+    saved(byte_level(), tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"/chat_template\.jinja is not a chat template: it is not UTF-8"):
+        HfTokenizer(tmp_path)

@@ -364,7 +364,8 @@ async def slowest_answer_s(http: httpx2.AsyncClient, for_s: float) -> float:
     slowest_s, end_s = 0.0, time.monotonic() + for_s
     while (began_s := time.monotonic()) < end_s:
         for probe in ("/health", "/ready", "/load", "/metrics"):
-            assert (await http.get(probe)).status_code == 200
+            status = (await http.get(probe)).status_code
+            assert status == 200 or probe == "/ready"  # which sees an engine that is silent for 2 s
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         await asyncio.sleep(0.02)
     return slowest_s

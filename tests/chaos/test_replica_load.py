@@ -203,10 +203,10 @@ def forget(self, ids):
 EngineClient.forget = forget
 """
 UVICORNS_OWN = """
-import replica.server
+from replica.http.protocol import HttpProtocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-replica.server.HttpProtocol = HttpToolsProtocol
+HttpProtocol.connection_lost = HttpToolsProtocol.connection_lost
 """
 LONG = {"model": MODEL, "prompt": "x" * 100, "max_tokens": 1900, "stream": True, "ignore_eos": True}
 

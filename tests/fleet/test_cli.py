@@ -180,3 +180,19 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path, body: str) -> None:
     os.close(writer)
     assert finished.returncode == 1
     assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(closed: str) -> None:
+    command = f'exec "$0" -m fleet --version {closed}'
+    finished = subprocess.run(["bash", "-c", command, sys.executable], capture_output=True, text=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said_in_one_line(unbuffered: str) -> None:
+    command = [sys.executable, "-m", "fleet", "--help"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (1, "Error: cannot write the output: No space left on device\n")

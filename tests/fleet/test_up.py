@@ -19,9 +19,13 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from fleet.child import Addresses, read_addresses
-from fleet.up import Wishes, announcement, bind, free_ports
+from fleet.announcement import announcement
+from fleet.child import Ready, read_ready_line
+from fleet.ports import EventPorts, free_ports
+from fleet.up import Wishes, bind, replica_config
+from fleet.up import up as up_command
 from tests.events.processes import tool, wait_until
 
 FREE = ("--port", "0", "--events-port", "0")
@@ -165,13 +169,14 @@ def test_other_signals_leave_nothing_too(number: int) -> None:
 
 
 @pytest.mark.chaos
-def test_the_printed_examples_work() -> None:
-    with up() as running:
+def test_the_printed_examples_work_and_fit_into_80_columns() -> None:
+    with up(*FREE, "--", "--served-model-name", "mine") as running:
         shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
         python = re.search(r"^  (import openai.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
         assert shell is not None and python is not None, running.output
         assert '"cached_tokens"' in output_of("bash", "-c", shell[1])
         assert "CompletionUsage" in output_of(sys.executable, "-c", python[1].replace("\n  ", "\n"))
+        assert [line for line in running.output.splitlines() if len(line) > 80] == []
 
 
 def output_of(*command: str) -> str:
@@ -207,13 +212,12 @@ def test_an_end_while_replicas_start_leaves_no_orphan(number: int) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("victim", ["fleet", "replica.process"])
-def test_a_replica_that_dies_is_passed_over_and_started_again(victim: str) -> None:
+def test_a_replica_that_dies_is_started_again(victim: str) -> None:
     with up() as running:
         before = running.processes()
         [first, _] = running.processes(victim)
         os.kill(first, signal.SIGKILL)
         running.wait_for("it is started again")
-        assert len({running.ask()[0] for _ in range(4)}) == 1
         running.wait_for("is ready after", times=3)
         assert len({running.ask()[0] for _ in range(4)}) == 2
         assert len(running.processes()) == 4
@@ -224,6 +228,95 @@ def test_a_replica_that_dies_is_passed_over_and_started_again(victim: str) -> No
             "replica-0.log",
             "replica-1.log",
         ]
+
+
+# Makes the terminal on its stdin that of its session, so that closing it is what users do.
+IN_A_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+)
+
+
+def read_until(descriptor: int, text: bytes) -> bytes:
+    seen = b""
+    while text not in seen:
+        seen += os.read(descriptor, 65536)
+    return seen
+
+
+@contextmanager
+def up_in_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, bytes]]:
+    """It is ready; yields the process, the terminal's other end, and what was said."""
+    terminal, own = os.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, sys.executable, "-m", "fleet", "up", *FREE, *arguments]
+    with subprocess.Popen(command, stdin=own, stdout=own, stderr=own, start_new_session=True) as process:
+        os.close(own)
+        try:
+            yield process, terminal, read_until(terminal, b"Ctrl-C ends everything")
+        finally:
+            process.kill()
+
+
+@pytest.mark.chaos
+def test_closing_the_terminal_ends_everything() -> None:
+    with up_in_a_terminal("--replicas", "1") as (process, terminal, _):
+        mark = f"WARMROUTE_PARENT_PID={process.pid}\0".encode()
+        os.close(terminal)
+        assert process.wait(DEADLINE_S) == 0
+        assert [pid for pid in pids() if mark in of_process(pid, "environ")] == []
+
+
+@pytest.mark.chaos
+def test_a_reader_that_goes_away_takes_nothing_with_it() -> None:
+    command = [sys.executable, "-m", "fleet", "up", *FREE, "--replicas", "1"]
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", prefix="u-") as folder,  # its logs are kept
+        subprocess.Popen(
+            command, env=os.environ | {"TMPDIR": folder}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            said = read_until(process.stdout.fileno(), b"Ctrl-C ends everything").decode()
+            process.stdout.close()
+            mark = f"WARMROUTE_PARENT_PID={process.pid}\0".encode()
+            os.kill(next(pid for pid in pids() if mark in of_process(pid, "environ")), signal.SIGKILL)
+            url = re.findall(r"http://\S+", said)[0]
+            wait_until(lambda: status_of(f"{url}/ready") == 503, "what is said of its death led nowhere")
+            wait_until(lambda: status_of(f"{url}/v1/models") == 200, "it is started again")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+            status: int = answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            status = error.code
+    return status
+
+
+@pytest.mark.chaos
+def test_two_fleets_at_once_share_the_event_ports() -> None:
+    first = free_ports(21_000)
+    options = ("--port", "0", "--events-port", str(first))
+    with starting(*options) as one, starting(*options) as other:
+        for running in (one, other):
+            running.wait_for("Ctrl-C ends everything")
+        ends = [fleet.events(f"replica-{n}") for fleet in (one, other) for n in (0, 1)]
+        assert len(set(ends)) == 4
+        assert (one.end(), other.end()) == (0, 0)
+
+
+@pytest.mark.chaos
+def test_the_notes_of_replicas_are_shown_and_the_letters_that_a_terminal_lacks_escaped() -> None:
+    with up(*FREE, "--model", "mod\u00e8le", PYTHONIOENCODING="ascii") as running:
+        assert running.output.count("Note: 'mod\\xe8le' is no folder with a tokenizer.json") == 1
+        assert running.end() == 0
 
 
 @pytest.mark.chaos
@@ -274,11 +367,49 @@ def test_the_api_key_is_demanded_and_on_no_command_line_of_a_replica() -> None:
 
 @pytest.mark.chaos
 def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
-    with starting(*FREE, "--", "--num-blocks", "0") as running:
+    with starting(*FREE, "--", "--events-host", "203.0.113.1") as running:
         assert running.wait() == 1
-        assert re.search(r"Error: replica-\d ended with status 2 before it was ready; its last words:", running.output)
-        assert "| Error: Invalid value for '--num-blocks': 0 is not in the range" in running.output
+        assert re.search(r"Error: replica-\d ended with status 1 before it was ready; its last words:", running.output)
+        assert "| Error: the engine cannot start: cannot bind tcp://203.0.113.1" in running.output
         assert running.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--api-key", ""], {}, "'--api-key': '' is empty"),
+        (["--host", ""], {}, "'--host': '' is empty"),
+        ([], {"WARMROUTE_API_KEY": ""}, "WARMROUTE_API_KEY in the environment is empty"),
+        ([], {"WARMROUTE_CURVE_SECRET": ""}, "WARMROUTE_CURVE_SECRET in the environment is empty"),
+        ([], {"WARMROUTE_PORT": "tcp://10.0.0.1:80"}, "WARMROUTE_PORT in the environment (--port)"),
+        (["--engine", "native"], {}, "the native engine is not part of this version"),
+        (["--model", "./nowhere"], {}, "'--model': './nowhere' is no folder"),
+        (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
+        (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_starts_nothing(
+    arguments: list[str], environment: dict[str, str], said: str
+) -> None:
+    result = CliRunner().invoke(up_command, arguments, env=environment)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_up_takes_its_options_from_the_environment_too() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        environment = {"WARMROUTE_HOST": "127.0.0.2", "WARMROUTE_PORT": port}
+        result = CliRunner().invoke(up_command, [], env=environment)
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.2:{port}: Address already in use" in result.stderr
+
+
+def test_the_limit_of_the_drain_is_that_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes = Wishes(1, "127.0.0.1", 0, "simulated", "demo", 0, None, ("--drain-timeout", "600"))
+    assert replica_config(wishes).drain_timeout_s == 600
+    monkeypatch.setenv("WARMROUTE_DRAIN_TIMEOUT", "90")
+    assert replica_config(wishes._replace(more=())).drain_timeout_s == 90
 
 
 def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
@@ -287,7 +418,7 @@ def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
         with starting("--port", str(port)) as running:
             assert running.wait() == 1
             assert running.output == (
-                f"Error: cannot listen on 127.0.0.1:{port}: address already in use; choose another --port or --host\n"
+                f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host\n"
             )
             assert running.processes() == []
             assert list(running.folder.iterdir()) == []
@@ -312,27 +443,33 @@ def test_without_four_free_ports_in_a_row_there_is_an_error() -> None:
         free_ports(65533)
 
 
+def test_event_ports_are_given_out_once() -> None:
+    ports = EventPorts(20_000)
+    assert ports.take() + 4 <= ports.take()
+    assert [EventPorts(0).take() for _ in range(2)] == [0, 0]
+
+
 @pytest.mark.parametrize(
-    ("line", "addresses"),
+    ("line", "ready"),
     [
         (
             "ready on http://127.0.0.1:8001, model m, 8 blocks of 16, events tcp://127.0.0.1:5557",
-            Addresses("127.0.0.1", 8001, "tcp://127.0.0.1:5557"),
+            Ready("127.0.0.1", 8001, "tcp://127.0.0.1:5557", "m"),
         ),
         (
             "log\nready on http://[::1]:8001, model a, events b, 8 blocks of 16, events off",
-            Addresses("::1", 8001, None),
+            Ready("::1", 8001, None, "a, events b"),
         ),
         ("ready on http://127.0.0.1:80", None),
         ("", None),
     ],
 )
-def test_the_ready_line_says_where_a_replica_listens(line: str, addresses: Addresses | None) -> None:
-    assert read_addresses(line) == addresses
+def test_the_ready_line_says_where_a_replica_listens(line: str, ready: Ready | None) -> None:
+    assert read_ready_line(line) == ready
 
 
 def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
-    wishes = Wishes(1, "::1", 8000, "simulated", "demo", 5557, None, ())
-    said = announcement(wishes, "http://[::1]:8000", {"replica-0": Addresses("127.0.0.1", 1, None)}, guarded=True)
+    ready = {"replica-0": Ready("127.0.0.1", 1, None, "demo")}
+    said = announcement("http://[::1]:8000", ready, simulated=True, guarded=True)
     assert "events off" in said
     assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said

@@ -127,6 +127,14 @@ def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
     assert (finished.returncode, finished.stdout) == (1, "")
 
 
+def test_a_parent_that_is_no_number_is_said_in_one_line() -> None:
+    finished = run(*DEMO, "--die-with-parent", **{PARENT_VARIABLE: "init"})
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        "Error: WARMROUTE_PARENT_PID in the environment is 'init'; make it the parent's pid, or unset it\n"
+    )
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -111,9 +111,10 @@ async def test_whoever_waits_is_woken_by_close(slow: EngineClient) -> None:
 
 
 async def test_a_full_engine_refuses(slow: EngineClient) -> None:
-    answers = slow.submit([submit(slow, 4000) for _ in range(8)])
+    answers = slow.submit([submit(slow, 4000)])
+    await answers.next()
     with pytest.raises(EngineRefused) as refused:
-        await everything(answers)
+        await everything(slow.submit([submit(slow, 4000) for _ in range(3)]))
     assert refused.value.reason == "full"
     assert refused.value.retry_after_s >= 1
     answers.close()

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from api.native import CACHED_TOKENS_HEADER, FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, pack_ids, wrap
+from replica.server import load_prompts
+from tests.api.tokenizers import byte_level
 from tests.events.processes import wait_until
-from tests.replica.serving import MODEL, SLOW, Replica, replica
+from tests.replica.serving import MODEL, SLOW, Replica, config, replica
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def test_a_list_of_prompts_is_answered_in_order(served: Replica) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["completion_tokens"] == 32
     assert answer["usage"]["prompt_tokens"] == 8  # with a beginning-of-sequence token each
-    [second] = served.post("/v1/completions", completion(prompt="two", seed=1 + 2)).json["choices"]
+    [second] = served.post("/v1/completions", completion(prompt="two")).json["choices"]
     assert second["text"] == answer["choices"][2]["text"]
 
 
@@ -299,7 +301,7 @@ def test_a_key_is_asked_for_everywhere_but_at_the_probes() -> None:
 def test_a_full_queue_is_said_with_the_time_to_come_back() -> None:
     with replica(SLOW, max_num_seqs=1, max_waiting=1) as busy:
         connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
-        many = busy.post("/v1/completions", completion(n=8))
+        many = busy.post("/v1/completions", completion(n=2))
         assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
         assert int(many.headers["retry-after"]) >= 1
         streamed = busy.post("/v1/completions", completion(n=2, stream=True))
@@ -307,7 +309,7 @@ def test_a_full_queue_is_said_with_the_time_to_come_back() -> None:
         assert 'finished_reason="error",model_name="demo"} 0.0' in busy.get("/metrics").body.decode()
         response.close()
         connection.close()
-        busy.wait_idle()  # those of the eight that had been taken were cancelled, too
+        busy.wait_idle()  # the one of the two that had been taken was cancelled, too
         assert busy.post("/v1/completions", completion(max_tokens=1)).status == 200
 
 
@@ -406,3 +408,56 @@ def test_a_malformed_envelope_is_refused(served: Replica) -> None:
     two = wrap(Native(prompts=[pack_ids([1]), pack_ids([2])]), json.dumps(completion()).encode())
     answer = served.post("/v1/completions", two, **{"Content-Type": REQUEST_TYPE})
     assert (answer.status, answer.error["param"]) == (400, "prompts")
+
+
+# ---- what is too much
+
+
+def test_a_long_text_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    with replica(http={"tokenizer": str(tmp_path)}, vocabulary=(0, 300), max_model_len=100) as small:
+        answer = small.post("/v1/completions", completion(prompt="the fox " * 100_000))
+        assert (answer.status, answer.error["code"]) == (413, "context_length_exceeded")
+        assert "or more tokens" in answer.error["message"]
+        assert 'refused_total{model_name="demo",reason="too_long"} 1.0' in small.get("/metrics").body.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"prompt": "x" * 4 * 1024 * 1024}), ("/detokenize", {"tokens": [97] * 2 * 1024 * 1024})],
+)
+def test_no_long_text_is_tokenized_for_its_own_sake(served: Replica, path: str, body: dict[str, Any]) -> None:
+    answer = served.post(path, json.dumps(body).encode())
+    assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+
+
+def test_equal_prompts_with_one_seed_get_equal_answers(served: Replica) -> None:
+    one, two = served.post("/v1/completions", completion(prompt=["a", "a"], seed=5)).json["choices"]
+    assert one["text"] == two["text"]
+    one, two = served.post("/v1/completions", completion(prompt=["a", "a"], seed=None)).json["choices"]
+    assert one["text"] != two["text"]
+
+
+def test_a_model_is_found_by_its_name(served: Replica) -> None:
+    [listed] = served.get("/v1/models").json["data"]
+    assert served.get(f"/v1/models/{MODEL}").json == listed
+    for name in ("other", "some/other", "some%2Fother"):
+        unknown = served.get(f"/v1/models/{name}")
+        assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+
+def test_what_another_replica_cannot_have_said_is_refused(served: Replica) -> None:
+    body = completion(max_tokens=10, resume_token_ids=[[97] * 100_000])
+    answer = served.post("/v1/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, "resume_token_ids[0]")
+    assert "100000" in answer.error["message"] and "10" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00abc", b"{% for a in %}", b"{% for a in b %}" * 30 + b"{% endfor %}" * 30]
+)
+def test_a_file_that_is_no_template_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"/template\.jinja"):
+        load_prompts(config(http={"chat_template": str(file)}))

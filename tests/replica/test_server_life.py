@@ -76,7 +76,11 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
         asking = Asking(served, max_tokens=30)
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: served.get("/ready").status == 503, "the replica drains")
+        assert served.post("/tokenize", {"prompt": "x"}).status == 503
         refused = served.post("/v1/completions", LONG)
+        assert b'warmroute:requests_refused_total{model_name="demo",reason="draining"} 1.0' in (
+            served.get("/metrics").body
+        )
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert int(refused.headers["retry-after"]) >= 1
         assert served.get("/health").status == 200
@@ -104,6 +108,27 @@ def test_a_drain_that_takes_too_long_is_cut() -> None:
         assert served.end() == 0
         assert "1 requests have not ended within 0.2 s" in "".join(served.err)
         assert asking.end().endswith(b"data: [DONE]\n\n")
+
+
+def test_half_a_request_is_cut_at_the_end_without_a_traceback() -> None:
+    with replica(FAST) as served, socket.create_connection(("127.0.0.1", served.port)) as half:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n"
+        half.sendall(head + b"{")
+        assert served.get("/health").status == 200  # the half was sent before
+        assert served.end() == 0
+        assert served.err == []
+
+
+def test_an_engine_that_says_nothing_makes_the_replica_not_ready() -> None:
+    with replica(FAST) as served:
+        assert served.get("/ready").status == 200
+        os.kill(served.engine_pid, signal.SIGSTOP)
+        wait_until(lambda: served.get("/ready").status == 503, "the silence is noticed")
+        assert served.get("/ready").error["code"] == "engine_silent"
+        assert served.load()["ready"] is False
+        assert served.get("/health").status == 200
+        os.kill(served.engine_pid, signal.SIGCONT)
+        wait_until(lambda: served.get("/ready").status == 200, "the engine speaks again")
 
 
 def test_the_replica_ends_with_its_engine_and_says_so() -> None:
@@ -161,7 +186,7 @@ def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
 def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path) -> None:
     failed = Replica(config(num_blocks=0), TMPDIR=str(temporary))
     assert failed.end(None) == 1
-    assert any(line.startswith("Error: ") and "num_blocks is 0" in line for line in failed.err)
+    assert any(line.startswith("Error: ") and "raise --num-blocks" in line for line in failed.err)
     assert failed.err[-1] == "Error: the engine's process ended with status 1; the replica ends with it\n"
     assert not any("Traceback" in line for line in failed.err)
     assert not list(temporary.iterdir())

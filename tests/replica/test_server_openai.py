@@ -27,6 +27,10 @@ async def asynchronous(served: Replica) -> AsyncIterator[AsyncOpenAI]:
 
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL) == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/other")
+    assert caught.value.code == "model_not_found"
 
 
 def test_completion(client: OpenAI) -> None:
@@ -135,7 +139,8 @@ def test_a_wrong_key_and_a_full_queue() -> None:
             stranger.models.list()
         with (
             OpenAI(base_url=f"{guarded.url}/v1", api_key="secret", max_retries=0) as known,
+            known.completions.create(model=MODEL, prompt="hello", max_tokens=2000, stream=True),
             pytest.raises(openai.RateLimitError) as full,
         ):
-            known.completions.create(model=MODEL, prompt="hello", n=8, max_tokens=100)
+            known.completions.create(model=MODEL, prompt="hello", n=2, max_tokens=100)
         assert int(full.value.response.headers["retry-after"]) >= 1

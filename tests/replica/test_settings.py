@@ -28,7 +28,7 @@ DERIVED = {
     "engine.vocabulary",
     "tokenizer",
 }
-OTHER_VALUES = {"text": "x", "integer range": 7, "float range": 0.5, "boolean": False}
+OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None, base: tuple[str, ...] = BASE) -> Result:
@@ -89,6 +89,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return str(folder / "file" if setting.type.dir_okay is False else folder)
     if setting.type is click.BOOL:
         return setting.key not in ("enable_prefix_caching", "events")
+    if setting.key == "max_num_batched_tokens":
+        return 700  # no less than --max-num-seqs
     return OTHER_VALUES[setting.type.name]
 
 
@@ -140,10 +142,17 @@ def test_the_model_has_to_be_named() -> None:
         (("--log-level", "loud"), "'loud' is not one of"),
         (("--engine", "guessing"), "'guessing' is not one of"),
         (("--api-key", ""), "'--api-key': '' is empty"),
+        (("--served-model-name", "d\udcc3"), "is not UTF-8"),
         (("--chat-template", "nowhere.jinja"), "'nowhere.jinja' does not exist"),
         (("--tokenizer", "."), "--tokenizer .: tokenizer.json does not exist"),
         (("--curve-clients", "."), "give --curve-secret too"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
+        (("--model", "./nowhere"), "'--model': './nowhere' is no folder"),
+        (("--model", "/nowhere"), "'/nowhere' is no folder; name one that exists"),
+        (("--model", "some/model/"), "'some/model/' is no folder"),
+        (("--model", "data/some/model"), "'data/some/model' is no folder"),
+        (("--max-num-batched-tokens", "64"), "64 is less than --max-num-seqs 256"),
+        (("--max-num-seqs", "4096"), "--max-num-batched-tokens 2048 is less than --max-num-seqs 4096"),
         (("--kv-cache-gb", "0.001"), "--kv-cache-gb 0.001 holds no block of 2,097,152 bytes"),
     ],
 )
@@ -155,6 +164,21 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
     # What Kubernetes sets for a service of the name warmroute.
     said = error(environment={"WARMROUTE_PORT": "tcp://10.0.0.1:80"})
     assert "Invalid value for WARMROUTE_PORT in the environment (--port): 'tcp://10.0.0.1:80'" in said
+
+
+@pytest.mark.parametrize("variable", ["WARMROUTE_API_KEY", "WARMROUTE_CURVE_SECRET", "WARMROUTE_CONFIG"])
+def test_an_empty_variable_is_not_taken_for_none(variable: str) -> None:
+    assert error(environment={variable: ""}) == (
+        f"Error: {variable} in the environment is empty; give it a value, or unset it\n"
+    )
+
+
+def test_a_step_may_be_as_small_as_the_batch() -> None:
+    assert config("--max-num-batched-tokens", "8", "--max-num-seqs", "8").engine.max_num_seqs == 8
+
+
+def test_a_name_with_one_slash_is_a_name() -> None:
+    assert config(base=("--model", "some/model", "--engine", "simulated")).engine.model == "some/model"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.round_robin import FrontServer, Replica, RoundRobin, end_to_end
+from api.errors import draining
+from router.front_server import FrontServer
+from router.round_robin import Replica, RoundRobin, end_to_end
 
 DEADLINE_S = 10.0
 
@@ -17,16 +19,15 @@ DEADLINE_S = 10.0
 class Server(FrontServer):
     """Any app, on a free port of loopback."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__(RoundRobin(), drain_timeout_s=1)
-        self.config.app = app
+    def __init__(self, app: ASGIApp, head_timeout_s: float) -> None:
+        super().__init__(app, drain_timeout_s=1, head_timeout_s=head_timeout_s)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncIterator[Server]:
-    server = Server(app)
+async def serving(app: ASGIApp, head_timeout_s: float = DEADLINE_S) -> AsyncIterator[Server]:
+    server = Server(app, head_timeout_s)
     task = asyncio.create_task(server.serve([server.socket]))
     await until(lambda: server.started)
     try:
@@ -233,6 +234,23 @@ async def test_a_client_that_leaves_is_noticed_by_the_replica(when: str) -> None
         await gone.wait()
 
 
+async def test_a_client_that_leaves_ends_the_first_of_its_pipelined_requests_too() -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def patient(_scope: Scope, receive: Receive, _send: Send) -> None:
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async with fleet(patient) as (_, port), asyncio.timeout(DEADLINE_S):
+        async with client_of(port) as client:
+            client.send("GET / HTTP/1.1")
+            client.send("GET / HTTP/1.1")
+            await asked.wait()
+        await gone.wait()
+
+
 async def test_a_slow_reader_stops_the_replica_instead_of_filling_memory() -> None:
     clock = asyncio.get_running_loop().time
     sent, last_s = 0, clock()
@@ -276,7 +294,7 @@ async def test_without_a_live_replica_the_answer_is_an_error_in_openai_shape() -
 
 @asynccontextmanager
 async def raw_replica(answer: bytes) -> AsyncIterator[Replica]:
-    """Sends these bytes to whoever asks, and closes."""
+    """Sends these bytes to whoever asks, and closes without reading a body."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -330,6 +348,114 @@ async def test_an_early_refusal_reaches_a_client_that_is_still_sending() -> None
         client.writer.write(b"POST / HTTP/1.1\r\nhost: f\r\ncontent-length: 1000000\r\n\r\n" + bytes(1000))
         status, _, body = await client.answer()
     assert (status, body) == (413, b"too large")
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_an_early_refusal_of_megabytes_arrives_though_the_replica_closed(connection: str) -> None:
+    refusal = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 9\r\nconnection: close\r\n\r\ntoo large"
+    async with fleet() as (front, port), raw_replica(refusal) as raw:
+        front.replicas.append(raw)
+        for _ in range(20):
+            async with client_of(port) as client:
+                head = f"POST / HTTP/1.1\r\nhost: f\r\nconnection: {connection}\r\ncontent-length: 8000000\r\n\r\n"
+                client.writer.write(head.encode())
+                for _ in range(80):  # as most clients do: the answer is read when all is sent
+                    client.writer.write(bytes(100_000))
+                    await client.writer.drain()
+                status, _, body = await client.answer()
+            assert (status, body) == (413, b"too large")
+
+
+class Draining:
+    """Refuses as a draining replica does; `asked` counts how often it had to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        if self.asked % 2:  # as it comes: before the body, or after it
+            await body_of(receive)
+        await respond(send, draining().body(), 503, (b"retry-after", b"1"))
+
+
+async def test_a_draining_replica_leaves_the_request_to_the_next_one_and_its_turn_too() -> None:
+    drains = Draining()
+    body = bytes(range(97, 123)) * 40_000  # just below what is kept
+    async with fleet(drains, echo) as (_, port), client_of(port) as client:
+        for _ in range(4):
+            status, headers, answer = await client.ask("POST / HTTP/1.1", body)
+            assert (status, headers["x-warmroute-replica"]) == (418, "r1")
+            assert json.loads(answer)["body"].encode() == body
+        assert drains.asked == 1  # then it rested
+
+
+async def test_a_draining_replica_is_asked_again_after_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.round_robin.REST_S", 0.0)
+    drains = Draining()
+    async with fleet(drains, echo) as (_, port), client_of(port) as client:
+        for _ in range(4):
+            assert (await client.ask("POST / HTTP/1.1", b"abc"))[0] == 418
+    assert drains.asked == 2
+
+
+async def test_a_body_too_large_to_be_kept_is_refused_once_and_then_goes_elsewhere() -> None:
+    drains = Draining()
+    async with fleet(drains, echo) as (_, port), client_of(port) as client:
+        status, headers, body = await client.ask("POST / HTTP/1.1", b"a" * 2_000_000)
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert json.loads(body)["error"]["code"] == "draining"
+        assert [(await client.ask("POST / HTTP/1.1", b"a" * 2_000_000))[0] for _ in range(3)] == [418] * 3
+
+
+async def test_where_all_drain_the_client_reads_why() -> None:
+    async with fleet(Draining(), Draining()) as (_, port), client_of(port) as client:
+        status, _, body = await client.ask("POST / HTTP/1.1", b"{}")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+
+
+async def test_another_503_is_passed_on_as_it_is() -> None:
+    async def loading(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, b"loading" * 10_000, 503)
+
+    async with fleet(loading, echo) as (_, port), client_of(port) as client:
+        assert (await client.ask("GET / HTTP/1.1"))[::2] == (503, b"loading" * 10_000)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "endless"])
+@pytest.mark.parametrize("line", [b"x-a: %b\r\n" % (b"a" * 1000) * 200, b"x-a: " + b"a" * 200_000])
+async def test_headers_without_bound_are_refused_and_the_connection_closed(line: bytes, end: bytes) -> None:
+    async with fleet(echo) as (_, port), client_of(port) as client:
+        client.writer.write(b"GET / HTTP/1.1\r\nhost: f\r\n" + line + end)
+        status, headers, body = await client.answer()
+        assert (status, headers["connection"]) == (431, "close")
+        assert "longer than 65,536 bytes" in json.loads(body)["error"]["message"]
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost"])
+async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None:
+    async with serving(RoundRobin(), head_timeout_s=0.05) as server, client_of(server.port) as client:
+        client.writer.write(sent)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == b""
+
+
+async def test_a_second_request_that_never_ends_its_headers_is_closed_and_a_slow_answer_is_not() -> None:
+    ask = asyncio.Event()
+
+    async def slow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await ask.wait()
+        await respond(send, b"late")
+
+    async with serving(slow, head_timeout_s=0.05) as server, client_of(server.port) as client:
+        client.send("GET / HTTP/1.1")
+        asyncio.get_running_loop().call_later(0.2, ask.set)
+        assert (await client.answer())[2] == b"late"
+        client.writer.write(b"GET / HT")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == b""
 
 
 async def test_many_streams_at_once_do_not_mix() -> None:

@@ -25,8 +25,10 @@ class BrokenTokenizer(ByteTokenizer):
 
 
 @asynccontextmanager
-async def serving(command: Sequence[str] | None = None, prompts: Prompts | None = None) -> AsyncIterator[int]:
-    settings = config()
+async def serving(
+    command: Sequence[str] | None = None, prompts: Prompts | None = None, api_key: str | None = None
+) -> AsyncIterator[int]:
+    settings = config(http={"api_key": api_key})
     engine = await EngineClient.spawn(settings.engine, command)
     if command is None:
         await engine.ready()
@@ -40,17 +42,19 @@ async def serving(command: Sequence[str] | None = None, prompts: Prompts | None 
     await engine.close()
 
 
-async def ask(port: int, method: str, path: str, body: bytes = b"") -> Answer:
+async def ask(port: int, method: str, path: str, body: bytes = b"", headers: str = "") -> Answer:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
     head_lines, _, payload = answer.partition(b"\r\n\r\n")
     first, *lines = head_lines.decode().split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines)
-    return Answer(int(first.split()[1]), headers, payload)
+    answered = dict(line.lower().split(": ", 1) for line in lines)
+    return Answer(int(first.split()[1]), answered, payload)
 
 
 async def test_a_replica_that_loads_its_model_is_alive_and_not_ready() -> None:
@@ -71,3 +75,17 @@ async def test_a_failure_of_our_own_is_logged_and_tells_the_client_nothing(caplo
     assert (answer.status, answer.error["code"]) == (500, "internal_error")
     assert b"sesame" not in answer.body
     assert "the secret is sesame" in caplog.text
+
+
+async def test_a_key_is_taken_however_its_scheme_is_written() -> None:
+    async with serving(SILENT_ENGINE, api_key="Sesame") as port:
+        for given, status in [
+            ("Bearer Sesame", 200),
+            ("bearer Sesame", 200),
+            ("BEARER  Sesame", 200),
+            ("Bearer sesame", 401),
+            ("Basic Sesame", 401),
+            ("Sesame", 401),
+        ]:
+            answer = await ask(port, "GET", "/v1/models", headers=f"Authorization: {given}\r\n")
+            assert answer.status == status, given

@@ -10,7 +10,7 @@ from events.native import Load
 from replica.http.metrics import Distribution, Metrics
 from replica.messages import PoolSnapshot, Rates, Stats
 from tests.events.processes import wait_until
-from tests.replica.serving import MODEL, Replica
+from tests.replica.serving import MODEL, SLOW, Replica, replica
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\S+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
@@ -104,12 +104,44 @@ def test_requests_move_the_numbers(served: Replica) -> None:
     before = now()
     body: dict[str, Any] = {"model": MODEL, "prompt": "x" * 31, "max_tokens": 10, "n": 2, "ignore_eos": True}
     assert served.post("/v1/completions", body).status == 200
-    assert grown("vllm:prompt_tokens_total") == 32
     assert grown("vllm:generation_tokens_total") == 20
     assert grown("vllm:request_success_total", "length") == 2
     assert grown("vllm:time_to_first_token_seconds_count") == 2
     assert grown("vllm:inter_token_latency_seconds_count") == 18
     assert grown("vllm:time_per_output_token_seconds_count") == 18
     assert grown("vllm:request_params_n_sum") == 2
+    assert grown("vllm:request_params_n_count") == 1
+    assert grown("vllm:request_prompt_tokens_sum") == 64  # each choice is a request to the engine
+    assert grown("vllm:request_params_max_tokens_count") == 2
     wait_until(lambda: grown("vllm:prefix_cache_queries_total") == 64, "the engine's counters have come")
+    assert grown("vllm:prompt_tokens_total") == 64
     assert grown("vllm:prefix_cache_hits_total") >= 16  # the second choice finds the first one's block
+
+
+def test_refused_requests_are_counted_as_refused_and_as_nothing_else() -> None:
+    def now() -> dict[tuple[str, str], float]:
+        return samples(served.get("/metrics").body.decode())
+
+    refusals: list[tuple[dict[str, Any], int]] = [
+        ({"n": 0}, 400),
+        ({"model": "other"}, 404),
+        ({"prompt": "x" * 99}, 413),
+        ({"n": 2}, 429),
+        ({"n": 2, "stream": True}, 429),
+    ]
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    with replica(SLOW, max_num_seqs=1, max_waiting=1, max_model_len=64) as served:
+        connection, response = served.open("POST", "/v1/completions", ask | {"max_tokens": 60, "stream": True})
+        wait_until(lambda: now()["vllm:prompt_tokens_total", ""], "the engine's counters have come")
+        before = now()
+        for fields, status in refusals:
+            assert served.post("/v1/completions", ask | fields).status == status
+        for path, status in [("/tokenize", 400), ("/nowhere", 404)]:
+            assert served.post(path, b"{").status == status
+        after = now()
+        response.close()
+        connection.close()
+    grown = {key: after[key] - before[key] for key in after if after[key] != before[key]}
+    refused = {label: value for (name, label), value in grown.items() if name == "warmroute:requests_refused_total"}
+    assert refused == {"invalid": 2, "too_long": 1, "full": 2}
+    assert not [key for key in grown if key[0].startswith(("vllm:request", "vllm:prompt", "vllm:time_to"))], grown

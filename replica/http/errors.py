@@ -1,0 +1,74 @@
+"""What is answered instead of what was asked for, and which of it counts as a refused request."""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from api.errors import ApiError, internal, invalid, method_not_allowed, not_found
+from replica.client import EngineDied
+from replica.http.answering import JSON_TYPE
+from replica.http.metrics import Metrics
+
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+
+def unavailable(message: str, code: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, message, "service_unavailable", code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def refusal(error: ApiError) -> str | None:
+    """The label under which /metrics counts it; None for failures, which are nobody's refusal."""
+    match error.status:
+        case 429:
+            return "full"
+        case 413:
+            return "too_long"
+        case 503 if error.code in ("draining", "loading"):
+            return error.code
+        case 400 | 404:  # 404: a model that is not served here
+            return "invalid"
+    return None
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, JSON_TYPE)
+
+
+def add_error_answers(app: FastAPI, metrics: Metrics) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        reason = refusal(error)
+        if reason is not None and request.url.path in GENERATION_PATHS:
+            metrics.refused[reason] += 1
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def routing_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        match error.status_code:
+            case 404:
+                return error_response(not_found(path))
+            case 405:
+                allowed = (error.headers or {}).get("Allow", "").split(", ")
+                return error_response(method_not_allowed(request.method, path, allowed))
+        return error_response(ApiError(error.status_code, str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return error_response(invalid(first["msg"], ".".join(map(str, first["loc"]))))
+
+    @app.exception_handler(EngineDied)
+    async def engine_died(_: Request, error: EngineDied) -> Response:
+        return error_response(unavailable(str(error), "engine_died"))
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_: Request, __: ClientDisconnect) -> Response:
+        metrics.client_disconnects += 1
+        return Response(status_code=400)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, __: Exception) -> Response:
+        return error_response(internal())  # the server logs the exception, which Starlette raises again

@@ -1,0 +1,220 @@
+"""One connection: uvicorn's HTTP protocol, with limits for what clients may send and how long they may take.
+
+`HttpServer.on_tick` looks once a second for connections that are overdue, so that no request pays for a timer.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Literal
+
+from msgspec import Struct
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from api.errors import ApiError, invalid
+from replica.http.errors import error_response
+
+PROBE = "/health"
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    connections: int = 4096
+    spare_connections: int = 64  # beyond those, for probes
+    pipelined: int = 16  # requests that are sent before the first one is answered
+    head_bytes: int = 65536  # request line and headers
+    head_s: float = 10.0  # from the connection, or from the head's first byte
+    body_s: float = 30.0  # without a byte
+    spare_s: float = 1.0  # for all of a probe
+    closing_s: float = 2.0  # for a client to read why it is cut off, while what it still sends is dropped
+
+
+class HttpProtocol(HttpToolsProtocol):
+    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._open: deque[RequestResponseCycle] = deque()  # requests without a complete answer, oldest first
+        self._awaited: Literal["", "head", "body", "end"] = "head"  # what the client has begun, or owes us
+        self._since_s = self.loop.time()
+        self._spare = False
+        self._spoken = False  # whether a byte has ever come
+        self._head_bytes = 0
+        self._undigested_bytes = 0  # what the parser has taken without telling us anything
+        self._refusal: ApiError | None = None
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        beyond = len(self.connections) - self._limits.connections
+        if beyond > self._limits.spare_connections:
+            transport.abort()
+        elif beyond > 0:
+            self._spare = True
+            self.app = _only_probes(self.app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Uvicorn's own tells only the last of pipelined requests, and may leave a timer.
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._open.clear()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # left running where the client reset the connection
+
+    def shutdown(self) -> None:
+        """What is being answered may come to its end; nobody waits for the rest of a request."""
+        for cycle in self._open:
+            cycle.keep_alive = False
+        if not self._open or (self._awaited == "body" and self._has_turn()):
+            self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_cut_off():
+            return
+        self._spoken = True
+        if not self._awaited and not self._open:
+            self._await("head")  # perhaps a stray line end; but it has stopped the timer of idle connections
+        elif self._awaited == "body":
+            self._since_s = self.loop.time()
+        self._undigested_bytes += len(data)
+        super().data_received(data)
+        if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
+            self._refuse(self._too_large())
+
+    # ---- what the parser finds
+
+    def on_message_begin(self) -> None:
+        if len(self._open) >= self._limits.pipelined:
+            # The last one taken says that the connection closes; the client sends the rest again (RFC 9112, 9.3.2).
+            self._open[-1].keep_alive = False
+            self._awaited = "end"
+            raise _Enough
+        self._digested()
+        if self._awaited != "head":
+            self._await("head")
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)  # trailers are counted with the head
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._digested()
+        super().on_headers_complete()
+        self._open.append(self.cycle)
+        self._await("body")
+        if self._spare:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._digested()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._digested()
+        self._awaited = ""
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._open:
+            self._open.popleft()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for whatever the parser cannot take, our own refusals included."""
+        if not self._is_cut_off():
+            self._refuse(self._refusal or invalid(msg))
+
+    def _count_head(self, size: int) -> None:
+        self._digested()
+        self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes:
+            self._refusal = self._too_large()
+            raise _Enough
+
+    def _digested(self) -> None:
+        self._undigested_bytes = 0
+
+    # ---- limits
+
+    def end_if_overdue(self, now_s: float) -> None:
+        if not self._awaited or self.transport.is_closing():
+            return
+        if not self._is_cut_off() and (self.flow.read_paused or not self._has_turn()):
+            self._since_s = now_s  # it is we who keep the client waiting
+            return
+        waited_s = now_s - self._since_s
+        match self._awaited:
+            case "head" if waited_s >= (self._limits.spare_s if self._spare else self._limits.head_s):
+                self._refuse(self._too_slow("the headers were not complete", self._limits.head_s))
+            case "body" if waited_s >= (self._limits.spare_s if self._spare else self._limits.body_s):
+                self._refuse(self._too_slow("no more of the body came", self._limits.body_s))
+            case "end" if waited_s >= self._limits.closing_s and not self._open:
+                self.transport.abort()
+
+    def _await(self, awaited: Literal["head", "body", "end"]) -> None:
+        self._awaited = awaited
+        self._since_s = self.loop.time()
+
+    def _is_cut_off(self) -> bool:
+        return self._awaited == "end"
+
+    def _has_turn(self) -> bool:
+        """Whether all that came before what the client sends now has been answered."""
+        return not self._open or (self._awaited == "body" and self._open[0] is self.cycle)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Says why, where that is not in the middle of an answer, and closes once the client can have read it."""
+        begun = self._open and (not self._has_turn() or self._open[0].response_started)
+        self._await("end")
+        if begun or not self._spoken or self.transport.is_closing():
+            self.transport.close()
+            return
+        self.transport.write(_written(error))
+        for cycle in self._open:
+            cycle.disconnected = True  # nothing more is written
+            cycle.message_event.set()
+        self._open.clear()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _too_large(self) -> ApiError:
+        message = f"the headers have more than {self._limits.head_bytes} bytes; send less"
+        return ApiError(431, message, code="headers_too_large")
+
+    def _too_slow(self, what: str, limit_s: float) -> ApiError:
+        message = f"{what} within {limit_s:g} s; send the request again, at once"
+        return ApiError(408, message, code="request_timeout")
+
+
+class _Enough(Exception):
+    """Makes the parser stop."""
+
+
+def _written(error: ApiError) -> bytes:
+    body = error.body()
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINE[error.status] + head + body
+
+
+def _only_probes(app: Any) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == PROBE:
+            await app(scope, receive, send)
+        else:
+            message = "too many connections are open; try again, or close some"
+            error = ApiError(
+                503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"}
+            )
+            await error_response(error)(scope, receive, send)
+
+    return answer

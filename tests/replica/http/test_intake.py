@@ -1,0 +1,165 @@
+"""Long requests wait for their turn; those whose clients leave never get one."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from api.errors import ApiError
+from api.native import REQUEST_TYPE, Native, pack_ids, wrap
+from api.prompts import Prompts
+from api.requests import ChatRequest, CompletionRequest
+from api.tokenizer import ByteTokenizer
+from replica.http.intake import INLINE_BYTES, THREADS, WAITING_BODIES, Reader
+
+LONG = INLINE_BYTES + 1
+LIMIT_S = 10.0
+
+
+class Client:
+    """What the server sees of one: a body, and whether it has left."""
+
+    def __init__(self, body: bytes = b"", content_type: str = "application/json") -> None:
+        self.left = asyncio.Event()
+        self._messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        scope = {"type": "http", "headers": [(b"content-type", content_type.encode())]}
+        self.request = Request(scope, self._receive)
+
+    async def _receive(self) -> Message:
+        if self._messages:
+            return self._messages.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def client_that_waits() -> Client:
+    client = Client()
+    await client.request.body()
+    return client
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[Reader]:
+    made = Reader(Prompts(ByteTokenizer()), "demo", max_body_bytes=3 * LONG)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    made = threading.Event()
+    yield made
+    made.set()  # no thread outlives its test
+
+
+async def busy(reader: Reader, gate: threading.Event) -> list[asyncio.Task[bool]]:
+    """Every thread works until the gate is opened."""
+    begun = threading.Semaphore(0)
+
+    def work() -> bool:
+        begun.release()
+        return gate.wait(LIMIT_S)
+
+    client = await client_that_waits()
+    tasks = [asyncio.create_task(reader.aside(client.request, LONG, work)) for _ in range(THREADS)]
+    for _ in tasks:
+        assert await asyncio.to_thread(begun.acquire, timeout=LIMIT_S)
+    return tasks
+
+
+async def turns() -> None:
+    """Lets every task run until it waits for something."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_work_whose_client_leaves_in_the_queue_is_not_done(reader: Reader, gate: threading.Event) -> None:
+    tasks = await busy(reader, gate)
+    done: list[str] = []
+    gone, patient = await client_that_waits(), await client_that_waits()
+    dropped = asyncio.create_task(reader.aside(gone.request, LONG, lambda: done.append("gone")))
+    kept = asyncio.create_task(reader.aside(patient.request, LONG, lambda: done.append("patient")))
+    await turns()
+    gone.left.set()
+    gate.set()
+    with pytest.raises(ClientDisconnect):
+        await dropped
+    await asyncio.gather(kept, *tasks)
+    assert done == ["patient"]
+
+
+async def test_only_so_many_bytes_may_wait(reader: Reader, gate: threading.Event) -> None:
+    tasks = await busy(reader, gate)
+    client = await client_that_waits()
+    waiting = [
+        asyncio.create_task(reader.aside(client.request, reader.max_body_bytes, lambda: None))
+        for _ in range(WAITING_BODIES)
+    ]
+    await turns()
+    with pytest.raises(ApiError) as caught:
+        await reader.aside(client.request, LONG, lambda: None)
+    assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
+    assert await reader.aside(client.request, INLINE_BYTES, lambda: "short") == "short", "it needs no thread"
+    gate.set()
+    await asyncio.gather(*tasks, *waiting)
+    assert await reader.aside(client.request, LONG, lambda: "again") == "again"
+
+
+async def test_what_waits_when_the_reader_closes_is_told_so(reader: Reader, gate: threading.Event) -> None:
+    tasks = await busy(reader, gate)
+    client = await client_that_waits()
+    waiting = asyncio.create_task(reader.aside(client.request, LONG, lambda: None))
+    await turns()
+    reader.close()
+    gate.set()
+    with pytest.raises(ApiError) as caught:
+        await waiting
+    assert (caught.value.status, caught.value.code) == (503, "draining")
+    await asyncio.gather(*tasks)
+
+
+async def test_a_failure_frees_its_thread(reader: Reader) -> None:
+    client = await client_that_waits()
+
+    def fail() -> None:
+        raise ApiError(400, "no")
+
+    for _ in range(2 * THREADS):
+        with pytest.raises(ApiError, match="no"):
+            await reader.aside(client.request, LONG, fail)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 100, [1] * 100])
+async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) -> None:
+    client = Client(json.dumps({"model": "demo", "prompt": prompt}).encode())
+    with pytest.raises(ApiError) as caught:
+        await reader.generation(client.request, CompletionRequest, 100)
+    assert (caught.value.status, caught.value.code) == (413, "context_length_exceeded")
+
+
+async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> None:
+    body = wrap(Native(prompts=[pack_ids([1] * 100)]), b'{"model": "demo", "prompt": "x"}')
+    with pytest.raises(ApiError) as caught:
+        await reader.generation(Client(body, REQUEST_TYPE).request, CompletionRequest, 100)
+    assert (caught.value.status, caught.value.param) == (413, "prompt")
+
+
+async def test_the_log_says_once_that_calls_of_tools_are_not_read(
+    reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with caplog.at_level(logging.WARNING):
+        await reader.generation(Client(json.dumps(asked).encode()).request, ChatRequest, 1000)
+        assert not caplog.records
+        for _ in range(2):
+            body = json.dumps(asked | {"tools": tools, "tool_choice": "auto"}).encode()
+            await reader.generation(Client(body).request, ChatRequest, 1000)
+    [record] = caplog.records
+    assert "tool_calls" in record.getMessage()

@@ -1,0 +1,68 @@
+"""What the engine is asked for, measured against the model."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from api.errors import ApiError
+from api.native import Native
+from api.requests import CompletionRequest, read
+from api.tokenizer import ByteTokenizer
+from replica.http.forms import form_of
+from replica.http.generation import Delta
+from replica.http.intake import Intake
+from replica.http.work import Served, Work, plan, size_of_plan
+
+SERVED = Served(max_model_len=100, tokenizer=ByteTokenizer())
+
+
+def asked(**fields: Any) -> CompletionRequest:
+    return read(json.dumps({"model": "demo", "prompt": "x"} | fields).encode(), CompletionRequest)
+
+
+def planned(request: CompletionRequest, native: Native | None = None) -> Work:
+    prompts = [[1]] * len(request.prompts)
+    return plan(request, native or Native(), prompts, SERVED, itertools.count(1).__next__)
+
+
+def seeds(work: Work) -> list[int]:
+    return [part.submit.sampling.seed for part in work.parts if part.submit is not None]
+
+
+def test_choice_i_of_a_prompt_samples_with_the_clients_seed_plus_i() -> None:
+    assert seeds(planned(asked(prompt=["a", "a"], n=3, seed=5))) == [5, 6, 7, 5, 6, 7]
+    assert seeds(planned(asked(n=2, seed=2**63 - 1))) == [2**63 - 1, 0]
+
+
+def test_without_a_clients_seed_every_choice_has_its_own() -> None:
+    assert seeds(planned(asked(prompt=["a", "a"], n=2), Native(seed=5))) == [5, 6, 7, 8]
+    assert len(set(seeds(planned(asked(prompt=["a", "a"], n=2))))) == 4
+
+
+@pytest.mark.parametrize(("fields", "most"), [({"max_tokens": 3}, 3), ({"max_tokens": None}, 16)])
+def test_more_tokens_than_could_have_been_generated_are_refused(fields: dict[str, Any], most: int) -> None:
+    planned(asked(n=2, resume_token_ids=[[1], [1] * most], **fields))
+    with pytest.raises(ApiError) as caught:
+        planned(asked(n=2, resume_token_ids=[[1], [1] * (most + 1)], **fields))
+    assert (caught.value.status, caught.value.param) == (400, "resume_token_ids[1]")
+    assert f"{most + 1} tokens" in caught.value.message and caught.value.message.endswith(f" {most}")
+
+
+def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:
+    few, many = (Intake(asked(resume_token_ids=[[1] * count]), Native(), []) for count in (10, 10_000))
+    assert size_of_plan(few) < 1000
+    assert size_of_plan(many) > 100_000
+
+
+def test_usage_is_kept_and_not_counted_anew() -> None:
+    work = planned(asked(prompt=["a", "b"], n=2, max_tokens=9, stream=True, resume_token_ids=[[1], [], [], []]))
+    form = form_of(work, "demo", SERVED.tokenizer)
+    for part in work.parts:
+        form.begin(part.choice, 16 if part.choice.index < 2 else 32)
+        form.add(part.choice, Delta("ab", [97, 98], [0, 1]))
+    work.parts.clear()
+    work.prompts = []
+    usage = form.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (2, 9, 48)
