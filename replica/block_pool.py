@@ -211,6 +211,8 @@ class BlockPool:
 
     def _link(self, before: int, slots: Slots, after: int) -> None:
         """Put slots between two neighbours of the free queue."""
+        if not len(slots):
+            return
         ring = np.concatenate(([before], slots, [after]))
         self._many_next[ring[:-1]] = ring[1:]
         self._many_previous[ring[1:]] = ring[:-1]
@@ -233,12 +235,10 @@ class BlockPool:
     def _name_all(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> bool:
         """As `_name_each` does, at once; False, and nothing done, unless each of them is a first copy."""
         keys = np.frombuffer(chain.keys, np.uint64, stop - start, start * chain.keys.itemsize)
-        ordered = np.sort(keys)
-        if (ordered[1:] == ordered[:-1]).any() or (self._names.find_many(keys) != NOBODY).any():
+        slots = np.array(blocks[start:stop], np.intp)
+        if not self._names.add_many(keys, slots):
             return False
         assert chain.identity is not None
-        slots = np.array(blocks[start:stop], np.intp)
-        self._names.add_many(keys, slots)
         identities = np.arange(self._last_identity + 1, self._last_identity + 1 + stop - start)
         self._many_identities[slots] = identities
         self._many_parents[slots] = identities - 1

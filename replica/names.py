@@ -77,15 +77,24 @@ class Names:
             pending = pending[(after != NOBODY) & (self._many_keys[after] != keys[pending])]
         return slots
 
-    def add_many(self, keys: Keys, slots: Slots) -> None:
-        """None of the keys may be there yet, or twice among these."""
+    def add_many(self, keys: Keys, slots: Slots) -> bool:
+        """False, and nothing done, if a key is there already, or twice among these."""
         buckets = self._buckets(keys)
+        heads = self._many_heads[buckets]
+        shared = np.flatnonzero(heads != NOBODY)
+        if shared.size and (self.find_many(keys[shared]) != NOBODY).any():
+            return False
         self._many_keys[slots] = keys
-        self._many_after[slots] = self._many_heads[buckets]
+        self._many_after[slots] = heads
         self._many_heads[buckets] = slots
         # Of several in one bucket only the last has become its head; the others go before it one by one.
         for index in np.flatnonzero(self._many_heads[buckets] != slots).tolist():
-            self.add(int(keys[index]), int(slots[index]))
+            key = int(keys[index])
+            if self.find(key) != NOBODY:
+                self._many_heads[buckets] = heads
+                return False
+            self.add(key, int(slots[index]))
+        return True
 
     def remove_many(self, slots: Slots) -> None:
         """Every slot must be there."""
