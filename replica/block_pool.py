@@ -27,6 +27,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from events.blocks import TOKEN_BYTES
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
 from replica.chain import Chain
 from replica.messages import PoolSnapshot
@@ -98,7 +99,7 @@ class BlockPool:
         self._parent = array("q", [NOT_NAMED]) * num_blocks  # the identity before it
         self._many_identities = np.frombuffer(self._identity, np.int64)
         self._many_parents = np.frombuffer(self._parent, np.int64)
-        self._tokens = np.zeros((num_blocks, block_size), np.uint32)
+        self._tokens = np.zeros(num_blocks, np.dtype((np.void, TOKEN_BYTES * block_size)))
         self._exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
         self._last_identity = 0
         self._events: list[KnownEvent] = []
@@ -120,12 +121,12 @@ class BlockPool:
     def _same_content(self, chain: Chain, slots: Slots) -> int:
         """How many of these slots, from the first, hold what the chain says."""
         count = len(slots)
-        tokens = np.frombuffer(chain.tokens, np.uint32, count * self.block_size).reshape(count, self.block_size)
-        stored = self._tokens[slots]
+        tokens = np.frombuffer(chain.tokens, self._tokens.dtype, count)
+        stored = self._tokens.take(slots)
         parents, before = self._many_parents[slots], np.zeros(count, np.int64)
         before[1:] = self._many_identities[slots[:-1]]
-        if not (np.array_equal(parents, before) and np.array_equal(stored, tokens)):
-            count = int(np.argmin((parents == before) & (stored == tokens).all(axis=1)))
+        if parents.tobytes() != before.tobytes() or stored.tobytes() != tokens.tobytes():
+            count = int(np.argmin((parents == before) & (stored == tokens)))
         if self._exact or chain.exact:
             for index, slot in enumerate(slots[:count].tolist()):
                 if self._exact.get(slot) != chain.exact.get(index):
@@ -284,9 +285,8 @@ class BlockPool:
 
     def _keep_content(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
         """Remember what hits on the slots of these blocks will be verified by."""
-        size = self.block_size
-        tokens = np.frombuffer(chain.tokens, np.uint32, (stop - start) * size, start * size * 4)
-        self._tokens[slots] = tokens.reshape(-1, size)
+        first_byte = start * self._tokens.itemsize
+        self._tokens[slots] = np.frombuffer(chain.tokens, self._tokens.dtype, stop - start, first_byte)
         for index, exact in chain.exact.items():
             if start <= index < stop:
                 slot = slots if isinstance(slots, int) else int(slots[index - start])
@@ -416,5 +416,5 @@ class BlockPool:
             assert self._names.keys[copy] == self._names.keys[first], f"blocks {copy} and {first} differ in their key"
             assert self._identity[copy] == self._identity[first], f"blocks {copy} and {first} differ in identity"
             assert self._parent[copy] == self._parent[first], f"blocks {copy} and {first} differ in their parent"
-            assert (self._tokens[copy] == self._tokens[first]).all(), f"blocks {copy} and {first} differ in tokens"
+            assert self._tokens[copy] == self._tokens[first], f"blocks {copy} and {first} differ in tokens"
             assert self._exact.get(copy) == self._exact.get(first), f"blocks {copy} and {first} differ in extra keys"

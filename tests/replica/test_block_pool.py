@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
@@ -684,7 +685,7 @@ def test_naming_one_by_one_and_all_at_once_end_in_the_same_state(texts: list[lis
         lambda pool: pool._names.remove(0),
         lambda pool: pool._copies.__setitem__(pool._names.keys[0], []),
         lambda pool: pool._exact.__setitem__(5, b""),
-        lambda pool: pool._tokens.__setitem__(2, 0),
+        lambda pool: pool._tokens.__setitem__(2, np.void(bytes(pool._tokens.itemsize))),
     ],
 )
 def test_check_notices_a_broken_invariant(harm: Callable[[BlockPool], object]) -> None:
