@@ -309,7 +309,7 @@ def _vocabulary(tokenizer_path: str | None) -> dict[str, tuple[int, ...]]:
     """The ids that end an output, and which the simulated engine draws from (never one that ends)."""
     try:
         tokenizer = load_tokenizer(tokenizer_path)
-    except Exception as error:  # `tokenizers` raises nothing more precise
+    except (OSError, ValueError) as error:
         raise Unusable(f"--tokenizer {tokenizer_path}: {error}") from error
     ids = {"eos_token_ids": tuple(tokenizer.eos_token_ids)}
     return ids if tokenizer_path is None else ids | {"vocabulary": (0, tokenizer.vocab_size)}

@@ -4,6 +4,7 @@ A form is told what each choice adds. A streamed one returns the events at once;
 returns it at the end.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -34,7 +35,7 @@ from replica.http.generation import Choice, Delta
 from replica.http.work import Work
 
 
-class Form:
+class Form(ABC):
     """What the four forms have in common."""
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
@@ -58,11 +59,11 @@ class Form:
         self._completion_tokens += len(delta.token_ids)
         return self.show(choice, delta)
 
-    def show(self, choice: Choice, delta: Delta) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def show(self, choice: Choice, delta: Delta) -> bytes: ...
 
-    def end(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self) -> bytes: ...
 
     def cached_tokens_of_first(self) -> int:
         """Of the first choice that has begun; the choices of one prompt begin together."""
@@ -131,8 +132,8 @@ class StreamedForm(Form):
     def end(self) -> bytes:
         return (event(self.usage_event()) if self.request.include_usage else b"") + DONE
 
-    def usage_event(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def usage_event(self) -> bytes: ...
 
 
 class StreamedCompletion(StreamedForm):
