@@ -7,6 +7,8 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 
 # Newer releases of a package may have left the oldest Python behind, so the versions are chosen there.
 OLDEST_PYTHON ?= python3.11
+# Named exactly: where an index has builds for several accelerators, an open range may take one of gigabytes.
+TORCH ?= $(shell grep '^torch==' constraints.txt)
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -19,7 +21,7 @@ HARDWARE := bench or gpu
 help:  ## show these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-up: $(INSTALLED)  ## start two simulated replicas and a front that speaks the OpenAI API; make up ARGS="--replicas 4"
+up: $(INSTALLED)  ## start two replicas of the demo model and a front that speaks the OpenAI API; make up ARGS="--replicas 4"
 	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests, with coverage
@@ -46,11 +48,12 @@ types: $(INSTALLED)  ## check types
 bench: $(INSTALLED)  ## measure, and print a table
 	$(BIN)/python -m tests.bench
 
-lock:  ## write constraints.txt anew: the newest versions that fit together on the oldest Python
+lock:  ## write constraints.txt anew: the newest versions that fit with its torch, on the oldest Python
 	rm -rf build/lock
 	$(OLDEST_PYTHON) -m venv build/lock
-	build/lock/bin/pip install -q '.[dev,replica]'
-	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --exclude warmroute; } > build/constraints.txt
+	build/lock/bin/pip install -q '$(TORCH)' '.[dev,replica]'
+	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --all --exclude pip --exclude warmroute | sed 's/+cpu$$//'; } \
+		> build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/lock
 

@@ -32,7 +32,8 @@ def _turn(role: str, text: str) -> tuple[Segment, ...]:
 
 def _text(message: dict[str, Any]) -> str:
     calls = [_json(call) for call in message.get("tool_calls") or ()]
-    return "\n".join([message["content"], *calls]) if calls else message["content"]
+    content = message.get("content", "")
+    return "\n".join([content, *calls]) if calls else content
 
 
 def _json(value: Any) -> str:

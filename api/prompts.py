@@ -175,7 +175,10 @@ def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Co
 def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     """A message as templates know it: text joined, arguments of calls parsed, and what was not given left out."""
     seen: dict[str, Any] = msgspec.to_builtins(message)
-    seen["content"] = message.text
+    if message.content is not None:
+        seen["content"] = message.text
+    if message.reasoning_content is not None:
+        seen["thinking"] = message.reasoning_content  # its other name in templates
     if message.role == "developer" and not developer:
         seen["role"] = "system"  # its name of old, which most templates know alone
     for j, call in enumerate(seen.get("tool_calls") or ()):

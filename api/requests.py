@@ -66,6 +66,7 @@ class Sampled(Unsupported, kw_only=True):
     stream: Nullable[bool] = False
     stream_options: StreamOptions | None = None
     return_token_ids: Nullable[bool] = False
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives beside each prompt token's own
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     prompt_cache_key: Identifier | None = None  # a hint that keeps a router's choice stable; the cache does not see it
     user: Identifier | None = None
@@ -83,6 +84,11 @@ class Sampled(Unsupported, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise invalid(
                 "stream_options is set and stream is not; set stream or leave stream_options out", "stream_options"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid(
+                f"prompt_logprobs is {self.prompt_logprobs} and stream is set; a stream has none: unset one of them",
+                "prompt_logprobs",
             )
         limit = self.output_limit or self.usual_output
         if limit is not None and self.min_tokens > limit:

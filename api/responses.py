@@ -1,5 +1,6 @@
 """What is answered, in OpenAI's shapes with vLLM's additions. An UNSET field is left out; None is sent as null."""
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
@@ -33,6 +34,16 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
     return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
 
 
+class PromptLogprob(Struct, gc=False):  # there are many, and none holds another
+    logprob: float
+    rank: int  # 1 for the most likely
+    decoded_token: str
+
+
+# By token id: the token itself, and the alternatives. Null stands for the first token, which nothing comes before.
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+
+
 # ---- completions: the same object whole and streamed
 
 
@@ -51,6 +62,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -106,6 +118,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Delta(Struct, kw_only=True):
@@ -207,6 +220,24 @@ def completion_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice], tex
         logprobs.top_logprobs.append(alternatives | {text: _finite(logprob)})
         text_offset += len(text)
     return logprobs
+
+
+def prompt_logprob(
+    tokenizer: Tokenizer, token_id: int, logprob: float, rank: int, top: Sequence[tuple[int, float]]
+) -> dict[str, PromptLogprob]:
+    """One token of a prompt; equally likely tokens have the same rank."""
+    shown = {str(token_id): PromptLogprob(_finite(logprob), rank, _text(tokenizer, token_id))}
+    of_alternative, before = 0, math.inf
+    for place, (other, of_other) in enumerate(top, start=1):
+        if of_other != before:
+            of_alternative, before = place, of_other
+        if other != token_id:
+            shown[str(other)] = PromptLogprob(_finite(of_other), of_alternative, _text(tokenizer, other))
+    return shown
+
+
+def _text(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 def _legacy_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -70,7 +70,7 @@ def _tighten_sampled(schema: dict[str, Any]) -> None:
     [bias, _] = properties["logit_bias"]["anyOf"]
     # Keys are strings in JSON: a pattern limits their digits, `read` their value.
     bias["propertyNames"] = {"pattern": "^(-?0|[1-9][0-9]{0,9})$"}
-    schema["allOf"] = [_when(("stream_options", "object"), stream=True)]
+    schema["allOf"] = [_when(("stream_options", "object"), stream=True), _NO_STREAM_OF_PROMPTS]
 
 
 def _has(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +100,12 @@ _PROMPT = {
         _array(_TOKEN_ID),
         _array(_array(_TOKEN_ID), maxItems=MAX_PROMPTS),
     ]
+}
+_NO_STREAM_OF_PROMPTS = {
+    "not": {
+        "properties": {"prompt_logprobs": {"type": "integer"}, "stream": {"const": True}},
+        "required": ["prompt_logprobs", "stream"],
+    }
 }
 # A conversation cannot both go on with its last message and begin a new one.
 _ONE_ENDING = {

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from api.errors import invalid
 
-# Stands where the text of a continued message ends. Whether a template has trimmed the message shows at the space that
-# ends this; a message that contains it harms only its own request.
-_END_OF_MESSAGE = "\x02end of the message\x03 "
+# Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
+# trimmed the message shows at the space that ends this; a message that contains it harms only its own request.
+_END_OF_MESSAGE = "END_OF_THE_CONTINUED_MESSAGE "
 
 
 class Conversation(Struct, kw_only=True):
@@ -58,31 +58,38 @@ class ChatTemplate:
             return self._render(conversation, conversation.messages)
         *earlier, last = conversation.messages
         text = self._render(conversation, [*earlier, last | {"content": last["content"] + _END_OF_MESSAGE}])
-        return _cut(text)
+        return _cut(text, last["content"])
 
     def _reserved(self) -> set[str]:
         return {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens}
 
     def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         try:
-            return self._template.render(
-                **self._special_tokens,
-                **conversation.kwargs,
-                messages=messages,
-                tools=conversation.tools or None,
-                documents=None,
-                add_generation_prompt=conversation.add_generation_prompt,
-            )
+            return self._rendered(conversation, messages)
         except Exception as error:
             # A template is a program that runs on the client's data: it may fail in any way.
             raise invalid(f"the chat template refuses the messages: {error}", "messages") from error
 
+    def _rendered(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+        fields: dict[str, Any] = {
+            **self._special_tokens,
+            **conversation.kwargs,
+            "tools": conversation.tools or None,
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+        try:
+            return self._template.render(fields, messages=messages)
+        except jinja2.UndefinedError:
+            # A message of calls alone has no content. Templates that cannot do without get an empty one.
+            return self._template.render(fields, messages=[{"content": ""} | message for message in messages])
 
-def _cut(text: str) -> str:
+
+def _cut(text: str, message: str) -> str:
     end = text.rfind(_END_OF_MESSAGE.rstrip())
-    if end < 0:
-        message = "the chat template does not show the last message, so it cannot be continued"
-        raise invalid(f"continue_final_message is set; {message}", "continue_final_message")
+    if end < 0 or message.strip() not in text:  # the template may have left out a part, such as the thoughts
+        reason = "the chat template does not show the last message as it is, so it cannot be continued"
+        raise invalid(f"continue_final_message is set; {reason}", "continue_final_message")
     kept_spaces = text.startswith(_END_OF_MESSAGE, end)
     return text[:end] if kept_spaces else text[:end].rstrip()
 

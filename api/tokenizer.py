@@ -83,14 +83,17 @@ class HfTokenizer:
     def __init__(self, path: str | Path) -> None:
         file = _tokenizer_file(Path(path))
         self.name = str(path)
+        config = _config(file.parent)
+        self.special_tokens: Mapping[str, str] = _special_tokens(config)
+        # Set once: changing it while another thread encodes is an error in `tokenizers`.
         self._tokenizer = _loaded(file)
-        # Set once: changing them while another thread encodes is an error in `tokenizers`.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        _add_tokens(self._tokenizer, config, self.special_tokens)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        self._read_folder(file.parent)
+        self._read_folder(file.parent, config.get("chat_template"))
         self._rule = piece_rule(_decoder(self._tokenizer))
         self.joins_bytes = self._rule is not None
         self.max_bytes_per_token = max_bytes_per_token(self._tokenizer)
@@ -101,20 +104,11 @@ class HfTokenizer:
         }
         self._pieces: dict[int, bytes] = {}  # filled as tokens are met
 
-    def _read_folder(self, folder: Path) -> None:
-        config = _read_json(folder / "tokenizer_config.json")
-        self.special_tokens: Mapping[str, str] = _special_tokens(
-            _read_json(folder / "special_tokens_map.json") | config
-        )
-        generation = _read_json(folder / "generation_config.json")
-        model = _read_json(folder / "config.json")
-        self.eos_token_ids = self._eos(generation.get("eos_token_id", model.get("eos_token_id")))
-        self.chat_template, self.tool_chat_template = _chat_templates(folder, config.get("chat_template"))
-
-    def _eos(self, also: Any) -> tuple[int, ...]:
+    def _read_folder(self, folder: Path, template: Any) -> None:
         named = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
-        others = also if isinstance(also, list) else [also]
-        return tuple(dict.fromkeys(i for i in (named, *others) if isinstance(i, int)))
+        also = eos_token_ids(folder)
+        self.eos_token_ids = tuple(dict.fromkeys(also if named is None else (named, *also)))
+        self.chat_template, self.tool_chat_template = _chat_templates(folder, template)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -150,6 +144,13 @@ def load_tokenizer(path: str | Path | None) -> Tokenizer:
     return ByteTokenizer() if path is None else HfTokenizer(path)
 
 
+def eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """The ids that end an output, as the files of a model say."""
+    generation, model = (_read_json(folder / name) for name in ("generation_config.json", "config.json"))
+    named = generation.get("eos_token_id", model.get("eos_token_id"))
+    return tuple(i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
+
+
 def _tokenizer_file(path: Path) -> Path:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -176,11 +177,35 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """Of two files that may name special tokens the old one has the last word, unless the new one lists all tokens."""
+    config = _read_json(folder / "tokenizer_config.json")
+    older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
+    return config | older
+
+
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """By name: the usual ones, then those of this model alone (`image_token`)."""
+    extra = config.get("extra_special_tokens")
+    own = {name: token for name, token in config.items() if name.endswith("_token") and name not in SPECIAL_TOKENS}
+    named = {name: config.get(name) for name in SPECIAL_TOKENS} | own | (extra if isinstance(extra, dict) else {})
+    texts = {name: _content(token) for name, token in named.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _content(token: Any) -> str | None:
     """Each token stands there as a string or as an object with its content."""
-    found = {name: config.get(name) for name in SPECIAL_TOKENS}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _add_tokens(tokenizer: Tokenizers, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """What the files beside `tokenizer.json` name, and it does not have: its next ids, as in transformers."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    others = map(_content, extra if isinstance(extra, list) else ())
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    new = [token for token in (*named.values(), *others) if token is not None and token not in known]
+    tokenizer.add_special_tokens(list(dict.fromkeys(new)))
 
 
 def read_template(file: Path) -> str:
@@ -193,7 +218,8 @@ def read_template(file: Path) -> str:
 def _chat_templates(folder: Path, configured: Any) -> tuple[str | None, str | None]:
     """The template, and the one to use with tools. A file of its own wins over the configuration."""
     if (file := folder / "chat_template.jinja").is_file():
-        return read_template(file), None
+        with_tools = folder / "additional_chat_templates" / "tool_use.jinja"
+        return read_template(file), read_template(with_tools) if with_tools.is_file() else None
     configured = _read_json(folder / "chat_template.json").get("chat_template", configured)
     if isinstance(configured, str):
         return configured, None

@@ -29,7 +29,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "priority": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
@@ -61,7 +60,6 @@ class Unsupported(Struct, kw_only=True):
     modalities: Any = None
     priority: Any = None
     prompt_embeds: Any = None
-    prompt_logprobs: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     suffix: Any = None

@@ -2,25 +2,37 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fleet.child import Ready
+from replica.config import EngineConfig
 
 QUESTION = "Why does a warm cache answer sooner than a cold one?"
 SIMULATED = (
     "The engine is simulated: its text is made up and its time is a clock's,",
     "but batching, caching and the events about it are real.",
 )
+DEMO = (
+    "The demo model is small and was never trained, so it babbles; what computes,",
+    "caches and serves it is what serves every model.",
+)
 
 
-def announcement(url: str, ready: Mapping[str, Ready], *, simulated: bool, guarded: bool) -> str:
+def remark_on(engine: EngineConfig) -> Sequence[str]:
+    """What not to expect of it."""
+    if engine.engine == "simulated":
+        return SIMULATED
+    return DEMO if engine.model == "demo" else ()
+
+
+def announcement(url: str, ready: Mapping[str, Ready], *, remark: Sequence[str] = (), guarded: bool) -> str:
     """Lines that fit into 80 columns where host and model are short."""
     count, model = len(ready), next(iter(ready.values())).model
     who = f"{count} replicas of {model} answer in turn" if count > 1 else f"A replica of {model} answers"
     lines = ["", f"{who} at {url}", ""]
     for name, at in sorted(ready.items(), key=lambda item: (len(item[0]), item)):
         lines.append(f"  {name}  http://{authority(at.host, at.port)}  events {at.events or 'off'}")
-    lines += ["", *SIMULATED] if simulated else []
+    lines += ["", *remark] if remark else []
     lines += ["", f"Ask {count + 1} times: the last answer comes from a warm cache (cached_tokens).", ""]
     lines += [f"  {line}" for line in curl(model, url, guarded)]
     lines += ["", "Or from Python, after `pip install openai`:", ""]

@@ -129,7 +129,9 @@ class Child:
             self._process.send_signal(number)
 
 
-READY_LINE = re.compile(r"^ready on http://(\S+):(\d+), model (.*), \d+ blocks of \d+, events (\S+)$", re.MULTILINE)
+READY_LINE = re.compile(
+    r"^ready on http://(\S+):(\d+), model (.*), \d+ blocks of \d+,(?: attention \S+,)? events (\S+)$", re.MULTILINE
+)
 
 
 def read_ready_line(output: str) -> Ready | None:

@@ -29,10 +29,11 @@ except ImportError:
 COMMANDS = {
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
+    "size": ("lab.cli:size", "How much KV cache a model leaves room for on a device."),
     "up": ("fleet.up:up", "Start several replicas here, and a front that speaks the OpenAI API."),
 }
 
-EXTRAS = {"numpy": "replica"}
+EXTRAS = {"huggingface_hub": "replica", "numpy": "replica", "safetensors": "replica", "torch": "replica"}
 BASE_MODULES = frozenset(
     {
         "fastapi",

@@ -14,15 +14,16 @@ import click
 import uvloop
 from click.core import ParameterSource
 
-from fleet.announcement import announcement, authority
+from fleet.announcement import announcement, authority, remark_on
 from fleet.child import Log, Ready
 from fleet.local import CannotStart, LocalFleet, Plan
 from fleet.ports import EventPorts
 from fleet.voice import say
 from replica.cli import replica
-from replica.config import ReplicaConfig
+from replica.config import EngineConfig, ReplicaConfig
+from replica.configure import config_from
 from replica.options import SettingOption
-from replica.settings import MODEL, TEXT, Unusable, config_from
+from replica.settings import MODEL, TEXT, Unusable
 
 OWN_OF_EACH = ("port", "events_port", "replica_name")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,8 +63,8 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     "engine",
     "native|simulated",
     type=click.Choice(["native", "simulated"]),
-    default="simulated",
-    help="The replicas' engine.",
+    default="native",
+    help="The replicas' engine: compute, or pretend to.",
 )
 @option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model.")
 @option(
@@ -90,7 +91,8 @@ def up(api_key: str | None, replica_options: tuple[str, ...], **options: object)
     Examples:
       warmroute up
       warmroute up --replicas 4 --port 9000
-      warmroute up -- --num-blocks 512 --simulated-prefill-tokens-per-s 20000
+      warmroute up --model path/to/model -- --dtype bfloat16 --kv-cache-gb 8
+      warmroute up --engine simulated -- --num-blocks 512 --simulated-prefill-tokens-per-s 20000
 
     Ctrl-C and SIGTERM let running requests finish, for as long as the replicas' --drain-timeout says (60 seconds if
     it is not given), and end everything; a second one does not wait. Exit status: 0 ended as asked, 1 could not start,
@@ -122,14 +124,15 @@ async def serve(wishes: Wishes, config: ReplicaConfig, listener: socket.socket, 
     say(f"Starting {wishes.replicas} replicas of {config.engine.model}")
 
     def announce(ready: Mapping[str, Ready]) -> None:
-        simulated = config.engine.engine == "simulated"
-        say(announcement(url, ready, simulated=simulated, guarded=config.api_key is not None))
+        say(announcement(url, ready, remark=remark_on(config.engine), guarded=config.api_key is not None))
         kept = "" if wishes.log_dir else ",\nkept only if something fails"
         say(f"Logs: {logs}{kept}. Ctrl-C ends everything.")
 
     ports = EventPorts(wishes.events_port)
     with ExitStack() as open_logs:
-        fleet = LocalFleet(plans(wishes, logs, open_logs), ports.take, listener, say, config.drain_timeout_s)
+        fleet = LocalFleet(
+            plans(wishes, config.engine, logs, open_logs), ports.take, listener, say, config.drain_timeout_s
+        )
         await fleet.run(announce)
     return fleet.failed
 
@@ -169,7 +172,7 @@ def log_folder(wanted: str | None) -> Path:
     return Path(wanted)
 
 
-def plans(wishes: Wishes, logs: Path, open_logs: ExitStack) -> list[Plan]:
+def plans(wishes: Wishes, engine: EngineConfig, logs: Path, open_logs: ExitStack) -> list[Plan]:
     made = []
     for number in range(wishes.replicas):
         name = f"replica-{number}"
@@ -178,15 +181,20 @@ def plans(wishes: Wishes, logs: Path, open_logs: ExitStack) -> list[Plan]:
         except OSError as error:
             raise click.ClickException(f"cannot write {error.filename}: {error.strerror}; see --log-dir") from error
         open_logs.callback(log.close)
-        made.append(Plan(name, command_of(wishes, name), log))
+        made.append(Plan(name, command_of(wishes, engine, name), log))
     return made
 
 
-def command_of(wishes: Wishes, name: str) -> Callable[[int], list[str]]:
-    """How the replica's command is made when the ports of its events are known."""
+def command_of(wishes: Wishes, engine: EngineConfig, name: str) -> Callable[[int], list[str]]:
+    """How the replica's command is made when the ports of its events are known.
+
+    Where the model lies is found out once, before: no replica needs the network for it, neither now nor when it is
+    started again.
+    """
     shared = ["--die-with-parent", "--model", wishes.model, "--engine", wishes.engine]
     own = ["--host", "127.0.0.1", "--port", "0", "--replica-name", name]
-    return lambda events_port: replica_command([*shared, *own, "--events-port", str(events_port), *wishes.more])
+    found = ["--model", engine.model_path, "--served-model-name", engine.model] if engine.model_path else []
+    return lambda port: replica_command([*shared, *own, "--events-port", str(port), *wishes.more, *found])
 
 
 def replica_command(options: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Attention and KV-write kernels for CPU and GPU, one reference each (planned)."""
+"""Attention and KV-write kernels for CPU and GPU, one reference each."""

@@ -1,1 +1,1 @@
-"""Tools that measure and advise: simulate, bench, analyze, doctor, size (planned)."""
+"""Tools that measure and advise: size; simulate, bench, analyze and doctor are planned."""

@@ -16,6 +16,11 @@ A name is the block's key (`events.blocks`), and it never decides alone. A named
 to its content (tokens and extra keys from the start of the chain) and to no other content ever; a hit must have the
 prompt's own tokens and extra keys, and a parent with the identity of the block before it. All copies of one content
 share the identity, so a copy may be evicted or recycled without making the others' children unfindable.
+
+With `partial`, the beginning of a block is worth something too. `part` finds what follows the hits in the chain's next
+block: the longest run of tokens that any block with the same parent begins with. For its sake the last block of a
+request, which is not full, is kept as a *tail*: it has a parent and tokens like a named block, but no name, so only
+`part` can find it. It queues like a cached block, and ends when its slot is handed out or when it is full and named.
 """
 
 from array import array
@@ -26,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
+from numpy.typing import NDArray
 
 from events.blocks import TOKEN_BYTES
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hash, KnownEvent
@@ -34,7 +40,7 @@ from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
 
 MEDIUM = "GPU"
-NOT_NAMED = -1  # instead of the parent's identity
+NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
 
 
 class Lookups(Struct):
@@ -44,6 +50,7 @@ class Lookups(Struct):
     hit_tokens: int = 0
     query_blocks: int = 0
     hit_blocks: int = 0
+    partial_hit_tokens: int = 0
     preempted_query_tokens: int = 0
     preempted_hit_tokens: int = 0
 
@@ -56,6 +63,14 @@ class Match(NamedTuple):
     refused: bool = False  # the next block's key is here, with other content
 
 
+class Part(NamedTuple):
+    """The first `tokens` of a chain's next block, as the block `source` holds them."""
+
+    source: int
+    tokens: int
+    adoptable: bool  # they are all that it holds, and nobody uses it: it may be taken as a hit and written on
+
+
 class Preview(NamedTuple):
     """What an allocation would take: the blocks it would be handed, found as they are asked for; are there enough?"""
 
@@ -64,12 +79,15 @@ class Preview(NamedTuple):
 
 
 NO_MATCH = Match([], 0)
+NO_PART = Part(NOBODY, 0, adoptable=False)
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens; without `caching` none of them is ever named."""
+    """`num_blocks` blocks of `block_size` tokens; without `caching` none of them is ever named, or found by a part."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True, events: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, caching: bool = True, partial: bool = False, events: bool = True
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
         if block_size < 1:
@@ -77,6 +95,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
+        self.partial = partial and caching
         self.events = events
         self.free = num_blocks  # without a reference
         self.unreferenced = 0  # of those, named
@@ -97,9 +116,12 @@ class BlockPool:
         self._copies: dict[int, list[int]] = {}
         self._identity = array("q", bytes(8 * num_blocks))
         self._parent = array("q", [NOT_NAMED]) * num_blocks  # the identity before it
+        self._filled = array("i", bytes(4 * num_blocks))  # tokens that can be found: all if named, fewer of a tail
         self._many_identities = np.frombuffer(self._identity, np.int64)
         self._many_parents = np.frombuffer(self._parent, np.int64)
+        self._many_filled = np.frombuffer(self._filled, np.int32)
         self._tokens = np.zeros(num_blocks, np.dtype((np.void, TOKEN_BYTES * block_size)))
+        self._rows = self._tokens.view(np.uint32).reshape(num_blocks, block_size)
         self._exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
         self._last_identity = 0
         self._events: list[KnownEvent] = []
@@ -133,7 +155,35 @@ class BlockPool:
                     return index
         return count
 
-    def count_lookup(self, tokens: int, match: Match, *, again: bool) -> None:
+    def part(self, chain: Chain, match: Match) -> Part:
+        """How far the chain's next block is held by any block, but for the chain's last token."""
+        index = len(match.blocks)
+        start = index * self.block_size
+        count = min(self.block_size, len(chain) - 1 - start)
+        if not self.partial or count <= 0:
+            return NO_PART
+        own = np.frombuffer(chain.tokens, np.uint32, count, start * TOKEN_BYTES)
+        source, tokens = self._longest_run(match.identity, own, chain.exact.get(index))
+        if not tokens:
+            return NO_PART
+        return Part(source, tokens, tokens == self._filled[source] < self.block_size and not self._references[source])
+
+    def _longest_run(self, parent: int, own: NDArray[np.uint32], exact: bytes | None) -> tuple[int, int]:
+        """Which block after the parent begins with most of these tokens, and with how many."""
+        # A scan of all slots: 10 us for 27,000. A table of children would cost that much at every naming and eviction.
+        slots = np.flatnonzero(self._many_parents == parent)
+        slots = slots[self._rows[slots, 0] == own[0]]  # most of the thousands that may begin a prompt end here
+        if self._exact or exact is not None:
+            slots = np.array([slot for slot in slots.tolist() if self._exact.get(slot) == exact], np.intp)
+        if not slots.size:
+            return NOBODY, 0
+        differs = np.ones((len(slots), len(own) + 1), np.bool_)  # one more, where every run ends
+        np.not_equal(self._rows.take(slots, axis=0)[:, : len(own)], own, out=differs[:, :-1])
+        runs = np.minimum(differs.argmax(axis=1), self._many_filled[slots])
+        best = int(runs.argmax())
+        return int(slots[best]), int(runs[best])
+
+    def count_lookup(self, tokens: int, match: Match, part: Part = NO_PART, *, again: bool) -> None:
         """A request of so many tokens was admitted with these hits; `again`: after a preemption."""
         lookups, hit_blocks = self.lookups, len(match.blocks)
         hit_tokens = hit_blocks * self.block_size
@@ -146,6 +196,7 @@ class BlockPool:
             lookups.hit_tokens += hit_tokens
             lookups.query_blocks += tokens // self.block_size
             lookups.hit_blocks += hit_blocks
+            lookups.partial_hit_tokens += part.tokens
 
     # ---- take and release
 
@@ -173,7 +224,7 @@ class BlockPool:
                 following[before] = after
                 previous[after] = before
                 self.free -= 1
-                self.unreferenced -= self._parent[block] != NOT_NAMED
+                self.unreferenced -= self._filled[block] == self.block_size
             references[block] += 1
 
     def _hand_out(self, count: int) -> list[int]:
@@ -190,9 +241,9 @@ class BlockPool:
         following[self.num_blocks] = after
         self._previous[after] = self.num_blocks
         self.free -= count
-        named = slots[self._many_parents[slots] != NOT_NAMED]
-        if named.size:
-            self._evict(named)
+        findable = slots[self._many_parents[slots] != NOT_NAMED]
+        if findable.size:
+            self._evict(findable)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -202,13 +253,12 @@ class BlockPool:
         assert not left.size or left.min() >= 0, f"a block of {blocks} is released more often than taken"
         self._many_references[slots] = left
         unused = slots[left == 0]
-        is_named = self._many_parents[unused] != NOT_NAMED
-        named, unnamed = unused[is_named], unused[~is_named]
+        is_findable = self._many_parents[unused] != NOT_NAMED
         end = self.num_blocks
-        self._link(self._previous[end], named, end)
-        self._link(end, unnamed, self._next[end])
+        self._link(self._previous[end], unused[is_findable], end)
+        self._link(end, unused[~is_findable], self._next[end])
         self.free += len(unused)
-        self.unreferenced += len(named)
+        self.unreferenced += int(np.count_nonzero(self._many_filled[unused] == self.block_size))
 
     def _link(self, before: int, slots: Slots, after: int) -> None:
         """Put slots between two neighbours of the free queue."""
@@ -285,6 +335,7 @@ class BlockPool:
 
     def _keep_content(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
         """Remember what hits on the slots of these blocks will be verified by."""
+        self._many_filled[slots] = self.block_size
         first_byte = start * self._tokens.itemsize
         self._tokens[slots] = np.frombuffer(chain.tokens, self._tokens.dtype, stop - start, first_byte)
         for index, exact in chain.exact.items():
@@ -310,15 +361,36 @@ class BlockPool:
                 )
             start = end + 1
 
+    def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
+        """Let `part` find the computed tokens of the block after the chain's named ones, which they do not fill."""
+        start = chain.named * self.block_size
+        if not self.partial or chain.identity is None or computed <= start:
+            return
+        assert computed - start < self.block_size, f"a block before token {computed} is full and has no name"
+        slot, exact = blocks[chain.named], chain.exact.get(chain.named)
+        tokens = np.frombuffer(chain.tokens, np.uint32, computed - start, start * TOKEN_BYTES)
+        self._parent[slot], self._filled[slot] = NOT_NAMED, 0
+        self._exact.pop(slot, None)
+        if self._longest_run(chain.identity, tokens, exact)[1] == len(tokens):
+            return  # another block holds all of it: this one is free as soon as its request ends
+        self._parent[slot], self._filled[slot] = chain.identity, len(tokens)
+        self._rows[slot, : len(tokens)] = tokens
+        if exact is not None:
+            self._exact[slot] = exact
+
     def _evict(self, slots: Slots) -> None:
-        """Take the names of blocks that have just been handed out."""
-        self._many_parents[slots] = NOT_NAMED
+        """Take the names of blocks that have just been handed out, and end the tails among them."""
+        findable, slots = slots, slots[self._many_filled[slots] == self.block_size]
+        self._many_parents[findable] = NOT_NAMED
+        self._many_filled[findable] = 0
+        if self._exact:
+            for block in findable.tolist():
+                self._exact.pop(block, None)
+        if not slots.size:
+            return
         self.unreferenced -= len(slots)
         self.named -= len(slots)
         self.evictions += len(slots)
-        if self._exact:
-            for block in slots.tolist():
-                self._exact.pop(block, None)
         if self._copies:
             slots = np.array([block for block in slots.tolist() if not self._forget_copy(block)], np.intp)
         self._names.remove_many(slots)
@@ -349,6 +421,7 @@ class BlockPool:
         self._copies.clear()
         self._exact.clear()
         self._many_parents[:] = NOT_NAMED
+        self._many_filled[:] = 0
         self.unreferenced = self.named = 0
         if self.events:
             self._events.append(AllBlocksCleared())
@@ -387,6 +460,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
+    def findable_tokens(self, block: int) -> int:
+        """All of a named block, the kept part of a tail, none of any other."""
+        return self._filled[block]
+
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one does not hold."""
         queue = list(self.free_queue())
@@ -396,7 +473,8 @@ class BlockPool:
         unused = {block for block in range(self.num_blocks) if self._references[block] == 0}
         assert unused == set(queue), f"{unused ^ set(queue)} are free and not queued, or queued and not free"
         assert min(self._references) >= 0, "a reference count is negative"
-        named = {block for block in range(self.num_blocks) if self._parent[block] != NOT_NAMED}
+        named = {block for block in range(self.num_blocks) if self._filled[block] == self.block_size}
+        findable = {block for block in range(self.num_blocks) if self._parent[block] != NOT_NAMED}
         assert self.unreferenced == len(named & unused), f"{self.unreferenced} are counted as unreferenced"
         assert self.named == len(named), f"{self.named} are counted as named, {len(named)} are"
         first_copies = self._names.slots().tolist()
@@ -406,7 +484,11 @@ class BlockPool:
         identities = [self._identity[block] for block in first_copies]
         assert len(identities) == len(set(identities)), "two contents share an identity"
         assert all(0 < identity <= self._last_identity for identity in identities), "an identity was never given"
-        assert self._exact.keys() <= named, "extra keys of a block that is not named"
+        assert findable == {block for block in range(self.num_blocks) if self._filled[block]}, "found without a parent"
+        assert self.partial or findable == named, "there is a tail, and partial reuse is off"
+        assert min(self._filled) >= 0 and max(self._filled) <= self.block_size, "more or less is filled than a block"
+        assert max(self._parent) <= self._last_identity, "a parent's identity was never given"
+        assert self._exact.keys() <= findable, "extra keys of a block that cannot be found"
         for key, copies in self._copies.items():
             assert copies, f"key {key:x} has an empty list of copies"
             self._check_copies(self._names.find(key), copies)

@@ -1,13 +1,14 @@
 """`warmroute replica`: one engine and its HTTP server. Its options are the rows of `replica.settings`."""
 
 import os
-from importlib.util import find_spec
 
 import click
 
+from replica.config import ReplicaConfig
+from replica.configure import config_from
 from replica.lifeline import die_with_parent
 from replica.options import SettingsCommand
-from replica.settings import Unusable, config_from
+from replica.settings import Unusable
 
 # Set by a parent that wants to be outlived by nobody: its pid. Without it, one that died meanwhile is not missed.
 PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
@@ -24,8 +25,9 @@ def replica(ctx: click.Context, /, **_: object) -> int:
 
     \b
     Examples:
-      warmroute replica --model demo --engine simulated
-      warmroute replica --model demo --engine simulated --port 0 --events-port 0 --num-blocks 2048
+      warmroute replica --model demo
+      warmroute replica --model path/to/model --dtype bfloat16 --kv-cache-gb 8
+      warmroute replica --model demo --engine simulated --port 0 --events-port 0
       WARMROUTE_API_KEY=secret warmroute replica --config replica.toml
 
     SIGTERM and Ctrl-C let running requests finish, for as long as --drain-timeout says; a second one ends them.
@@ -35,13 +37,17 @@ def replica(ctx: click.Context, /, **_: object) -> int:
     if config.die_with_parent:
         die_with_parent(parent_pid())
     if config.tokenizer is None and ctx.params["model"] != "demo":
-        said = f"{ctx.params['model']!r} is no folder with a tokenizer.json, and there is no --tokenizer"
-        click.echo(f"Note: {said}: a token is a byte", err=True)
-    if find_spec("numpy") is None:  # the engine's process would be the one to miss it, out of the dispatcher's sight
-        raise ModuleNotFoundError("the engine needs numpy", name="numpy")
+        click.echo(f"Note: {no_tokenizer(ctx.params['model'], config)}", err=True)
     from replica.server import serve  # a web framework: not needed to refuse a setting
 
     return serve(config)
+
+
+def no_tokenizer(model: str, config: ReplicaConfig) -> str:
+    said = f"{model!r} is no folder with a tokenizer.json, and there is no --tokenizer: a token is a byte"
+    if config.engine.engine == "simulated":
+        return said
+    return f"{said}, which this model hardly understands; prompts of token ids are not touched"
 
 
 def parent_pid() -> int:

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 EngineName: TypeAlias = Literal["native", "simulated"]
+DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
 class SimulatedConfig(Struct, frozen=True, kw_only=True):
@@ -33,9 +34,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     num_blocks: int = 8192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_step_s: float = 0.0  # what a step's prefill should take at most, as far as its speed is known; 0: no limit
     max_model_len: int = 8192
     max_waiting: int = 1024
     enable_prefix_caching: bool = True
+    enable_partial_reuse: bool = True  # of the beginning of a block, where the rest differs
+    model_path: str = ""  # native: the folder with config.json and the weights
+    dtype: DType = "float32"  # native: of weights, activations and KV
+    attention: str = "auto"  # native: a name of `kernels.backends`
+    threads: int = 1  # native: of torch
     simulated: SimulatedConfig = SimulatedConfig()
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: tuple[int, int] = (0, 256)  # simulated: tokens are drawn from this half-open range

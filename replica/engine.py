@@ -4,6 +4,8 @@ import time
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from events.messages import KnownEvent
 from events.native import Load
 from replica.block_pool import BlockPool
@@ -16,6 +18,9 @@ from replica.request import Request
 from replica.runner import Runner
 from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
 
+FIRST_PREFILL_TOKENS = 256  # of a step, while the speed is not known
+LEAST_PREFILL_TOKENS = 64  # less would make much of what every step costs
+
 
 class Engine:
     """One model's requests. Submits and cancels are made between steps."""
@@ -25,7 +30,13 @@ class Engine:
         self.runner = runner
         self.clock = clock
         events = config.events is not None
-        self.pool = BlockPool(config.num_blocks, config.block_size, caching=config.enable_prefix_caching, events=events)
+        self.pool = BlockPool(
+            config.num_blocks,
+            config.block_size,
+            caching=config.enable_prefix_caching,
+            partial=config.enable_partial_reuse,
+            events=events,
+        )
         self.scheduler = Scheduler(
             self.pool,
             Limits(
@@ -63,10 +74,15 @@ class Engine:
         """Let the request wait for its turn, or say why not."""
         if not submit.prompt or len(submit.prompt) % 4 or len(submit.output) % 4:
             return Refused(submit.id, "invalid", "a prompt is at least one token id, packed as little-endian uint32")
+        tokens = submit.prompt + submit.output
+        highest = int(np.frombuffer(tokens, np.uint32).max())
+        if highest >= self.runner.vocab_size:
+            message = f"token id {highest} is not in the model's vocabulary of {self.runner.vocab_size} tokens"
+            return Refused(submit.id, "invalid", message)
         self._arrivals += 1
         priority = time.time() if submit.priority is None else submit.priority
         chain = Chain(
-            array("I", submit.prompt + submit.output),
+            array("I", tokens),
             self.config.block_size,
             self.config.model,
             lora_name=submit.lora_name,
@@ -93,11 +109,18 @@ class Engine:
         return self.scheduler.cancel(request_id)
 
     def step(self) -> list[Output]:
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(self._prefill_tokens())
         began_s = self.clock.now_s()
         sampled = self.runner.run(batch)
         self._measure(batch, self.clock.now_s() - began_s)
         return self.scheduler.commit(batch, sampled)
+
+    def _prefill_tokens(self) -> int | None:
+        """As many as a step has time for: while it lasts, no other answer goes on, and nobody hears of this engine."""
+        if not self.config.max_step_s:
+            return None
+        rate = self.speed.prefill_tokens_per_s
+        return max(LEAST_PREFILL_TOKENS, int(rate * self.config.max_step_s)) if rate else FIRST_PREFILL_TOKENS
 
     def _measure(self, batch: Batch, duration_s: float) -> None:
         self.steps += 1

@@ -29,6 +29,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()  # the output ends with the first of these
     top_logprobs: int | None = None  # how many alternatives to report for each token; None: no logprobs at all
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
 
 
 # ---- to the engine
@@ -71,6 +72,7 @@ class Stop(Struct, tag="stop"):
 class TokenLogprobs(Struct, array_like=True):
     logprob: float
     top: list[tuple[int, float]]  # (token id, log probability), most likely first
+    rank: int = 0  # of the token itself, 1 for the most likely; 0: not known
 
 
 class Output(Struct, array_like=True):
@@ -81,6 +83,7 @@ class Output(Struct, array_like=True):
     finish_reason: str | None = None  # "stop" or "length"
     cached_tokens: int = 0  # prompt tokens whose prefill was skipped; the same in every output of a request
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first output; from the second prompt token on
 
 
 class Outputs(Struct, tag="outputs"):
@@ -117,6 +120,7 @@ class PoolSnapshot(Struct, frozen=True):
     cached: int = 0  # named, with or without a reference
     unreferenced: int = 0  # cached and free: reusable until evicted
     referenced: int = 0  # live
+    partial_hit_tokens: int = 0  # copied out of blocks that share only their beginning; not part of the hits above
 
 
 class Rates(Struct, frozen=True):
@@ -157,6 +161,7 @@ class Hello(Struct, tag="hello"):
     endpoints: Endpoints | None = None  # None: events are off
     incarnation: int = 0
     topic: str = ""
+    attention: str = ""  # how it is computed; empty where nothing is
 
 
 ToEngine: TypeAlias = SubmitAll | Cancel | Reset | Stop

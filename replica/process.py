@@ -88,7 +88,9 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
         from replica.simulated import SimulatedRunner
 
         return SimulatedRunner(config.simulated, clock, config.vocabulary, config.eos_token_ids)
-    raise ValueError(f"engine {config.engine!r} is not part of this version; use 'simulated'")
+    from replica.native import build
+
+    return build(config)
 
 
 def publisher_config(config: EngineConfig) -> PublisherConfig:
@@ -200,6 +202,7 @@ class Loop:
             endpoints=publisher.endpoints if publisher else None,
             incarnation=publisher.incarnation if publisher else 0,
             topic=publisher.config.topic if publisher else "",
+            attention=self.engine.runner.attention_name,
         )
 
 

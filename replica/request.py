@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from kernels.spans import Copy
 from replica.chain import Chain
-from replica.messages import Sampling
+from replica.messages import Sampling, TokenLogprobs
 
 
 class Request:
@@ -17,6 +18,7 @@ class Request:
         "id",
         "preemptions",
         "priority",
+        "prompt_logprobs",
         "prompt_tokens",
         "runner_state",
         "sampling",
@@ -36,6 +38,7 @@ class Request:
         self.preemptions = 0
         self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
         self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
+        self.prompt_logprobs: list[TokenLogprobs] = []  # so far, where they are wanted; from the second token on
         self.runner_state: object = None  # the runner's own
 
     @property
@@ -54,6 +57,7 @@ class Scheduled(NamedTuple):
     request: Request
     start: int
     tokens: int
+    copy: Copy | None = None  # to do before anything is computed
 
     @property
     def samples(self) -> bool:

@@ -13,6 +13,9 @@ class Sampled(NamedTuple):
 
 
 class Runner(Protocol):
+    vocab_size: int  # token ids are below it
+    attention_name: str  # empty where none is computed
+
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         """Compute the step; one entry for each request, None where its chain does not end in this step."""
         ...

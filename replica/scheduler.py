@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from replica.block_pool import BlockPool
+from kernels.spans import Copy
+from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match
 from replica.messages import Output
 from replica.request import Request, Scheduled
 from replica.runner import Sampled
@@ -63,7 +64,7 @@ class Scheduler:
         queue = self.waiting - (self.limits.max_num_seqs - len(self.running))
         if queue >= self.limits.max_waiting:
             raise QueueFull(f"{self.waiting} requests wait already, and no more may (--max-waiting)")
-        request.uncached_tokens = len(request.chain) - len(self.pool.match(request.chain).blocks) * self.pool.block_size
+        request.uncached_tokens = len(request.chain) - len(self._look_up(request).blocks) * self.pool.block_size
         self.requests[request.id] = request
         heappush(self._waiting, (request.priority, request))
 
@@ -96,13 +97,14 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.priority, key=_priority)]
+        self.pool.keep_tail(request.chain, request.blocks, request.computed)
         self.pool.release(request.blocks)
         request.blocks = []
 
     # ---- one step
 
-    def schedule(self) -> Batch:
-        """What to compute now; empty when there is nothing to do."""
+    def schedule(self, prefill_tokens: int | None = None) -> Batch:
+        """What to compute now, with at most so many tokens of prefill; empty when there is nothing to do."""
         batch: Batch = []
         size, preemptions = self.pool.block_size, self.preemptions
         # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
@@ -113,6 +115,8 @@ class Scheduler:
             ):
                 batch.append(Scheduled(request, start, 1))
         budget = self.limits.max_num_batched_tokens - len(batch)
+        if prefill_tokens is not None:
+            budget = min(budget, prefill_tokens)
         for request in self.running:
             count = min(request.remaining, budget)
             if count and request.remaining > 1:
@@ -147,6 +151,8 @@ class Scheduler:
         self._stop_running(request)
         request.uncached_tokens = request.remaining  # it will find the rest, if nobody takes it in between
         request.computed = 0
+        if not request.generated:
+            request.prompt_logprobs.clear()  # it computes its whole prompt again
         request.preemptions += 1
         self.preemptions += 1
         heappush(self._waiting, (request.priority, request))
@@ -158,36 +164,60 @@ class Scheduler:
             request = heappop(self._waiting)[1]
             if not self._is_here(request):
                 continue
-            match = self.pool.match(request.chain)
+            match = self._look_up(request)
             if self._must_wait(request, len(match.blocks)):
                 passed.append(request)
                 continue
-            # Blocks for all of its tokens now: half a prompt that waits for blocks would only be in the way.
-            blocks = self.pool.take(match.blocks, -(-len(request.chain) // self.pool.block_size) - len(match.blocks))
-            if blocks is None:
+            scheduled = self._start(request, match, budget)
+            if scheduled is None:
                 passed.append(request)
                 break
-            request.blocks = blocks
-            request.chain.named, request.chain.identity = len(match.blocks), match.identity
-            request.computed = len(match.blocks) * self.pool.block_size
-            self.pool.count_lookup(len(request.chain), match, again=request.preemptions > 0)
-            if request.cached_tokens is None:
-                request.cached_tokens = min(request.computed, request.prompt_tokens)
-                self.prompt_tokens += request.prompt_tokens
-            insort(self.running, request, key=_priority)
-            count = min(request.remaining, budget)
-            batch.append(Scheduled(request, request.computed, count))
-            budget -= count
+            batch.append(scheduled)
+            budget -= scheduled.tokens
         for request in passed:
             heappush(self._waiting, (request.priority, request))
+
+    def _look_up(self, request: Request) -> Match:
+        return NO_MATCH if _computes_whole_prompt(request) else self.pool.match(request.chain)
+
+    def _start(self, request: Request, match: Match, budget: int) -> Scheduled | None:
+        """Let it run, with what is cached of its chain; None, and nothing changed, if there is no room.
+
+        What it copies from needs no reference, although `take` may hand just that block out, to this request or to a
+        later one of the same step. The runner does all copies of a step in order and before it writes any KV, and no
+        source is the target of an earlier copy: a block that has been handed out can no longer be found.
+        """
+        pool, chain = self.pool, request.chain
+        matched = len(match.blocks)
+        part = NO_PART if _computes_whole_prompt(request) else pool.part(chain, match)
+        hits = [*match.blocks, part.source] if part.adoptable else match.blocks
+        # Blocks for all of its tokens now: half a prompt that waits for blocks would only be in the way.
+        blocks = pool.take(hits, -(-len(chain) // pool.block_size) - len(hits))
+        if blocks is None:
+            return None
+        request.blocks = blocks
+        chain.named, chain.identity = matched, match.identity
+        request.computed = matched * pool.block_size + part.tokens
+        if not _computes_whole_prompt(request):
+            pool.count_lookup(len(chain), match, part, again=request.preemptions > 0)
+        if request.cached_tokens is None:
+            request.cached_tokens = min(request.computed, request.prompt_tokens)
+            self.prompt_tokens += request.prompt_tokens
+        insort(self.running, request, key=_priority)
+        is_copied = part.tokens > 0 and not part.adoptable
+        copy = Copy(part.source, blocks[matched], part.tokens) if is_copied else None
+        return Scheduled(request, request.computed, min(request.remaining, budget), copy)
 
     def _must_wait(self, request: Request, matched: int) -> bool:
         """Whether a running request computes the next block of its prompt in this very step, so that it need not.
 
         Budget is left over, so whoever runs computes all of its chain now: nobody waits here for more than a step.
+        Less than a block is not worth a step: it is waited for only together with blocks before it.
         """
         keys = request.chain.keys
         if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:
+            return False
+        if _computes_whole_prompt(request):
             return False
         return any(
             other.chain.identity is not None
@@ -200,13 +230,15 @@ class Scheduler:
         """Take over what a step computed."""
         outputs: list[Output] = []
         size = self.pool.block_size
-        for (request, start, count), drawn in zip(batch, sampled, strict=True):
-            if start < request.prompt_tokens:
-                self.computed_prompt_tokens += min(count, request.prompt_tokens - start)
+        for (request, start, count, _), drawn in zip(batch, sampled, strict=True):
             request.computed = start + count
             filled = request.computed // size
             if filled > request.chain.named:
                 self.pool.store(request.chain, request.blocks, filled)
+            if start < request.prompt_tokens:
+                self.computed_prompt_tokens += min(count, request.prompt_tokens - start)
+                if request.computed >= request.prompt_tokens:  # others may have the same prompt, and this one goes on
+                    self.pool.keep_tail(request.chain, request.blocks, request.computed)
             if drawn is not None:
                 request.chain.append(drawn.token)
                 self.generated_tokens += 1
@@ -219,7 +251,9 @@ class Scheduler:
             del self.requests[request.id]
             self._stop_running(request)
         logprobs = None if drawn.logprobs is None else [drawn.logprobs]
-        return Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs)
+        is_scored = request.sampling.prompt_logprobs is not None and request.generated == 1
+        of_prompt = request.prompt_logprobs if is_scored else None
+        return Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs, of_prompt)
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         sampling = request.sampling
@@ -254,8 +288,12 @@ class Scheduler:
             assert held * self.pool.block_size >= request.computed, f"request {request.id} lacks blocks"
             assert request.chain.named <= filled, f"request {request.id} has named blocks that are not filled"
             assert len(set(request.blocks)) == held, f"request {request.id} has a block twice"
-            for block in request.blocks:
+            for index, block in enumerate(request.blocks):
                 uses[block] = uses.get(block, 0) + 1
+                ready = index * self.pool.block_size + self.pool.findable_tokens(block)
+                assert ready <= request.computed or not self.pool.findable_tokens(block), (
+                    f"tokens of request {request.id} can be found before they are computed"
+                )
         for block in range(self.pool.num_blocks):
             assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference that nobody holds"
         assert [r.priority for r in self.running] == sorted(r.priority for r in self.running), "running is out of order"
@@ -265,6 +303,11 @@ class Scheduler:
         assert self.requests.keys() == waiting | {r.id for r in self.running}, "a request is lost"
         assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"
         assert len(self.running) <= self.limits.max_num_seqs, "too many run"
+
+
+def _computes_whole_prompt(request: Request) -> bool:
+    """Of what is cached, nobody kept the log probabilities."""
+    return request.sampling.prompt_logprobs is not None and not request.generated
 
 
 def _priority(request: Request) -> tuple[float, int]:

@@ -184,7 +184,9 @@ async def _announce(engine: EngineClient, server: HttpServer, listener: socket.s
 
 def ready_line(url: str, hello: Hello) -> str:
     events = hello.endpoints.events if hello.endpoints else "off"
-    return f"ready on {url}, model {hello.model}, {hello.num_blocks} blocks of {hello.block_size}, events {events}"
+    attention = f"attention {hello.attention}, " if hello.attention else ""
+    cache = f"{hello.num_blocks} blocks of {hello.block_size}"
+    return f"ready on {url}, model {hello.model}, {cache}, {attention}events {events}"
 
 
 async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Signals, drain_timeout_s: float) -> int:

@@ -1,24 +1,21 @@
-"""What a replica can be told, and the configuration that it makes.
+"""What a replica can be told.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`replica.options`). A test compares the rows with the fields of
-ReplicaConfig.
+the environment and `some_key` in the file (`replica.options`); `replica.configure` makes the configuration of them all.
+A test compares the rows with the fields of ReplicaConfig.
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import msgspec
-from click.core import ParameterSource
 
-from api.tokenizer import load_tokenizer
-from replica.config import EngineConfig, ReplicaConfig
+from kernels.backends import NAMES as ATTENTION
+from replica.native_model import AUTO, DTYPES
 
-GIGABYTE = 10**9
-NATIVE_IS_MISSING = "the native engine is not part of this version; use --engine simulated"
+NATIVE_MAX_STEP_S = 0.5
+NATIVE_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 
 
 class Unusable(click.ClickException):
@@ -59,15 +56,13 @@ class ModelName(Text):
         model = super().convert(value, param, ctx)
         is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
         if is_path and not Path(model).is_dir():
-            self.fail(
-                f"{model!r} is no folder; name one that exists, or a model without a path, like demo.", param, ctx
-            )
+            self.fail(f"{model!r} is no folder; name one that exists, or a model by its name, like demo.", param, ctx)
         return model
 
 
 class Setting(NamedTuple):
     key: str
-    field: str  # the path below ReplicaConfig; empty where `config_from` knows what to do with it
+    field: str  # the path below ReplicaConfig; empty where `replica.configure` knows what to do with it
     type: click.ParamType[Any]
     metavar: str
     help: str
@@ -92,7 +87,13 @@ COUNT = click.IntRange(min=1)
 
 SETTINGS: dict[str, list[Setting]] = {
     "Model": [
-        Setting("model", "", MODEL, "NAME|DIR", "The model: a directory, or a name (demo needs no files)."),
+        Setting(
+            "model",
+            "",
+            MODEL,
+            "NAME|DIR",
+            "The model: a directory, the name of one to download (ORG/NAME), or demo, which is made on first use.",
+        ),
         Setting(
             "served_model_name",
             "",
@@ -117,7 +118,31 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "chat_template", "chat_template", FILE, "FILE", "A chat template in Jinja.  [default: the tokenizer's own]"
         ),
-        Setting("max_model_len", "engine.max_model_len", COUNT, "TOKENS", "The longest prompt and output together."),
+        Setting(
+            "max_model_len",
+            "",
+            COUNT,
+            "TOKENS",
+            "The longest prompt and output together.  [default: what the model was made for; 8192 if simulated]",
+        ),
+    ],
+    "Native engine": [
+        Setting(
+            "dtype",
+            "",
+            click.Choice(DTYPES),
+            "TYPE",
+            "What to compute and to cache in: float32, bfloat16, float16, or auto: what the model says.",
+            AUTO,
+        ),
+        Setting(
+            "attention",
+            "engine.attention",
+            click.Choice(ATTENTION),
+            "NAME",
+            f"The kernels of attention: {', '.join(ATTENTION[:-1])} or {ATTENTION[-1]}.",
+        ),
+        Setting("threads", "engine.threads", COUNT, "N", "Threads that compute."),
     ],
     "HTTP": [
         Setting("host", "host", TEXT, "HOST", "The address to listen on."),
@@ -143,14 +168,27 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "Cache": [
         Setting("block_size", "engine.block_size", click.IntRange(1, 4096), "TOKENS", "Tokens in a block."),
-        Setting("num_blocks", "engine.num_blocks", COUNT, "N", "Blocks in the cache."),
-        Setting("kv_cache_gb", "", ABOVE_0, "GB", "Size the cache by memory (10^9 bytes) instead of by --num-blocks."),
+        Setting(
+            "num_blocks",
+            "",
+            COUNT,
+            "N",
+            "Blocks in the cache.  [default: as many as --kv-cache-gb holds; 8192 if simulated]",
+        ),
+        Setting(
+            "kv_cache_gb",
+            "",
+            ABOVE_0,
+            "GB",
+            "Size the cache by memory (10^9 bytes) instead of by --num-blocks.  "
+            f"[default: {NATIVE_KV_CACHE_GB:g}, unless simulated]",
+        ),
         Setting(
             "kv_bytes_per_token",
             "",
             COUNT,
             "BYTES",
-            "What a token takes of --kv-cache-gb; 131072 is an 8B model in 16 bits.",
+            "What a token takes of --kv-cache-gb, if simulated; 131072 is an 8B model in 16 bits.",
             131072,
         ),
         Setting(
@@ -160,11 +198,26 @@ SETTINGS: dict[str, list[Setting]] = {
             "",
             "Skip the prefill of what the cache holds.",
         ),
+        Setting(
+            "partial_reuse",
+            "engine.enable_partial_reuse",
+            click.BOOL,
+            "",
+            "Of a block that differs only from some token on, reuse what comes before.",
+        ),
     ],
     "Scheduling": [
         Setting("max_num_seqs", "engine.max_num_seqs", COUNT, "N", "Requests that run at once."),
         Setting(
             "max_num_batched_tokens", "engine.max_num_batched_tokens", COUNT, "TOKENS", "Tokens computed in a step."
+        ),
+        Setting(
+            "max_step",
+            "",
+            AT_LEAST_0,
+            "SECONDS",
+            "What a step's prefill should take at most, by the speed measured so far; other answers wait for its end. "
+            f"0: no limit.  [default: {NATIVE_MAX_STEP_S:g}, unless simulated]",
         ),
         Setting(
             "max_waiting",
@@ -254,89 +307,3 @@ SETTINGS: dict[str, list[Setting]] = {
 }
 
 ALL: dict[str, Setting] = {setting.key: setting for rows in SETTINGS.values() for setting in rows}
-
-
-def config_from(ctx: click.Context) -> ReplicaConfig:
-    """What the options say together; a click error says which of them contradict each other or are not possible."""
-    values = ctx.params
-    if values["engine"] == "native":
-        raise Unusable(NATIVE_IS_MISSING)
-    if values["curve_clients"] and not values["curve_secret"]:
-        raise Unusable("--curve-clients needs a key to encrypt with; give --curve-secret too")
-    fields = _fields_from(values)
-    tokenizer = _tokenizer_path(values)
-    fields["tokenizer"] = tokenizer
-    fields["engine"] |= {
-        "model": values["served_model_name"] or values["model"],
-        "num_blocks": _num_blocks(ctx),
-        **_endpoints(values),
-        **_vocabulary(tokenizer),
-    }
-    config = msgspec.convert(fields, ReplicaConfig)
-    _check_step(config.engine)
-    return config
-
-
-def _check_step(engine: EngineConfig) -> None:
-    tokens, requests = engine.max_num_batched_tokens, engine.max_num_seqs
-    if tokens < requests:
-        raise Unusable(
-            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {requests}, but a step computes a token "
-            f"of every running request; give --max-num-seqs {tokens} or less, or more tokens"
-        )
-
-
-def _fields_from(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are fields of the configuration, as nested objects; what is not given is left out."""
-    nested: dict[str, Any] = {"engine": {}}
-    for setting in ALL.values():
-        if setting.field and values[setting.key] is not None:
-            *parents, name = setting.field.split(".")
-            inner = nested
-            for parent in parents:
-                inner = inner.setdefault(parent, {})
-            inner[name] = values[setting.key]
-    return nested
-
-
-def _tokenizer_path(values: Mapping[str, Any]) -> str | None:
-    own = Path(values["model"])
-    found: str | None = values["tokenizer"] or (str(own) if (own / "tokenizer.json").is_file() else None)
-    return found
-
-
-def _vocabulary(tokenizer_path: str | None) -> dict[str, tuple[int, ...]]:
-    """The ids that end an output, and which the simulated engine draws from (never one that ends)."""
-    try:
-        tokenizer = load_tokenizer(tokenizer_path)
-    except (OSError, ValueError) as error:
-        raise Unusable(f"--tokenizer {tokenizer_path}: {error}") from error
-    ids = {"eos_token_ids": tuple(tokenizer.eos_token_ids)}
-    return ids if tokenizer_path is None else ids | {"vocabulary": (0, tokenizer.vocab_size)}
-
-
-def _num_blocks(ctx: click.Context) -> int:
-    """By memory or by number: what is nearer to the command line wins, and both at one place contradict each other."""
-    values = ctx.params
-    by_number, by_memory = (ctx.get_parameter_source(key) for key in ("num_blocks", "kv_cache_gb"))
-    assert by_number is not None and by_memory is not None
-    if by_memory is ParameterSource.DEFAULT or by_number < by_memory:
-        return int(values["num_blocks"])
-    if by_number is by_memory:
-        raise Unusable("--num-blocks and --kv-cache-gb both size the cache; give one of them")
-    block_bytes = values["kv_bytes_per_token"] * values["block_size"]
-    blocks: int = int(values["kv_cache_gb"] * GIGABYTE) // block_bytes
-    if not blocks:
-        raise Unusable(f"--kv-cache-gb {values['kv_cache_gb']:g} holds no block of {block_bytes:,} bytes")
-    return blocks
-
-
-def _endpoints(values: Mapping[str, Any]) -> dict[str, str | None]:
-    if not values["events"]:
-        return dict.fromkeys(("events", "replay", "status", "snapshot"))
-    host, first = values["events_host"], values["events_port"]
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return {
-        socket: f"tcp://{host}:{first + offset if first else 0}"
-        for offset, socket in enumerate(("events", "replay", "status", "snapshot"))
-    }

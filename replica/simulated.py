@@ -28,6 +28,8 @@ class SimulatedRunner:
         self.clock = clock
         self.first_token, self.end_token = vocabulary
         self.eos_token_ids = eos_token_ids
+        self.vocab_size = 2**32  # whatever it is given
+        self.attention_name = ""
         if not set(range(*vocabulary)).difference(eos_token_ids):
             raise ValueError(f"the vocabulary {vocabulary} holds no token that does not end the output")
 
@@ -47,6 +49,11 @@ class SimulatedRunner:
         position = request.generated
         stream = self._stream(request)
         sampling = request.sampling
+        if sampling.prompt_logprobs is not None and position == 0:
+            request.prompt_logprobs = [
+                self._logprobs(stream, -2 - place, token, sampling.prompt_logprobs)
+                for place, token in enumerate(request.chain.tokens[1 : request.prompt_tokens])
+            ]
         if self.eos_token_ids and not sampling.ignore_eos and position == self._length(stream, sampling.min_tokens):
             token = self.eos_token_ids[0]
         else:
@@ -82,7 +89,9 @@ class SimulatedRunner:
         others.pop(token, None)
         ranked = [token, *others][:top]
         return TokenLogprobs(
-            math.log(0.5), [(alternative, -(rank + 1) * math.log(2)) for rank, alternative in enumerate(ranked)]
+            math.log(0.5),
+            [(alternative, -(place + 1) * math.log(2)) for place, alternative in enumerate(ranked)],
+            rank=1,
         )
 
 

@@ -96,7 +96,7 @@ class Answering(Response):
             await self._send_whole(send)
 
     async def _send_whole(self, send: Send) -> None:
-        body = self._form.end()
+        body = await self._end()
         headers = [
             (b"content-type", JSON_TYPE.encode()),
             (b"content-length", b"%d" % len(body)),
@@ -118,7 +118,7 @@ class Answering(Response):
                 return  # the connection is cut, and the router resumes elsewhere what it has
             payload = event(self._api_error(failure).body()) + DONE
         else:
-            payload += self._last_bytes()
+            payload += await self._last_bytes()
         if not self._client_left:
             await send({"type": "http.response.body", "body": payload})
 
@@ -139,6 +139,8 @@ class Answering(Response):
             self._metrics.choice_begun(len(running.submit.prompt) // 4, running.submit.sampling.max_tokens)
             running.first_s = now_s
             self._form.begin(choice, output.cached_tokens)
+            if running.submit.sampling.prompt_logprobs is not None:
+                self._form.tell_prompt(choice, output.prompt_logprobs or ())
         running.last_s = now_s
         self._metrics.tokens_generated += len(delta.token_ids)
         if choice.finish_reason is not None:
@@ -149,9 +151,14 @@ class Answering(Response):
         payload = self._form.add(choice, delta)
         return encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
 
-    def _last_bytes(self) -> bytes:
-        payload = self._form.end()
+    async def _last_bytes(self) -> bytes:
+        payload = await self._end()
         return encode_frame(0, (), payload) if self._framed and payload else payload
+
+    async def _end(self) -> bytes:
+        for _ in self._form.prepare():
+            await asyncio.sleep(0)
+        return self._form.end()
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         content_type = SSE_TYPE if self._work.request.stream else JSON_TYPE

@@ -65,7 +65,7 @@ class Endpoints:
         hello = self._open()
         intake = await self.reader.generation(request, request_type, hello.max_model_len)
         tokenizer = self.prompts.tokenizer
-        served = Served(max_model_len=hello.max_model_len, tokenizer=tokenizer)
+        served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids)
         work = await self.reader.aside(
             request, size_of_plan(intake), lambda: plan(*intake, served=served, new_id=self.engine.new_id)
         )

@@ -5,7 +5,7 @@ returns it at the end.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from msgspec import UNSET, UnsetType
@@ -22,10 +22,12 @@ from api.responses import (
     CompletionChoice,
     CompletionLogprobs,
     FinishReason,
+    PromptLogprobs,
     Usage,
     chat_logprobs,
     completion_logprobs,
     encode,
+    prompt_logprob,
     usage,
 )
 from api.responses import Delta as ChatDelta
@@ -33,6 +35,9 @@ from api.sse import DONE, event
 from api.tokenizer import Tokenizer
 from replica.http.generation import Choice, Delta
 from replica.http.work import Work
+from replica.messages import TokenLogprobs
+
+AT_ONCE = 1000  # log probabilities of prompts that are put into words before others have their turn: about 1 ms
 
 
 class Form(ABC):
@@ -44,6 +49,7 @@ class Form(ABC):
         self.model = model
         self.tokenizer = tokenizer
         self._cached_tokens: dict[int, int] = {}  # by choice
+        self._told: dict[int, Sequence[TokenLogprobs]] = {}  # of each prompt, from its second token on
         # What `usage` says, kept as it grows: it may be asked for at every event, of a thousand choices.
         self._prompt_tokens = work.prompt_tokens
         self._completion_tokens = sum(part.choice.completion_tokens for part in work.parts)
@@ -54,6 +60,14 @@ class Form(ABC):
         self._cached_tokens[choice.index] = cached_tokens
         if choice.index % self.request.n == 0:
             self._cached_in_prompts += cached_tokens
+
+    def tell_prompt(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
+        """What the model says of the prompt of this choice."""
+        self._told[choice.index // self.request.n] = logprobs
+
+    def prepare(self) -> Iterator[None]:
+        """What `end` needs and takes long to make, in small steps."""
+        yield from ()
 
     def add(self, choice: Choice, delta: Delta) -> bytes:
         self._completion_tokens += len(delta.token_ids)
@@ -200,6 +214,20 @@ class WholeForm(Form):
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         super().__init__(work, model, tokenizer)
         self._said = [[part.resumed] for part in work.parts]
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+
+    def prepare(self) -> Iterator[None]:
+        steps = max(1, AT_ONCE // ((self.request.prompt_logprobs or 0) + 1))
+        for index, told in self._told.items():
+            shown: PromptLogprobs = [None]
+            self._prompt_logprobs[index] = shown
+            for token_id, of_token in zip(self.work.prompts[index][1:], told, strict=True):
+                shown.append(prompt_logprob(self.tokenizer, token_id, of_token.logprob, of_token.rank, of_token.top))
+                if len(shown) % steps == 0:
+                    yield
+
+    def prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+        return self._prompt_logprobs.get(index // self.request.n, UNSET)
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         self._said[choice.index].append(delta)
@@ -234,6 +262,7 @@ class WholeCompletion(WholeForm):
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(said),
             prompt_token_ids=self.prompt_token_ids(choice.index),
+            prompt_logprobs=self.prompt_logprobs(choice.index),
         )
 
 
@@ -249,6 +278,7 @@ class WholeChat(WholeForm):
                 choices=choices,
                 usage=self.usage(),
                 prompt_token_ids=self.prompt_token_ids(0),
+                prompt_logprobs=self.prompt_logprobs(0),
             )
         )
 

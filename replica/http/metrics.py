@@ -112,6 +112,11 @@ COUNTERS = (
     FromStats("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", lambda s: s.pool.query_blocks),
     FromStats("warmroute:prefix_cache_hit_blocks", "Full blocks found.", lambda s: s.pool.hit_blocks),
     FromStats(
+        "warmroute:partial_hit_tokens",
+        "Prompt tokens reused from blocks of which only the beginning was the same; not part of the hit rates.",
+        lambda s: s.pool.partial_hit_tokens,
+    ),
+    FromStats(
         "warmroute:preempted_query_tokens",
         "Tokens looked up again after a preemption; not part of the hit rates.",
         lambda s: s.pool.preempted_query_tokens,

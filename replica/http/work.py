@@ -20,6 +20,7 @@ from replica.messages import Sampling, Submit
 
 SEEDS = 2**63
 MAX_CHOICES = 1024
+MAX_PROMPT_LOGPROBS = 2**16  # in one answer: more would hold up other clients when they come from the engine
 BYTES_PER_RESUMED_TOKEN = 16
 
 
@@ -28,6 +29,7 @@ class Served(Struct, frozen=True):
 
     max_model_len: int
     tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
 
 
 class Part(NamedTuple):
@@ -67,12 +69,13 @@ def plan(
 ) -> Work:
     """Says what to submit; ApiError where the request does not fit the model."""
     resumed = _resumed(request, _count_choices(request, prompts))
+    _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
     parts: list[Part] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.n if request.seed is not None else len(resumed)
     for prompt in prompts:
-        ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served.tokenizer)
+        ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served)
         submit = Submit(
             id=0,
             prompt=pack_ids(prompt),
@@ -85,6 +88,7 @@ def plan(
             said = resumed[choice.index]
             _check_resumed(said, choice.index, ending.max_tokens)
             parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id))
+            submit = replace(submit, sampling=replace(submit.sampling, prompt_logprobs=None))  # the first says them
     return Work(
         request,
         id=native.response_id or (chat_id() if isinstance(request, ChatRequest) else completion_id()),
@@ -118,10 +122,23 @@ def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
         raise invalid(
             f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
         )
-    if not request.stream and request.alternatives is not None:
-        # Log probabilities of what another replica said are not known here, and the client has seen nothing yet.
+    if not request.stream and not (request.alternatives is None and request.prompt_logprobs is None):
+        # Log probabilities that another replica computed are not known here, and the client has seen nothing yet.
         return [[]] * choices
     return resumed
+
+
+def _check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
+    if request.prompt_logprobs is None:
+        return
+    tokens = sum(map(len, prompts))
+    if not isinstance(request, ChatRequest):
+        tokens *= request.n  # each choice repeats them
+    count = tokens * (request.prompt_logprobs + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        what = f"prompt_logprobs is {request.prompt_logprobs} and the prompts of all choices have {tokens} tokens"
+        fix = f"send less: at most {MAX_PROMPT_LOGPROBS} log probabilities, the tokens' own included, are answered"
+        raise invalid(f"{what}, together {count}; {fix}", "prompt_logprobs")
 
 
 def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> None:
@@ -156,11 +173,11 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: i
     return wanted
 
 
-def _ending(request: GenerationRequest, max_tokens: int, tokenizer: Tokenizer) -> Ending:
+def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> Ending:
     return Ending(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        stop_token_ids=frozenset(request.stop_token_ids).union(() if request.ignore_eos else tokenizer.eos_token_ids),
+        stop_token_ids=frozenset(request.stop_token_ids).union(() if request.ignore_eos else served.eos_token_ids),
         stop_strings=request.stop_strings,
         show_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
@@ -182,4 +199,5 @@ def _sampling(request: GenerationRequest, ending: Ending) -> Sampling:
         stop_token_ids=tuple(sorted(ending.stop_token_ids)),
         top_logprobs=request.alternatives,
         ignore_eos=request.ignore_eos,
+        prompt_logprobs=request.prompt_logprobs,
     )

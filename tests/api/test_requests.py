@@ -226,6 +226,14 @@ def test_a_body_that_is_no_object_is_refused() -> None:
     assert "expected `object`, got `array`" in refused("[]", ChatRequest).message
 
 
+def test_log_probabilities_of_the_prompt_are_not_streamed() -> None:
+    assert completion(prompt_logprobs=0).prompt_logprobs == 0
+    assert chat(prompt_logprobs=20).prompt_logprobs == 20
+    assert chat(stream=True, prompt_logprobs=None).prompt_logprobs is None
+    for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 0, "stream": True}):
+        assert refused_completion(**wrong).param == refused_chat(**wrong).param == "prompt_logprobs"
+
+
 # ---- what we cannot do
 
 

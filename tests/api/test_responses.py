@@ -60,6 +60,24 @@ def test_a_chat_completion_is_one_for_the_openai_client() -> None:
     assert (logprobs.content[1].bytes, logprobs.content[1].logprob) == ([0xC3], -9999.0)
 
 
+def test_log_probabilities_of_a_prompt_are_as_vllm_writes_them() -> None:
+    unlikely = responses.prompt_logprob(BYTES, 97, -math.inf, 4, [(98, -0.5), (0xC3, -1.5), (99, -1.5)])
+    assert json.loads(encode(CompletionChoice(index=0, text="", prompt_logprobs=[None, unlikely])))[
+        "prompt_logprobs"
+    ] == [
+        None,
+        {
+            "97": {"logprob": -9999.0, "rank": 4, "decoded_token": "a"},
+            "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+            "195": {"logprob": -1.5, "rank": 2, "decoded_token": "\ufffd"},
+            "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"},
+        },
+    ]
+    likely = responses.prompt_logprob(BYTES, 99, -1.5, 2, [(98, -0.5), (99, -1.5)])
+    assert {token: found.rank for token, found in likely.items()} == {"99": 2, "98": 1}
+    assert b"prompt_logprobs" not in encode(CompletionChoice(index=0, text=""))
+
+
 def test_a_chunk_is_one_for_the_openai_client() -> None:
     choice = ChatChunkChoice(index=1, delta=Delta(content="é"))
     chunk = ChatChunk(id="chatcmpl-1", created=1, model="demo", choices=[choice])

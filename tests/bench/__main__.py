@@ -1,4 +1,4 @@
-"""`python -m tests.bench [core] [workloads] [serving] [events]`: what things cost on this machine, as Markdown."""
+"""`python -m tests.bench [core] [workloads] [forks] [serving] [events]`: what things cost here, as Markdown."""
 
 import argparse
 import platform
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("core", "workloads", "serving", "events")
+PARTS = ("core", "workloads", "forks", "serving", "events")
 
 
 def machine() -> str:

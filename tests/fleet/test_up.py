@@ -21,14 +21,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleet.announcement import announcement
+from fleet.announcement import announcement, remark_on
 from fleet.child import Ready, read_ready_line
 from fleet.ports import EventPorts, free_ports
-from fleet.up import Wishes, bind, replica_config
+from fleet.up import Wishes, bind, command_of, replica_config
 from fleet.up import up as up_command
+from replica.cli import replica as replica_options
+from replica.config import EngineConfig
 from tests.events.processes import tool, wait_until
 
 FREE = ("--port", "0", "--events-port", "0")
+SIMULATED = ("--engine", "simulated")
 DEADLINE_S = 20.0
 
 
@@ -134,7 +137,7 @@ def starting(*arguments: str, **environment: str) -> Iterator[Up]:
 
 @contextmanager
 def up(*arguments: str, **environment: str) -> Iterator[Up]:
-    with starting(*(arguments or FREE), **environment) as running:
+    with starting(*SIMULATED, *(arguments or FREE), **environment) as running:
         running.wait_for("Ctrl-C ends everything")
         yield running
 
@@ -157,6 +160,21 @@ def test_replicas_take_turns_and_remember_and_ctrl_c_leaves_nothing() -> None:
         assert cached[:2] == [0, 0]
         assert cached[2] == cached[3] > 0
         assert running.end(signal.SIGINT) == 0
+        nothing_is_left(running)
+
+
+@pytest.mark.chaos
+def test_what_is_served_unless_told_otherwise_is_the_demo_model_computed(tmp_path: Path) -> None:
+    with starting(*FREE, "--replicas", "1", WARMROUTE_CACHE_DIR=str(tmp_path)) as running:
+        running.wait_for("Ctrl-C ends everything")
+        assert "it babbles" in running.output
+        texts = []
+        for _ in range(2):
+            _, answer = running.ask(temperature=0)
+            texts.append(answer["choices"][0]["message"]["content"])
+        assert texts[0] == texts[1]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert running.end() == 0
         nothing_is_left(running)
 
 
@@ -201,7 +219,7 @@ def test_kill_9_leaves_no_orphan() -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_while_replicas_start_leaves_no_orphan(number: int) -> None:
-    with starting(*FREE) as running:
+    with starting(*SIMULATED, *FREE) as running:
         wait_until(lambda: len(running.processes()) >= 2, "the replicas are being started")
         status = running.end(number)
         wait_until(lambda: not running.processes(), "all replicas and engines are gone")
@@ -247,7 +265,7 @@ def read_until(descriptor: int, text: bytes) -> bytes:
 def up_in_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, bytes]]:
     """It is ready; yields the process, the terminal's other end, and what was said."""
     terminal, own = os.openpty()
-    command = [sys.executable, "-c", IN_A_TERMINAL, sys.executable, "-m", "fleet", "up", *FREE, *arguments]
+    command = [sys.executable, "-c", IN_A_TERMINAL, sys.executable, "-m", "fleet", "up", *SIMULATED, *FREE, *arguments]
     with subprocess.Popen(command, stdin=own, stdout=own, stderr=own, start_new_session=True) as process:
         os.close(own)
         try:
@@ -267,7 +285,7 @@ def test_closing_the_terminal_ends_everything() -> None:
 
 @pytest.mark.chaos
 def test_a_reader_that_goes_away_takes_nothing_with_it() -> None:
-    command = [sys.executable, "-m", "fleet", "up", *FREE, "--replicas", "1"]
+    command = [sys.executable, "-m", "fleet", "up", *SIMULATED, *FREE, "--replicas", "1"]
     with (
         tempfile.TemporaryDirectory(dir="/tmp", prefix="u-") as folder,  # its logs are kept
         subprocess.Popen(
@@ -303,7 +321,7 @@ def status_of(url: str) -> int:
 @pytest.mark.chaos
 def test_two_fleets_at_once_share_the_event_ports() -> None:
     first = free_ports(21_000)
-    options = ("--port", "0", "--events-port", str(first))
+    options = (*SIMULATED, "--port", "0", "--events-port", str(first))
     with starting(*options) as one, starting(*options) as other:
         for running in (one, other):
             running.wait_for("Ctrl-C ends everything")
@@ -367,7 +385,7 @@ def test_the_api_key_is_demanded_and_on_no_command_line_of_a_replica() -> None:
 
 @pytest.mark.chaos
 def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
-    with starting(*FREE, "--", "--events-host", "203.0.113.1") as running:
+    with starting(*SIMULATED, *FREE, "--", "--events-host", "203.0.113.1") as running:
         assert running.wait() == 1
         assert re.search(r"Error: replica-\d ended with status 1 before it was ready; its last words:", running.output)
         assert "| Error: the engine cannot start: cannot bind tcp://203.0.113.1" in running.output
@@ -382,16 +400,17 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
         ([], {"WARMROUTE_API_KEY": ""}, "WARMROUTE_API_KEY in the environment is empty"),
         ([], {"WARMROUTE_CURVE_SECRET": ""}, "WARMROUTE_CURVE_SECRET in the environment is empty"),
         ([], {"WARMROUTE_PORT": "tcp://10.0.0.1:80"}, "WARMROUTE_PORT in the environment (--port)"),
-        (["--engine", "native"], {}, "the native engine is not part of this version"),
+        (["--model", "unheard-of"], {}, "'unheard-of' is no model; name demo"),
+        (["--", "--max-model-len", "9000"], {}, "demo has 8192 positions, and --max-model-len 9000 is more"),
         (["--model", "./nowhere"], {}, "'--model': './nowhere' is no folder"),
         (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
         (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
     ],
 )
 def test_a_setting_that_cannot_be_used_starts_nothing(
-    arguments: list[str], environment: dict[str, str], said: str
+    arguments: list[str], environment: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(up_command, arguments, env=environment)
+    result = CliRunner().invoke(up_command, arguments, env=environment | {"WARMROUTE_CACHE_DIR": str(tmp_path)})
     assert result.exit_code == 2
     assert said in result.stderr
 
@@ -400,7 +419,7 @@ def test_up_takes_its_options_from_the_environment_too() -> None:
     with socket.create_server(("127.0.0.2", 0)) as taken:
         port = str(taken.getsockname()[1])
         environment = {"WARMROUTE_HOST": "127.0.0.2", "WARMROUTE_PORT": port}
-        result = CliRunner().invoke(up_command, [], env=environment)
+        result = CliRunner().invoke(up_command, SIMULATED, env=environment)
     assert result.exit_code == 1
     assert f"cannot listen on 127.0.0.2:{port}: Address already in use" in result.stderr
 
@@ -415,7 +434,7 @@ def test_the_limit_of_the_drain_is_that_of_the_replicas(monkeypatch: pytest.Monk
 def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with starting("--port", str(port)) as running:
+        with starting(*SIMULATED, "--port", str(port)) as running:
             assert running.wait() == 1
             assert running.output == (
                 f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port or --host\n"
@@ -468,8 +487,38 @@ def test_the_ready_line_says_where_a_replica_listens(line: str, ready: Ready | N
     assert read_ready_line(line) == ready
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (EngineConfig(model="demo"), "it babbles"),
+        (EngineConfig(model="mine"), None),
+        (EngineConfig(model="mine", engine="simulated"), "The engine is simulated"),
+        (EngineConfig(model="demo", engine="simulated"), "The engine is simulated"),
+    ],
+)
+def test_what_not_to_expect_of_it_is_announced(engine: EngineConfig, said: str | None) -> None:
+    ready = {"replica-0": Ready("127.0.0.1", 1, None, "m")}
+    shown = announcement("http://x", ready, remark=remark_on(engine), guarded=False)
+    assert [each for each in ("it babbles", "The engine is simulated") if each in shown] == ([said] if said else [])
+
+
+def test_replicas_are_told_where_the_model_was_found() -> None:
+    found = EngineConfig(model="org/name", model_path="/cache/of/it")
+    wishes = Wishes(1, "127.0.0.1", 0, "native", "org/name", 0, None, ("--model", "org/name"))
+    command = command_of(wishes, found, "replica-0")(7000)
+    config = settings_of(command[command.index("replica") + 1 :])
+    assert (config["model"], config["served_model_name"]) == ("/cache/of/it", "org/name")
+    assert "/cache/of/it" not in command_of(wishes, EngineConfig(model="m"), "replica-0")(7000)
+
+
+def settings_of(arguments: list[str]) -> dict[str, Any]:
+    parser = replica_options.make_parser(click.Context(replica_options))
+    values, _, _ = parser.parse_args(arguments)
+    return dict(values)
+
+
 def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
     ready = {"replica-0": Ready("127.0.0.1", 1, None, "demo")}
-    said = announcement("http://[::1]:8000", ready, simulated=True, guarded=True)
+    said = announcement("http://[::1]:8000", ready, guarded=True)
     assert "events off" in said
     assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said

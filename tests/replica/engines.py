@@ -46,6 +46,7 @@ def serve(pool: BlockPool, request: Chain) -> list[int]:
     """One prompt from look-up to release; returns the blocks it had."""
     blocks = admit(pool, request)
     pool.store(request, blocks, len(request.keys))
+    pool.keep_tail(request, blocks, len(request))
     pool.release(blocks)
     return blocks
 
@@ -105,7 +106,7 @@ class RememberingRunner(SimulatedRunner):
 
     It fails when a request is given blocks that do not hold its own prefix, whatever the pool believes of them. All
     blocks are read before any is written, as one pass over a model's layers would: nobody may use what is only
-    computed in the same step.
+    computed in the same step. Copies come first, and whatever else their target held is gone.
     """
 
     def __init__(
@@ -117,18 +118,37 @@ class RememberingRunner(SimulatedRunner):
     ) -> None:
         super().__init__(speed, clock, vocabulary, eos_token_ids)
         self.memory: dict[tuple[int, int], int] = {}
+        self.copied_tokens = 0
 
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
-        for request, start, _ in batch:
+        self.copy(batch)
+        for request, start, *_ in batch:
             assert self.held(request, start) == content(request, start), f"request {request.id} reads others' KV"
         written: set[tuple[int, int]] = set()
-        for request, start, count in batch:
+        for request, start, count, _ in batch:
             values = content(request, start + count)[start:]
             places = [place(request, position) for position in range(start, start + count)]
             assert written.isdisjoint(places), f"request {request.id} writes where another does"
             written.update(places)
             self.memory.update(zip(places, values, strict=True))
         return super().run(batch)
+
+    def copy(self, batch: Sequence[Scheduled]) -> None:
+        """In order, though reading all sources first must come to the same."""
+        targets: set[int] = set()
+        for request, start, _, copy in batch:
+            if copy is None:
+                continue
+            assert copy.source not in targets, f"request {request.id} copies what is itself only copied in this step"
+            assert (copy.target, copy.tokens) == place(request, start), (
+                f"request {request.id} copies too much or little"
+            )
+            targets.add(copy.target)
+            values = [self.memory.get((copy.source, offset)) for offset in range(copy.tokens)]
+            for offset in range(request.chain.block_size):
+                self.memory.pop((copy.target, offset), None)
+            self.memory |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
+            self.copied_tokens += copy.tokens
 
     def held(self, request: Request, count: int) -> list[int | None]:
         return [self.memory.get(place(request, position)) for position in range(count)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.block_pool import NO_MATCH, NOT_NAMED, BlockPool, Match
+from replica.block_pool import NO_MATCH, NO_PART, NOT_NAMED, BlockPool, Match, Part
 from replica.chain import Chain
 from replica.messages import PoolSnapshot
 from tests.replica.engines import SIZE, admit, chain, forged, serve
@@ -692,6 +692,169 @@ def test_check_notices_a_broken_invariant(harm: Callable[[BlockPool], object]) -
     pool = BlockPool(6, SIZE)
     for blocks in two_copies(pool, A + B):
         pool.release(blocks)
+    pool.check()
+    harm(pool)
+    with pytest.raises(AssertionError):
+        pool.check()
+
+
+# ---- parts of blocks
+
+
+def parts(num_blocks: int = 8) -> BlockPool:
+    return BlockPool(num_blocks, SIZE, partial=True)
+
+
+def part(pool: BlockPool, tokens: list[int], **extra: Any) -> Part:
+    request = chain(tokens, **extra)
+    return pool.part(request, pool.match(request))
+
+
+def test_a_block_that_begins_alike_is_found_up_to_where_it_differs() -> None:
+    pool = parts()
+    [_, second, _] = serve(pool, chain([*A, 1, 2, 3, 4, *MORE]))
+    assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == Part(second, 2, adoptable=False)
+    assert part(pool, [*A, 7, 2, 3, 4, *MORE]) == NO_PART
+    assert part(pool, [1, 2, 3, 4, *MORE]).tokens == 1  # of the first block, which is as far as the texts agree
+
+
+def test_the_longest_run_is_found_among_all_that_begin_alike() -> None:
+    pool = parts(32)
+    for tokens in ([1, 2, 7, 7], [1, 2, 3, 7], [1, 7, 7, 7], [2, 2, 3, 4]):
+        serve(pool, chain(A + tokens))
+    assert part(pool, [*A, 1, 2, 3, 4, *MORE]).tokens == 3
+
+
+def test_of_a_block_that_is_cached_as_a_whole_all_but_the_last_token_is_found() -> None:
+    pool = parts()
+    blocks = serve(pool, chain(A + B))
+    assert part(pool, A + B) == Part(blocks[1], SIZE - 1, adoptable=False)
+    assert part(pool, A + B + MORE) == NO_PART
+    assert part(pool, [*A, 2]) == NO_PART  # its only token
+
+
+def test_the_end_of_a_text_is_found_though_it_fills_no_block() -> None:
+    pool = parts()
+    blocks = serve(pool, chain([*A, 1, 2, 3]))
+    assert part(pool, [*A, 1, 2, 3, *MORE]) == Part(blocks[1], 3, adoptable=True)
+    assert part(pool, [*A, 1, 2, 7]) == Part(blocks[1], 2, adoptable=False)  # writing on it would destroy the third
+    assert part(pool, [*A, 1, 2, 3]) == Part(blocks[1], 2, adoptable=False)
+    assert hits(pool, [*A, 1, 2, 3, *MORE]) == 1
+    assert (pool.named, pool.unreferenced, len(pool.resident())) == (1, 1, 1)  # it has no name, and counts as free
+    pool.check()
+
+
+def test_a_tail_in_use_is_found_but_not_given_away() -> None:
+    pool = parts()
+    request = chain([*A, 1, 2])
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 1)
+    pool.keep_tail(request, blocks, 6)
+    assert part(pool, [*A, 1, 2, *MORE]) == Part(blocks[1], 2, adoptable=False)
+    pool.release(blocks)
+    assert part(pool, [*A, 1, 2, *MORE]) == Part(blocks[1], 2, adoptable=True)
+
+
+def test_a_tail_queues_like_a_cached_block_and_ends_when_its_slot_is_handed_out() -> None:
+    pool = parts(2)
+    blocks = serve(pool, chain([*A, 1, 2]))
+    assert list(pool.free_queue()) == blocks[::-1]
+    assert pool.take([], 1) == [blocks[1]]
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert (pool.evictions, hits(pool, A + MORE)) == (0, 1)
+    pool.check()
+
+
+def test_a_tail_that_another_block_holds_is_not_kept_twice() -> None:
+    pool = parts()
+    first, second = (serve(pool, chain([*A, 1, 2])) for _ in range(2))
+    assert [pool.findable_tokens(blocks[1]) for blocks in (first, second)] == [2, 0]
+    longer = serve(pool, chain([*A, 1, 2, 3]))
+    assert pool.findable_tokens(longer[1]) == 3
+    assert pool.findable_tokens(serve(pool, chain([*A, 1]))[1]) == 0
+
+
+def test_a_tail_that_is_filled_becomes_a_block_like_any_other() -> None:
+    pool = parts()
+    request = chain([*A, 1, 2])
+    blocks = admit(pool, request)
+    pool.store(request, blocks, 1)
+    pool.keep_tail(request, blocks, 6)
+    for token in (3, 4):
+        request.append(token)
+    pool.store(request, blocks, 2)
+    pool.check()
+    assert hits(pool, [*A, 1, 2, 3, 4, *MORE]) == 2
+    assert part(pool, [*A, 1, 2, 3, 7, *MORE]).tokens == 3
+    assert len(pool.take_events()) == 2
+
+
+@pytest.mark.parametrize("extra", [{"cache_salt": "x"}, {"lora_name": "x"}, {"extras": {0: [("cat", 0)]}}])
+@pytest.mark.parametrize("tokens", [[1, 2], [1, 2, 3, 4]])
+def test_nothing_is_found_in_the_first_block_of_another_tenant_adapter_or_image(
+    extra: dict[str, Any], tokens: list[int]
+) -> None:
+    pool = parts()
+    serve(pool, chain(tokens, **extra))
+    assert part(pool, [1, 2, *MORE]) == NO_PART
+    assert part(pool, [1, 2, *MORE], **extra).tokens == 2
+    serve(pool, chain([1, *MORE]))
+    assert part(pool, [1, 2, *MORE], **extra).tokens == 2
+    assert part(pool, [1, 2, *MORE]).tokens == 1
+    pool.check()
+
+
+def test_another_image_in_a_later_block_is_not_shared_in_part_either() -> None:
+    pool = parts()
+    serve(pool, chain([*A, 1, 2, 3], extras={1: [("cat", 1)]}))
+    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("dog", 1)]}) == NO_PART
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("cat", 1)]}).tokens == 2
+    assert pool.take([], 8) is not None
+    pool.check()
+
+
+def test_a_forged_key_shares_nothing_in_part_that_the_tokens_do_not() -> None:
+    pool = parts()
+    real = chain(A + B + MORE)
+    serve(pool, real)
+    forgery = forged(C + B + MORE, real)
+    assert pool.match(forgery) == REFUSED
+    assert pool.part(forgery, pool.match(forgery)) == NO_PART  # its B comes after C
+    blocks = serve(pool, forgery)
+    assert [pool.findable_tokens(block) for block in blocks] == [0, 0, 0]  # nothing of it is ever named, nor its tail
+    pool.check()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_without_partial_reuse_or_caching_there_are_no_parts_and_no_tails(caching: bool) -> None:
+    pool = BlockPool(4, SIZE, caching=caching, partial=not caching)
+    blocks = serve(pool, chain([*A, 1, 2]))
+    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
+    assert pool.findable_tokens(blocks[1]) == 0
+    pool.check()
+
+
+def test_reset_forgets_tails() -> None:
+    pool = parts()
+    serve(pool, chain([1, 2]))
+    assert pool.reset()
+    assert part(pool, [1, 2, *MORE]) == NO_PART
+    pool.check()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda pool: pool._filled.__setitem__(1, 0),
+        lambda pool: pool._filled.__setitem__(1, SIZE + 1),
+        lambda pool: pool._parent.__setitem__(1, 9),
+        lambda pool: setattr(pool, "partial", False),
+    ],
+)
+def test_check_notices_a_broken_tail(harm: Callable[[BlockPool], object]) -> None:
+    pool = parts(4)
+    assert serve(pool, chain([*A, 1, 2]))[1] == 1
     pool.check()
     harm(pool)
     with pytest.raises(AssertionError):

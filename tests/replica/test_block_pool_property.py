@@ -5,19 +5,22 @@ The vocabulary has two tokens and a block few of them, so that prefixes really m
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
+from numpy.typing import NDArray
 
 from events.blocks import ExtraKey
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
-from replica.block_pool import NOT_NAMED, BlockPool, Preview
+from replica.block_pool import NO_PART, NOT_NAMED, BlockPool, Match, Preview
 from replica.chain import Chain
 from replica.names import Slots
 
@@ -43,11 +46,18 @@ class Held(NamedTuple):
         extras = tuple((at, tuple(keys)) for at, keys in sorted(own.extras.items()) if at <= index)
         return own.lora_name, own.cache_salt, tuple(own.tokens[: (index + 1) * size]), extras
 
+    def tail(self, tokens: int) -> Content:
+        """Of the block after the named ones, so many tokens."""
+        lora, salt, _, extras = self.content(self.chain.named)
+        return lora, salt, tuple(self.chain.tokens[: self.chain.named * self.chain.block_size + tokens]), extras
+
 
 class Model:
     """A pool as it would be explained on a blackboard."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, size: int) -> None:
+        self.size = size
+        self.tails: dict[int, Content] = {}
         self.queue = list(range(num_blocks))
         self.references = [0] * num_blocks
         self.named: dict[int, tuple[int, Content]] = {}
@@ -64,12 +74,37 @@ class Model:
             found.append(holders[0])
         return found
 
+    def part(self, request: Held, matched: int, stop: int) -> dict[int, int]:
+        """How many of the request's tokens before `stop` each block holds that comes after the same prefix."""
+        own = self.after(request.content(matched), matched)
+        tokens = request.chain.tokens[matched * self.size : stop]
+        runs: dict[int, int] = {}
+        for block, content in {**self.tails, **{block: content for block, (_, content) in self.named.items()}}.items():
+            held = content[2][matched * self.size :]
+            if 0 < len(held) <= self.size and self.after(content, matched) == own:
+                alike = (a == b for a, b in zip(tokens, held, strict=False))
+                runs[block] = len(list(takewhile(bool, alike)))
+        return {block: run for block, run in runs.items() if run}
+
+    def after(self, content: Content, index: int) -> Content:
+        lora, salt, tokens, extras = content
+        return lora, salt, tokens[: index * self.size], extras
+
+    def keep_tail(self, request: Held, count: int) -> None:
+        chain, index = request.chain, request.chain.named
+        self.tails.pop(request.blocks[index], None)
+        runs = self.part(request, index, index * self.size + count)
+        if count not in runs.values():
+            self.tails[request.blocks[index]] = request.tail(count)
+        assert chain.named == index
+
     def take(self, hits: list[int], new: int) -> list[int] | None:
         rest = [block for block in self.queue if block not in hits]
         if len(rest) < new:
             return None
         self.queue = rest[new:]
         for block in rest[:new]:
+            self.tails.pop(block, None)
             if block in self.named:
                 self.evictions += 1
                 key, _ = self.named.pop(block)
@@ -88,6 +123,7 @@ class Model:
             if holders and self.named[holders[0]][1] != request.content(index):
                 return index
             holders.append(block)
+            self.tails.pop(block, None)
             self.named[block] = key, request.content(index)
         return stop
 
@@ -96,7 +132,7 @@ class Model:
         for block in reversed(list(blocks)):
             self.references[block] -= 1
             if not self.references[block]:
-                (self.queue if block in self.named else unnamed).append(block)
+                (self.queue if block in self.named or block in self.tails else unnamed).append(block)
         self.queue = unnamed + self.queue
 
 
@@ -106,10 +142,16 @@ class World(RuleBasedStateMachine):
     pool_type: type[BlockPool] = BlockPool
     weak = False
 
-    @initialize(num_blocks=st.integers(1, 12), size=st.integers(1, 4), bits=st.integers(1, 4), at_once=st.booleans())
-    def begin(self, num_blocks: int, size: int, bits: int, at_once: bool) -> None:
-        self.pool = self.pool_type(num_blocks, size)
-        self.model = Model(num_blocks)
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        size=st.integers(1, 4),
+        bits=st.integers(1, 4),
+        at_once=st.booleans(),
+        partial=st.booleans(),
+    )
+    def begin(self, num_blocks: int, size: int, bits: int, at_once: bool, partial: bool) -> None:
+        self.pool = self.pool_type(num_blocks, size, partial=partial)
+        self.model = Model(num_blocks, size)
         self.mask = (1 << bits) - 1 if self.weak else 2**64 - 1
         self.at_once = at_once
         self.requests: list[Held] = []
@@ -154,20 +196,45 @@ class World(RuleBasedStateMachine):
         chain, size = request.chain, self.pool.block_size
         match = self.pool.match(chain)
         assert match.blocks == self.model.match(request, (len(chain) - 1) // size)
-        new = -(-len(chain) // size) - len(match.blocks)
-        candidates, can_satisfy = self.pool.preview(match.blocks, new)
+        hits = match.blocks + self.adopted(request, match)
+        new = -(-len(chain) // size) - len(hits)
+        candidates, can_satisfy = self.pool.preview(hits, new)
         candidates_now = list(candidates)
-        blocks = self.pool.take(match.blocks, new)
-        assert blocks == self.model.take(match.blocks, new)
+        blocks = self.pool.take(hits, new)
+        assert blocks == self.model.take(hits, new)
         assert can_satisfy == (blocks is not None)
         if blocks is None:
             assert candidates_now == []
             return
-        assert blocks == match.blocks + candidates_now
+        assert blocks == hits + candidates_now
         request.blocks[:] = blocks
         self.past.append(chain)
         chain.named, chain.identity = len(match.blocks), match.identity
         self.requests.append(request)
+
+    def adopted(self, request: Held, match: Match) -> list[int]:
+        """The block that holds a part and nothing more; verifies that no block holds a longer part."""
+        part = self.pool.part(request.chain, match)
+        runs = self.model.part(request, len(match.blocks), len(request.chain) - 1) if self.pool.partial else {}
+        assert part.tokens == max(runs.values(), default=0)
+        assert part.source in runs or part == NO_PART
+        ends = len(match.blocks) * self.pool.block_size + part.tokens
+        is_all = part.source in self.model.tails and len(self.model.tails[part.source][2]) == ends
+        assert part.adoptable == (is_all and not self.model.references[part.source])
+        return [part.source] if part.adoptable else []
+
+    @precondition(lambda self: self.requests)
+    @rule(which=indices, count=st.integers(1, 3))
+    def keep_a_tail(self, which: int, count: int) -> None:
+        """So much of the block after the named ones is computed, and others may find it."""
+        self.keep(self.requests[which % len(self.requests)], count)
+
+    def keep(self, request: Held, count: int) -> None:
+        chain, size = request.chain, self.pool.block_size
+        count = min(count, size - 1, min(len(chain), len(request.blocks) * size) - chain.named * size)
+        self.pool.keep_tail(chain, request.blocks, chain.named * size + count)
+        if self.pool.partial and chain.identity is not None and count > 0:
+            self.model.keep_tail(request, count)
 
     @precondition(lambda self: self.requests)
     @rule(which=indices, count=st.integers(1, 8))
@@ -205,7 +272,9 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(which=indices)
     def compute_all_and_end(self, which: int) -> None:
-        self.fill(self.requests[which % len(self.requests)], 100)
+        request = self.requests[which % len(self.requests)]
+        self.fill(request, 100)
+        self.keep(request, 100)
         self.stop(which)
 
     @precondition(lambda self: self.requests)
@@ -238,6 +307,7 @@ class World(RuleBasedStateMachine):
         assert self.pool.reset() == done
         if done:
             self.model.named.clear()
+            self.model.tails.clear()
             self.model.holders.clear()
 
     # ---- what must hold
@@ -251,6 +321,10 @@ class World(RuleBasedStateMachine):
         assert list(pool.free_queue()) == model.queue
         assert [pool.references(block) for block in range(pool.num_blocks)] == model.references
         assert pool.resident() == {key for key, holders in model.holders.items() if holders}
+        for block in range(pool.num_blocks):
+            tail = len(model.tails[block][2]) - 1 if block in model.tails else -1  # the index of its last token
+            expected = pool.block_size if block in model.named else tail % pool.block_size + 1 if tail >= 0 else 0
+            assert pool.findable_tokens(block) == expected
         snapshot = pool.snapshot()
         assert snapshot.cached == len(model.named)
         assert snapshot.free == len(model.queue) == pool.num_blocks - snapshot.referenced
@@ -321,14 +395,44 @@ class Forgetful(BlockPool):
     def _forget_copy(self, block: int) -> bool:
         key = self._names.keys[block]
         if self._names.find(key) != block:
-            return super()._forget_copy(block)
+            return key not in self._copies or super()._forget_copy(block)
         for copy in self._copies.pop(key, []):
-            self._parent[copy] = NOT_NAMED
+            self._parent[copy], self._filled[copy] = NOT_NAMED, 0
         return False
 
 
+class Blind(BlockPool):
+    """Finds parts in other tenants' blocks."""
+
+    def _longest_run(self, parent: int, own: NDArray[np.uint32], exact: bytes | None) -> tuple[int, int]:  # noqa: ARG002
+        kept, self._exact = self._exact, {}
+        try:
+            return super()._longest_run(parent, own, None)
+        finally:
+            self._exact = kept
+
+
+class Undying(BlockPool):
+    """Finds tails whose slot has been handed out."""
+
+    def _evict(self, slots: Slots) -> None:
+        super()._evict(slots[self._many_filled[slots] == self.block_size])
+
+
+class Hoarding(BlockPool):
+    """Keeps every tail, also those that another block holds."""
+
+    def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
+        kept = self._longest_run
+        self._longest_run = lambda *_: (0, 0)  # type: ignore[method-assign]
+        super().keep_tail(chain, blocks, computed)
+        self._longest_run = kept  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
-    ("world", "broken"), [(WeakWorld, Trusting), (World, Doubling), (World, Forgetful)], ids=lambda of: of.__name__
+    ("world", "broken"),
+    [(WeakWorld, Trusting), *((World, broken) for broken in (Doubling, Forgetful, Blind, Undying, Hoarding))],
+    ids=lambda of: of.__name__,
 )
 def test_the_property_fails_for_a_pool_that_leaves_out_a_precaution(
     world: type[World], broken: type[BlockPool]

@@ -15,6 +15,7 @@ import pytest
 
 from replica.cli import PARENT_VARIABLE
 from tests.events.processes import wait_until
+from tests.replica.folders import model_folder
 
 COMMAND = [sys.executable, "-m", "fleet", "replica"]
 DEMO = ["--model", "demo", "--engine", "simulated", "--port", "0", "--events-port", "0"]
@@ -48,28 +49,37 @@ def replica(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
             process.kill()
 
 
-def test_the_native_engine_is_refused_in_one_line() -> None:
-    finished = run("--model", "demo")
+def test_a_model_that_does_not_exist_is_said_in_one_line() -> None:
+    finished = run("--model", "unheard-of")
     assert finished.returncode == 2
-    assert finished.stderr == "Error: the native engine is not part of this version; use --engine simulated\n"
+    assert finished.stderr == (
+        "Error: --model: 'unheard-of' is no model; name demo, a folder with its files, or ORG/NAME to download\n"
+    )
 
 
 def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
     code = (
         "import atexit, sys\n"
-        "atexit.register(lambda: print('fastapi' in sys.modules, 'numpy' in sys.modules))\n"
+        "atexit.register(lambda: print(*(name in sys.modules for name in ('fastapi', 'numpy', 'torch'))))\n"
         "from fleet.cli import main\nmain(['replica', '--model', 'demo', '--port', '-1'])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
-    assert (finished.returncode, finished.stdout) == (2, "False False\n")
+    assert (finished.returncode, finished.stdout) == (2, "False False False\n")
 
 
-def test_without_the_extra_the_command_says_how_to_get_it() -> None:
-    code = f"import sys; sys.modules['numpy'] = None\nfrom fleet.cli import main\nmain(['replica', *{DEMO!r}])"
+NATIVE = ["--model", "demo"]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [("numpy", DEMO), ("numpy", NATIVE), ("safetensors", NATIVE), ("torch", NATIVE)]
+)
+def test_without_the_extra_the_command_says_how_to_get_it(module: str, arguments: list[str]) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None\nfrom fleet.cli import main\nmain(['replica', *{arguments!r}])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (finished.returncode, finished.stderr) == (
         1,
-        "warmroute replica needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n",
+        f"warmroute replica needs {module}, which is not installed. "
+        "Install it with: pip install 'warmroute[replica]'\n",
     )
 
 
@@ -78,6 +88,12 @@ def test_a_model_without_a_tokenizer_is_noted() -> None:
     assert finished.stderr.startswith(
         "Note: 'some/model' is no folder with a tokenizer.json, and there is no --tokenizer: a token is a byte\n"
     )
+
+
+def test_a_real_model_without_a_tokenizer_is_noted_too(tmp_path: Path) -> None:
+    finished = run("--model", model_folder(tmp_path), "--host", "203.0.113.1")
+    assert finished.stderr.startswith(f"Note: {str(tmp_path)!r} is no folder with a tokenizer.json")
+    assert "prompts of token ids are not touched" in finished.stderr
 
 
 def test_a_port_in_use_is_said_in_one_line() -> None:

@@ -41,8 +41,19 @@ def test_a_hit_skips_prefill_and_not_decode() -> None:
     assert one.scheduler.generated_tokens == 10
 
 
-def test_cached_tokens_are_whole_blocks_and_never_the_last_token() -> None:
-    one = engine()
+def test_cached_tokens_are_whole_blocks_and_a_part_and_never_the_last_token() -> None:
+    one = engine(runner=RememberingRunner)
+    assert generate(one, PROMPT)[1] == 0
+    assert generate(one, PROMPT)[1] == len(PROMPT) - 1
+    assert generate(one, PROMPT[: 5 * SIZE])[1] == 5 * SIZE - 1
+    assert generate(one, [*PROMPT[:10], 1, 2, 3])[1] == 10
+    assert generate(one, PROMPT[:SIZE])[1] == SIZE - 1
+    assert generate(one, PROMPT[:1])[1] == 0
+    assert one.stats().computed_prompt_tokens == 21 + 1 + 1 + 3 + 1 + 1
+
+
+def test_without_partial_reuse_cached_tokens_are_whole_blocks() -> None:
+    one = engine(enable_partial_reuse=False)
     assert generate(one, PROMPT)[1] == 0
     assert generate(one, PROMPT)[1] == 5 * SIZE
     assert generate(one, PROMPT[: 5 * SIZE])[1] == 4 * SIZE
@@ -160,6 +171,17 @@ def test_a_full_queue_of_unknown_speed_says_one_second() -> None:
     assert refused.retry_after_s == 1.0
 
 
+@pytest.mark.parametrize(("prompt", "output"), [([5, 300], []), ([5], [6, 300])])
+def test_a_token_id_that_the_model_does_not_know_is_refused_with_the_id(prompt: list[int], output: list[int]) -> None:
+    one = engine()
+    one.runner.vocab_size = 300
+    assert submit(one, 1, prompt, output=output) == Refused(
+        1, "invalid", "token id 300 is not in the model's vocabulary of 300 tokens"
+    )
+    assert not one.busy
+    assert submit(one, 1, [5, 299]) is None
+
+
 # ---- resume
 
 
@@ -172,7 +194,7 @@ def test_a_request_resumed_elsewhere_goes_on_with_the_same_tokens(said: int, war
         generate(other, PROMPT, 2, seed=1)
     rest, cached = generate(other, PROMPT, 12, output=whole[:said], seed=5)
     assert rest == whole[said:]
-    assert cached == (5 * SIZE if warm else 0)
+    assert cached == (min(len(PROMPT) + said - 1, len(PROMPT)) if warm else 0)
 
 
 def test_a_resumed_request_keeps_its_limit_and_the_models() -> None:
@@ -282,7 +304,7 @@ def test_snapshot_counts_tokens_and_blocks_asked_for_and_found() -> None:
     found = one.pool.snapshot()
     assert (found.query_tokens, found.hit_tokens) == (42, 20)
     assert (found.query_blocks, found.hit_blocks) == (10, 5)
-    assert (found.preempted_query_tokens, found.preempted_hit_tokens) == (0, 0)
+    assert (found.partial_hit_tokens, found.preempted_query_tokens, found.preempted_hit_tokens) == (0, 0, 0)
     assert (found.total, found.free, found.referenced) == (64, 64, 0)
     assert found.cached == found.unreferenced == one.pool.named
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from kernels.spans import Copy
 from replica.block_pool import BlockPool
-from replica.messages import Output, Sampling
-from replica.request import Request
+from replica.messages import Output, Sampling, TokenLogprobs
+from replica.request import Request, Scheduled
 from replica.runner import Sampled
 from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
 from tests.replica.engines import SIZE, chain
@@ -37,7 +38,7 @@ def step(of: Scheduler, token: int = 7) -> tuple[list[tuple[int, int]], list[Out
     assert sum(scheduled.tokens for scheduled in batch) <= of.limits.max_num_batched_tokens
     outputs = of.commit(batch, drawn(batch, token))
     of.check()
-    return [(request.id, tokens) for request, _, tokens in batch], outputs
+    return [(scheduled.request.id, scheduled.tokens) for scheduled in batch], outputs
 
 
 def drawn(batch: Batch, token: int = 7) -> list[Sampled | None]:
@@ -367,6 +368,150 @@ def test_nobody_waits_for_a_prefix_whose_name_is_taken_by_a_collision() -> None:
     third = submit(one, 3, [*shared, 2])
     assert (3, 21) in computed(one)
     assert third.cached_tokens == 0
+
+
+# ---- reuse of parts
+
+
+def partial_scheduler(**limits: int) -> Scheduler:
+    one = scheduler(**limits)
+    one.pool = BlockPool(one.pool.num_blocks, SIZE, partial=True)
+    return one
+
+
+def admitted(of: Scheduler) -> Scheduled:
+    """The last of the batch, which is then committed."""
+    batch = of.schedule()
+    of.commit(batch, drawn(batch))
+    of.check()
+    return batch[-1]
+
+
+def test_a_fork_inside_a_block_copies_what_is_shared_and_computes_the_rest() -> None:
+    one = partial_scheduler()
+    first = submit(one, 1, [*range(10), 100, 101])
+    step(one)
+    source = first.blocks[2]
+    second = submit(one, 2, [*range(10), 200, 201])
+    scheduled = admitted(one)
+    assert scheduled == Scheduled(second, 10, 2, Copy(source, second.blocks[2], 2))
+    assert (second.cached_tokens, one.computed_prompt_tokens) == (10, 14)
+    assert (one.pool.lookups.hit_tokens, one.pool.lookups.partial_hit_tokens) == (8, 2)
+
+
+def test_of_a_prompt_that_is_all_cached_one_token_is_computed() -> None:
+    one = partial_scheduler()
+    for number in (1, 2):
+        submit(one, number, list(range(12)), max_tokens=1)
+        finish(one)
+    assert one.computed_prompt_tokens == 12 + 1
+
+
+def test_the_next_turn_goes_on_in_the_block_where_the_last_one_ended() -> None:
+    one = partial_scheduler()
+    submit(one, 1, list(range(5)), max_tokens=3)
+    finish(one)
+    request = submit(one, 2, [*range(5), 7, 7, 7, 50])  # the last token of the answer has no KV yet
+    scheduled = admitted(one)
+    assert (scheduled.start, scheduled.tokens, scheduled.copy) == (7, 2, None)
+    assert request.cached_tokens == 7
+
+
+def test_two_that_go_on_from_one_tail_do_not_write_on_it_both() -> None:
+    one = partial_scheduler()
+    submit(one, 1, list(range(6)), max_tokens=1)
+    finish(one)
+    second, third = (submit(one, number, [*range(6), 50 + number]) for number in (2, 3))
+    batch = one.schedule()
+    assert [(scheduled.start, scheduled.copy) for scheduled in batch] == [
+        (6, None),
+        (6, Copy(second.blocks[1], third.blocks[1], 2)),
+    ]
+
+
+def test_forks_that_arrive_together_share_whole_blocks_and_the_part_after_them() -> None:
+    one = partial_scheduler(max_num_batched_tokens=64)
+    for number in range(4):
+        submit(one, number, [*range(18), 100 + number, 200])
+    assert computed(one) == [(0, 20)]
+    assert computed(one) == [(0, 1), (1, 2), (2, 2), (3, 2)]
+    assert one.computed_prompt_tokens == 20 + 3 * 2
+
+
+def test_choices_of_one_prompt_find_its_end_while_the_first_still_runs() -> None:
+    one = partial_scheduler(max_num_batched_tokens=64)
+    for number in range(3):
+        submit(one, number, list(range(10)))
+    assert computed(one) == [(0, 10)]
+    assert computed(one) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_less_than_a_block_is_not_worth_waiting_a_step() -> None:
+    one = partial_scheduler(max_num_batched_tokens=64)
+    submit(one, 1, list(range(SIZE)))
+    submit(one, 2, list(range(SIZE)))
+    assert computed(one) == [(1, SIZE), (2, SIZE)]
+
+
+def test_what_is_copied_may_be_handed_out_in_the_same_step() -> None:
+    one = partial_scheduler(num_blocks=3)
+    submit(one, 1, list(range(8)), max_tokens=1)
+    finish(one)
+    request = submit(one, 2, [0, 1, *range(50, 58)], max_tokens=2)
+    scheduled = admitted(one)
+    assert scheduled.copy is not None
+    assert scheduled.copy.source in request.blocks
+    assert (scheduled.copy.target, scheduled.copy.tokens) == (request.blocks[0], 2)
+
+
+def test_a_preempted_request_finds_the_end_of_its_chain_again() -> None:
+    one = partial_scheduler()
+    request = submit(one, 1, 5)
+    step(one)
+    step(one)
+    one._preempt(request)
+    assert one.queued_prefill_tokens() == 1
+    scheduled = admitted(one)
+    assert (scheduled.start, scheduled.tokens) == (6, 1)
+    assert one.pool.lookups.partial_hit_tokens == 0  # asked again after a preemption
+
+
+# ---- log probabilities of the prompt
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_as_a_whole_and_kept() -> None:
+    one = partial_scheduler(max_num_batched_tokens=64)
+    tokens = list(range(10))
+    submit(one, 1, tokens, max_tokens=1)
+    finish(one)
+    submit(one, 2, tokens, prompt_logprobs=0)
+    submit(one, 3, tokens, prompt_logprobs=0)
+    assert computed(one) == [(2, 10), (3, 10)]  # it does not wait for another's either
+    assert one.pool.lookups.query_tokens == 10
+    one.pool.reset()
+    assert submit(one, 4, tokens, max_tokens=1).uncached_tokens == 2
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_output_only() -> None:
+    one = partial_scheduler(max_num_batched_tokens=8)
+    request = submit(one, 1, 10, prompt_logprobs=0)
+    plain = submit(one, 2, 3)
+    found = [TokenLogprobs(-1.0, [])]
+    request.prompt_logprobs = found
+    outputs = [output for _ in range(3) for output in step(one)[1]]
+    assert [output.prompt_logprobs for output in outputs if output.id == request.id] == [found, None]
+    assert {output.prompt_logprobs for output in outputs if output.id == plain.id} == {None}
+
+
+def test_a_preemption_before_the_first_token_forgets_the_log_probabilities_so_far() -> None:
+    one = partial_scheduler(num_blocks=8, max_num_batched_tokens=8)
+    submit(one, 1, 7, max_tokens=20)
+    request = submit(one, 2, 22, prompt_logprobs=0, priority=1.0)
+    while not one.preemptions:
+        if request.blocks:
+            request.prompt_logprobs = [TokenLogprobs(-1.0, [])]
+        step(one)
+    assert request.prompt_logprobs == []
 
 
 # ---- preemption

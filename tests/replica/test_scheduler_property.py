@@ -15,11 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.resolver import Resolver
-from replica.block_pool import BlockPool, Match
+from replica.block_pool import BlockPool, Match, Part
 from replica.chain import Chain
 from replica.config import SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Output
+from replica.names import Slots
 from replica.request import Scheduled
 from replica.runner import Sampled
 from tests.replica.engines import MODEL, RememberingRunner, drain, engine, submit
@@ -51,30 +52,34 @@ class StrictRunner(RememberingRunner):
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         assert sum(scheduled.tokens for scheduled in batch) <= self.budget
         assert len({scheduled.request.id for scheduled in batch}) == len(batch) <= self.seqs
-        assert all(start == request.computed and count > 0 for request, start, count in batch)
+        assert all(start == request.computed and count > 0 for request, start, count, _ in batch)
         return super().run(batch)
 
 
 class Expected:
     """A request that was accepted, and what it still has to be told."""
 
-    def __init__(self, prompt: list[int], said: tuple[int, ...], resumed: int) -> None:
+    def __init__(self, prompt: list[int], said: tuple[int, ...], resumed: int, *, scored: bool) -> None:
         self.prompt = prompt
+        self.scored = scored and not resumed  # the log probabilities of its prompt are wanted, and can be had
         self.resumed = resumed
         self.left = list(said[resumed:])
         self.cached: int | None = None
 
-    def hear(self, output: Output, size: int) -> None:
+    def hear(self, output: Output, size: int, *, partial: bool) -> None:
+        if self.scored and self.cached is None:
+            assert output.prompt_logprobs is not None
+            assert len(output.prompt_logprobs) == len(self.prompt) - 1
+        else:
+            assert output.prompt_logprobs is None
         assert output.token_ids == self.left[: len(output.token_ids)]
         del self.left[: len(output.token_ids)]
         assert (output.finish_reason is None) == bool(self.left)
         assert self.cached in (None, output.cached_tokens), "it was cached differently a moment ago"
         self.cached = output.cached_tokens
-        if self.resumed:
-            assert self.cached <= len(self.prompt)
-        else:
-            assert self.cached <= len(self.prompt) - 1
-            assert self.cached % size == 0
+        assert self.cached <= len(self.prompt) - (not self.resumed)
+        assert self.cached == 0 or not self.scored
+        assert self.resumed or partial or self.cached % size == 0
 
 
 class World(RuleBasedStateMachine):
@@ -88,14 +93,15 @@ class World(RuleBasedStateMachine):
         seqs=st.integers(1, 5),
         spare=st.integers(0, 30),
         waiting=st.integers(1, 8),
+        partial=st.booleans(),
     )
-    def begin(self, room: int, size: int, seqs: int, spare: int, waiting: int) -> None:
+    def begin(self, room: int, size: int, seqs: int, spare: int, waiting: int, partial: bool) -> None:
         num_blocks = -(-room // size)
         limits = {"max_num_seqs": seqs, "max_num_batched_tokens": seqs + spare, "max_waiting": waiting}
         self.engine: Engine = engine(runner=StrictRunner, num_blocks=num_blocks, block_size=size, **limits, **SAME)
         assert isinstance(self.engine.runner, StrictRunner)
         self.engine.runner.budget, self.engine.runner.seqs = seqs + spare, seqs
-        self.engine.pool = self.engine.scheduler.pool = self.pool_type(num_blocks, size)
+        self.engine.pool = self.engine.scheduler.pool = self.pool_type(num_blocks, size, partial=partial)
         self.expected: dict[int, Expected] = {}
         self.past: list[list[int]] = []
         self.resolver = Resolver(MODEL, native=True)
@@ -109,6 +115,7 @@ class World(RuleBasedStateMachine):
         resumed=st.sampled_from([0, 0, 0, 1, 3]),
         priority=st.sampled_from([0.0, 0.0, 1.0, -1.0]),
         cache_salt=st.sampled_from([None, None, None, "x"]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
     )
     def arrive(self, prompt: list[int], max_tokens: int, seed: int, resumed: int, **own: Any) -> None:
         self.send(prompt, max_tokens, seed, resumed, **own)
@@ -134,7 +141,8 @@ class World(RuleBasedStateMachine):
         refused = submit(self.engine, self.count, prompt, max_tokens, **own)
         assert (refused and refused.reason) == refusal
         if refused is None:
-            self.expected[self.count] = Expected(prompt, said, resumed)
+            scored = own.get("prompt_logprobs") is not None
+            self.expected[self.count] = Expected(prompt, said, resumed, scored=scored)
 
     def refusal(self, tokens: int, longest: int) -> str | None:
         pool, scheduler = self.engine.pool, self.engine.scheduler
@@ -167,7 +175,7 @@ class World(RuleBasedStateMachine):
         busy, computed_before = self.engine.busy, self.progress()
         for output in self.engine.step():
             self.generated += len(output.token_ids)
-            self.expected[output.id].hear(output, self.engine.pool.block_size)
+            self.expected[output.id].hear(output, self.engine.pool.block_size, partial=self.engine.pool.partial)
             if output.finish_reason:
                 del self.expected[output.id]
         self.verify()
@@ -231,7 +239,43 @@ class Shifted(BlockPool):
         return longer
 
 
-@pytest.mark.parametrize("broken", [Mixing, Leaking, Shifted])
+class Blind(BlockPool):
+    """Copies parts of other tenants' blocks."""
+
+    def part(self, chain: Chain, match: Match) -> Part:
+        plain = Chain(chain.tokens, chain.block_size, MODEL)
+        kept, self._exact = self._exact, {}
+        try:
+            return super().part(plain, match)
+        finally:
+            self._exact = kept
+
+
+class Hasty(BlockPool):
+    """Lets others find the token that was sampled last, whose KV nobody has computed."""
+
+    def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
+        if len(chain) > computed and computed % self.block_size and (computed + 1) % self.block_size:
+            computed += 1
+        super().keep_tail(chain, blocks, computed)
+
+
+class Undying(BlockPool):
+    """Finds tails whose slot has been handed out."""
+
+    def _evict(self, slots: Slots) -> None:
+        super()._evict(slots[self._many_filled[slots] == self.block_size])
+
+
+class Sharing(BlockPool):
+    """Lets a request write on a tail that another one uses, or that holds more than the request says."""
+
+    def part(self, chain: Chain, match: Match) -> Part:
+        part = super().part(chain, match)
+        return part._replace(adoptable=part.tokens > 0 and self.findable_tokens(part.source) < self.block_size)
+
+
+@pytest.mark.parametrize("broken", [Mixing, Leaking, Shifted, Blind, Hasty, Undying, Sharing])
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
     careless = type("CarelessWorld", (World,), {"pool_type": broken})
     quick = settings(

@@ -98,7 +98,9 @@ def test_several_choices_go_on_together(origin: Replica, successor: Replica, pat
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"logprobs": 1}, {"n": 2, "stop": "\ufffd\ufffd"}], ids=["plain", "logprobs", "n"]
+    "fields",
+    [{}, {"logprobs": 1}, {"n": 2, "stop": "\ufffd\ufffd"}, {"n": 2, "prompt_logprobs": 1}],
+    ids=["plain", "logprobs", "n", "prompt_logprobs"],
 )
 def test_an_answer_that_is_not_streamed_is_whole_after_a_move(
     origin: Replica, successor: Replica, fields: dict[str, Any]

@@ -1,5 +1,7 @@
 """Where a setting's value comes from, and what configuration it makes."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,21 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from kernels.backends import NAMES
 from replica.config import ReplicaConfig
+from replica.configure import config_from
 from replica.options import SettingsCommand
-from replica.settings import ALL, Setting, config_from
+from replica.settings import ALL, Setting
+from tests.replica.folders import FP32_TOKEN, model_folder
 
 BASE = ("--model", "demo", "--engine", "simulated")
-# Fields that several settings make together, and what the tokenizer says.
+# Fields that several settings make together, and what the tokenizer and the model say.
 DERIVED = {
     "engine.model",
+    "engine.model_path",
+    "engine.dtype",
+    "engine.max_model_len",
+    "engine.max_step_s",
     "engine.num_blocks",
     "engine.events",
     "engine.replay",
@@ -71,7 +80,8 @@ def at(configuration: ReplicaConfig, field: str) -> Any:
 
 def test_every_field_has_a_setting() -> None:
     fields = {setting.field for setting in ALL.values() if setting.field}
-    assert fields | DERIVED | {"engine.num_blocks"} == set(leaves(ReplicaConfig))
+    assert fields | DERIVED == set(leaves(ReplicaConfig))
+    assert fields.isdisjoint(DERIVED)
 
 
 def test_without_settings_the_configuration_has_its_own_defaults() -> None:
@@ -88,7 +98,7 @@ def other_value(setting: Setting, folder: Path) -> Any:
         (folder / "file").touch()
         return str(folder / "file" if setting.type.dir_okay is False else folder)
     if setting.type is click.BOOL:
-        return setting.key not in ("enable_prefix_caching", "events")
+        return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
     return OTHER_VALUES[setting.type.name]
@@ -105,7 +115,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
     if setting.type is click.BOOL:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
-    base: tuple[str, ...] = BASE if setting.key != "engine" else BASE[:2]
+    base: tuple[str, ...] = BASE if setting.key != "engine" else ("--model", model_folder(tmp_path))
     if setting.key == "curve_clients":
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
@@ -119,12 +129,6 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Pat
     environment = {"WARMROUTE_CONFIG": str(tmp_path / "c.toml"), "WARMROUTE_MAX_NUM_SEQS": "2", "WARMROUTE_PORT": "2"}
     made = config("--port", "1", environment=environment)
     assert (made.port, made.engine.max_num_seqs, made.engine.block_size) == (1, 2, 3)
-
-
-def test_the_native_engine_is_refused_in_one_line() -> None:
-    assert error(base=("--model", "demo")) == (
-        "Error: the native engine is not part of this version; use --engine simulated\n"
-    )
 
 
 def test_the_model_has_to_be_named() -> None:
@@ -147,6 +151,9 @@ def test_the_model_has_to_be_named() -> None:
         (("--tokenizer", "."), "--tokenizer .: tokenizer.json does not exist"),
         (("--curve-clients", "."), "give --curve-secret too"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
+        (("--threads", "0"), "'--threads': 0 is not"),
+        (("--dtype", "int4"), "'int4' is not one of"),
+        (("--attention", "guessing"), "'guessing' is not one of"),
         (("--model", "./nowhere"), "'--model': './nowhere' is no folder"),
         (("--model", "/nowhere"), "'/nowhere' is no folder; name one that exists"),
         (("--model", "some/model/"), "'some/model/' is no folder"),
@@ -235,6 +242,15 @@ def test_memory_and_number_contradict_each_other_only_in_the_same_place(tmp_path
     assert memory == 10**9 // (16 * 131072)
 
 
+@pytest.mark.parametrize("key", ["max_model_len", "num_blocks"])
+def test_lengths_of_the_simulated_engine_are_its_own_or_given(key: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f"{key} = 7")
+    assert at(config(), f"engine.{key}") == 8192
+    assert at(config(ALL[key].option, "7"), f"engine.{key}") == 7
+    assert at(config(environment={ALL[key].variable: "7"}), f"engine.{key}") == 7
+    assert at(config("--config", str(tmp_path / "c.toml")), f"engine.{key}") == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "ports"),
     [((), (5557, 5558, 5559, 5560)), (("--events-port", "7000"), (7000, 7001, 7002, 7003))],
@@ -259,12 +275,16 @@ def test_a_name_needs_no_tokenizer() -> None:
     assert made.engine.eos_token_ids == (257, 259)
 
 
+def tokenizer_in(folder: Path) -> str:
+    vocabulary = {"[UNK]": 0, "a": 1, "</s>": 2}
+    Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    return str(folder)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    vocabulary = {"[UNK]": 0, "a": 1, "</s>": 2}
-    Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
-    return str(tmp_path)
+    return tokenizer_in(tmp_path)
 
 
 def test_a_model_folder_brings_its_tokenizer(model: str) -> None:
@@ -276,6 +296,97 @@ def test_a_model_folder_brings_its_tokenizer(model: str) -> None:
 def test_name_and_tokenizer_can_be_given_apart(model: str) -> None:
     made = config("--served-model-name", "mine", "--tokenizer", f"{model}/tokenizer.json")
     assert (made.engine.model, made.tokenizer) == ("mine", f"{model}/tokenizer.json")
+
+
+# ---- the native engine
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> tuple[str, ...]:
+    return ("--model", model_folder(tmp_path))
+
+
+def test_the_native_engine_is_told_what_its_model_says(native: tuple[str, ...]) -> None:
+    made = config(base=native).engine
+    assert (made.engine, made.model, made.model_path) == ("native", native[1], native[1])
+    assert (made.dtype, made.vocabulary, made.max_model_len) == ("float32", (0, 300), 512)
+    assert made.num_blocks == 10**9 // (16 * FP32_TOKEN)
+
+
+def test_the_type_is_that_of_the_model_unless_given(tmp_path: Path) -> None:
+    base = ("--model", model_folder(tmp_path, dtype="bfloat16"))
+    auto, given = config(base=base).engine, config("--dtype", "float32", base=base).engine
+    assert (auto.dtype, given.dtype) == ("bfloat16", "float32")
+    assert auto.num_blocks == 10**9 // (16 * FP32_TOKEN // 2)
+
+
+def test_the_native_cache_is_sized_by_memory_or_by_number(native: tuple[str, ...]) -> None:
+    made = config("--kv-cache-gb", "0.01", "--block-size", "32", base=native)
+    assert made.engine.num_blocks == 10**7 // (32 * FP32_TOKEN)
+    assert config("--num-blocks", "99", base=native).engine.num_blocks == 99
+    assert "give one of them" in error("--num-blocks", "5", "--kv-cache-gb", "1", base=native)
+
+
+def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: tuple[str, ...]) -> None:
+    assert config("--max-model-len", "100", base=native).engine.max_model_len == 100
+    said = error("--max-model-len", "513", base=native)
+    assert said == f"Error: --model: {native[1]} has 512 positions, and --max-model-len 513 is more; give 512 or less\n"
+
+
+def test_without_a_tokenizer_outputs_end_where_the_model_says(native: tuple[str, ...]) -> None:
+    made = config(base=native)
+    assert (made.tokenizer, made.engine.eos_token_ids) == (None, (7, 8))
+
+
+def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    tokenizer_in(tmp_path / "other")
+    made = config("--tokenizer", str(tmp_path / "other"), base=native)
+    assert made.engine.eos_token_ids == (2, 7, 8)
+    assert made.engine.vocabulary == (0, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "unheard-of"), "--model: 'unheard-of' is no model; name demo, a folder with its files, or ORG"),
+        (("--model", "."), "has no config.json"),
+        (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
+        (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
+    ],
+)
+def test_what_the_native_engine_cannot_use_is_said_in_one_line(
+    arguments: tuple[str, ...], said: str, native: tuple[str, ...]
+) -> None:
+    whole = error(*arguments, base=native)
+    assert said in whole
+    assert whole.count("\n") == 1
+
+
+def test_a_model_that_does_not_run_is_refused_with_what_does(tmp_path: Path) -> None:
+    said = error(base=("--model", model_folder(tmp_path, architectures=["MambaForCausalLM"])))
+    assert "MambaForCausalLM" in said
+    assert "Qwen3ForCausalLM" in said
+
+
+def test_the_demo_model_is_made_where_the_cache_is_and_keeps_its_name(tmp_path: Path) -> None:
+    made = config(base=("--model", "demo"), environment={"WARMROUTE_CACHE_DIR": str(tmp_path)})
+    assert Path(made.engine.model_path).parent == tmp_path
+    assert (made.engine.model, made.tokenizer, made.engine.dtype) == ("demo", made.engine.model_path, "float32")
+
+
+def test_the_attention_to_choose_from_is_that_of_the_kernels() -> None:
+    assert all(config("--attention", name).engine.attention == name for name in NAMES)
+
+
+def test_settings_never_import_torch(native: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom replica.cli import replica\nfrom replica.configure import config_from\n"
+        f"with replica.make_context('replica', {list(native)!r}) as ctx: config_from(ctx)\n"
+        "print('torch' in sys.modules)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout == "False\n"
 
 
 def test_the_file_in_the_docs_is_accepted(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from replica.clock import Clock, VirtualClock, WallClock
-from replica.config import EngineConfig, SimulatedConfig
+from replica.config import SimulatedConfig
 from replica.messages import Sampling
-from replica.process import make_runner
 from replica.request import Request, Scheduled
 from replica.simulated import SimulatedRunner
-from tests.replica.engines import MODEL, SIZE, chain, engine, generate
+from tests.replica.engines import chain, engine, generate
 
 SPEED = SimulatedConfig(
     prefill_tokens_per_s=1000, decode_tokens_per_s=50, batch_slowdown=0.1, step_overhead_s=0.002, mean_output_tokens=6
@@ -170,12 +169,6 @@ def test_only_who_is_computed_to_the_end_gets_a_token() -> None:
 
 
 # ---- which engine
-
-
-def test_an_engine_that_is_not_there_is_refused_by_name() -> None:
-    config = EngineConfig(model=MODEL, engine="native", block_size=SIZE)
-    with pytest.raises(ValueError, match="'native'"):
-        make_runner(config, VirtualClock())
 
 
 def test_a_vocabulary_of_nothing_but_ends_is_refused() -> None:

@@ -5,15 +5,17 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from api.errors import ApiError
 from api.native import Native
 from api.requests import CompletionRequest, read
 from api.tokenizer import ByteTokenizer
-from replica.http.forms import form_of
+from replica.http.forms import AT_ONCE, form_of
 from replica.http.generation import Delta
 from replica.http.intake import Intake
-from replica.http.work import Served, Work, plan, size_of_plan
+from replica.http.work import MAX_PROMPT_LOGPROBS, Served, Work, plan, size_of_plan
+from replica.messages import TokenLogprobs
 
 SERVED = Served(max_model_len=100, tokenizer=ByteTokenizer())
 
@@ -48,6 +50,42 @@ def test_more_tokens_than_could_have_been_generated_are_refused(fields: dict[str
         planned(asked(n=2, resume_token_ids=[[1], [1] * (most + 1)], **fields))
     assert (caught.value.status, caught.value.param) == (400, "resume_token_ids[1]")
     assert f"{most + 1} tokens" in caught.value.message and caught.value.message.endswith(f" {most}")
+
+
+def test_the_first_choice_of_each_prompt_says_its_log_probabilities() -> None:
+    work = planned(asked(prompt=["a", "b"], n=3, prompt_logprobs=2, seed=5))
+    assert [part.submit and part.submit.sampling.prompt_logprobs for part in work.parts] == [2, None, None] * 2
+    assert seeds(work) == [5, 6, 7] * 2
+
+
+def test_log_probabilities_of_a_prompt_are_computed_anew_where_it_is_resumed() -> None:
+    work = planned(asked(n=2, max_tokens=1, prompt_logprobs=0, resume_token_ids=[[1], [1]]))
+    assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]
+
+
+def test_more_log_probabilities_of_prompts_than_can_be_told_are_refused() -> None:
+    served = Served(max_model_len=10**6, tokenizer=ByteTokenizer())
+
+    def plan_for(tokens: int, **fields: Any) -> Work:
+        return plan(asked(**fields), Native(), [[1] * tokens], served, itertools.count(1).__next__)
+
+    most = MAX_PROMPT_LOGPROBS // 2
+    plan_for(most, prompt_logprobs=1)
+    for tokens, fields in ((most + 1, {"prompt_logprobs": 1}), (most, {"prompt_logprobs": 1, "n": 2})):
+        with pytest.raises(ApiError) as caught:
+            plan_for(tokens, **fields)
+        assert (caught.value.status, caught.value.param) == (400, "prompt_logprobs")
+        assert str(MAX_PROMPT_LOGPROBS) in caught.value.message
+
+
+def test_many_log_probabilities_are_put_into_words_in_small_steps() -> None:
+    work = plan(
+        asked(prompt_logprobs=0), Native(), [[97] * (5 * AT_ONCE)], replace(SERVED, max_model_len=10**6), lambda: 1
+    )
+    form = form_of(work, "demo", SERVED.tokenizer)
+    form.tell_prompt(work.parts[0].choice, [TokenLogprobs(-1.0, [], 1)] * (5 * AT_ONCE - 1))
+    assert len(list(form.prepare())) == 5
+    assert len(json.loads(form.end())["choices"][0]["prompt_logprobs"]) == 5 * AT_ONCE
 
 
 def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:

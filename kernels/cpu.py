@@ -1,0 +1,153 @@
+"""Attention on a CPU: each sequence's KV is gathered from its slots, and its rows are computed against that.
+
+In float32 a row's result is the same to the last bit, whatever chunk or batch it stands in and whatever of its KV came
+from the cache (decision 0009). Three rules make it so, and whoever edits `exact` keeps them:
+
+1.  A matrix product has at least MIN_ROWS rows: below, MKL takes other kernels, which add in another order.
+2.  Sums over tokens go partition by partition, PARTITION tokens each from the sequence's start, in this order, because
+    MKL cuts long sums in equal parts (above 384 here). Within a partition zeros behind the last token change nothing;
+    whole GRAINs of them are left out.
+3.  The scores' maximum is of all tokens the row sees: a running one would depend on the partitions.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.paged import Attention, Context, LayerCache, Step
+
+MIN_ROWS = 16
+PARTITION = 256
+GRAIN = 64
+SCORES = 1 << 20  # of one tile; more would fall out of the cache between the passes over them
+
+
+class CpuAttention(Attention):
+    name = "cpu"
+
+    def decode(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+        attend = exact if queries.dtype == torch.float32 else decode_fused
+        rows = [attend(row[None], cache, context) for row, context in zip(queries, step.decodes, strict=True)]
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+    def prefill(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+        attend = exact if queries.dtype == torch.float32 else prefill_fused
+        chunks = queries.split([context.tokens for context in step.prefills])
+        rows = [attend(chunk, cache, context) for chunk, context in zip(chunks, step.prefills, strict=True)]
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+# ---- float32, the same to the last bit
+
+
+def exact(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
+    """A sequence's rows, [rows, heads, head_dim]."""
+    rows, heads, head_dim = queries.shape
+    kv_heads = cache.keys.shape[2]
+    queries = (queries * head_dim**-0.5).view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
+    tile = min(128, max(MIN_ROWS, SCORES // (heads * context.length)))
+    # Several tiles gather once; a single one does so partition by partition, each of which is still in the cache then.
+    keys, values = (Whole(memory, context) if rows > tile else Piecewise(memory, context) for memory in cache)
+    result = queries.new_empty(rows, kv_heads, heads // kv_heads, head_dim)
+    for first in range(0, rows, tile):
+        last = min(first + tile, rows)
+        result[first:last] = _tile(queries[:, first:last], keys, values, context.start + first).transpose(0, 1)
+    return result.view(rows, heads, head_dim)
+
+
+class Piecewise:
+    """A sequence's keys or values from its slots; a partition is there until the next one is asked for."""
+
+    def __init__(self, memory: Tensor, context: Context) -> None:
+        self._memory = memory.flatten(0, 1)
+        self._slots = context.slots
+        self._gathered = memory.new_empty(min(PARTITION, _grains(context.length)), *memory.shape[2:])
+
+    def partition(self, begin: int, end: int) -> Tensor:
+        """The tokens from `begin` to `end`, [kv_heads, tokens, head_dim], with zeros behind the sequence's last."""
+        slots = self._slots[begin:end]
+        torch.index_select(self._memory, 0, slots, out=self._gathered[: len(slots)])
+        self._gathered[len(slots) : end - begin] = 0
+        return self._gathered[: end - begin].transpose(0, 1)
+
+
+class Whole:
+    """The same, gathered at once."""
+
+    def __init__(self, memory: Tensor, context: Context) -> None:
+        self._gathered = memory.new_empty(_grains(context.length), *memory.shape[2:])
+        torch.index_select(memory.flatten(0, 1), 0, context.slots, out=self._gathered[: context.length])
+        self._gathered[context.length :] = 0
+
+    def partition(self, begin: int, end: int) -> Tensor:
+        return self._gathered[begin:end].transpose(0, 1)
+
+
+def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, start: int) -> Tensor:
+    """Some rows, [kv_heads, rows, group, head_dim], of which the first is the token `start`."""
+    kv_heads, rows, group, head_dim = queries.shape
+    matrix = queries.reshape(kv_heads, rows * group, head_dim)
+    missing = max(0, MIN_ROWS - rows * group)
+    if missing:
+        matrix = functional.pad(matrix, (0, 0, 0, missing))
+    visible = _grains(start + rows)
+    partitions = [(begin, min(begin + PARTITION, visible)) for begin in range(0, visible, PARTITION)]
+    scores = matrix.new_empty(kv_heads, matrix.shape[1], visible)
+    for begin, end in partitions:
+        scores[:, :, begin:end] = torch.bmm(matrix, keys.partition(begin, end).transpose(1, 2))
+    _hide_later_tokens(scores, start, rows, group)
+    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    result, total = torch.zeros_like(matrix), matrix.new_zeros(())
+    for begin, end in partitions:
+        part = scores[:, :, begin:end]
+        result.baddbmm_(part, values.partition(begin, end))
+        total = total + _summed(part)
+    return (result / total)[:, : rows * group].view(kv_heads, rows, group, head_dim)
+
+
+def _hide_later_tokens(scores: Tensor, start: int, rows: int, group: int) -> None:
+    if rows == 1:
+        scores[:, :, start + 1 :] = -torch.inf
+        return
+    seen_by_all = (start + 1) // GRAIN * GRAIN
+    positions = torch.arange(start, start + rows).repeat_interleave(group)
+    positions = functional.pad(positions, (0, scores.shape[1] - len(positions)), value=start)
+    scores[:, :, seen_by_all:].masked_fill_(torch.arange(seen_by_all, scores.shape[2]) > positions[:, None], -torch.inf)
+
+
+def _grains(tokens: int) -> int:
+    """So many tokens and what it takes to fill the last grain."""
+    return -(-tokens // GRAIN) * GRAIN
+
+
+def _summed(part: Tensor) -> Tensor:
+    """The rows' sums, [kv_heads, rows, 1]; always of as many grains, and always of as many sums of grains."""
+    grains = part.unflatten(-1, (-1, GRAIN)).sum(-1)
+    return functional.pad(grains, (0, PARTITION // GRAIN - grains.shape[2])).sum(-1, keepdim=True)
+
+
+# ---- 16 bits, as fast as torch can
+
+
+def decode_fused(query: Tensor, cache: LayerCache, context: Context) -> Tensor:
+    """The group of heads that share a KV head becomes the query's rows; in float32, which is faster here."""
+    _, heads, head_dim = query.shape
+    keys, values = (_gathered(memory, context).float().transpose(0, 1)[None] for memory in cache)
+    rows = query.float().view(1, keys.shape[1], heads // keys.shape[1], head_dim)
+    attended = functional.scaled_dot_product_attention(rows, keys, values)
+    return attended.view(1, heads, head_dim).to(query.dtype)
+
+
+def prefill_fused(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
+    keys, values = (_gathered(memory, context).transpose(0, 1)[None] for memory in cache)
+    rows = queries.transpose(0, 1)[None]
+    if context.start:
+        seen = torch.ones(context.tokens, context.length, dtype=torch.bool).tril_(context.start)
+        attended = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, enable_gqa=True)
+    else:
+        attended = functional.scaled_dot_product_attention(rows, keys, values, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1)
+
+
+def _gathered(memory: Tensor, context: Context) -> Tensor:
+    return memory.flatten(0, 1)[context.slots]

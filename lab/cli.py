@@ -1,0 +1,179 @@
+"""The commands of `lab`: what `warmroute size` is told, and how it shows its answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from lab.shapes import DEVICES_GB, SHAPES, Shape
+from lab.size import MEGABYTE, DoesNotFit, Format, Room, Size, gigabytes, size_of
+from replica.model.config import read_config
+from replica.settings import ABOVE_0, AT_LEAST_0, COUNT, FiniteRange, Unusable
+from replica.sizing import GIGABYTE
+
+QUANTIZATIONS = ("none", "fp8", "int8", "int4")
+COMPUTED = ("float32", "bfloat16", "float16")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", type=click.Choice(list(DEVICES_GB)), metavar="NAME", help=f"{', '.join(DEVICES_GB)}.")
+@click.option("--memory-gb", type=ABOVE_0, metavar="GB", help="The device's memory, instead of --device.")
+@click.option("--kv-gb", type=ABOVE_0, metavar="GB", help="Memory for KV alone, instead of both.")
+@click.option(
+    "--utilization",
+    type=FiniteRange(min=0, max=1, min_open=True),
+    metavar="FRACTION",
+    help="How much of the memory to use.  [default: 0.9]",
+)
+@click.option("--weights-gb", type=AT_LEAST_0, metavar="GB", help="What the weights take.  [default: computed]")
+@click.option("--workspace-gb", type=AT_LEAST_0, metavar="GB", help="What computing takes beside them.  [default: 0]")
+@click.option(
+    "--dtype", type=click.Choice(COMPUTED), metavar="TYPE", help=f"{', '.join(COMPUTED)}.  [default: the model's]"
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    metavar="NAME",
+    default="none",
+    show_default=True,
+    help=f"Of the weights: {', '.join(QUANTIZATIONS)}.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice([*COMPUTED, "fp8"]),
+    metavar="TYPE",
+    help="Of the KV: one of those, or fp8.  [default: --dtype]",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(1, 4096),
+    metavar="TOKENS",
+    default=16,
+    show_default=True,
+    help="Tokens in a block.",
+)
+@click.option(
+    "--tensor-parallel", type=COUNT, metavar="N", default=1, show_default=True, help="Devices that share the model."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
+def size(
+    model: str,
+    device: str | None,
+    memory_gb: float | None,
+    kv_gb: float | None,
+    utilization: float | None,
+    weights_gb: float | None,
+    workspace_gb: float | None,
+    dtype: str | None,
+    quantization: str,
+    kv_dtype: str | None,
+    block_size: int,
+    tensor_parallel: int,
+    as_json: bool,
+) -> None:
+    """How much KV cache a model leaves room for on a device, computed from its shape; nothing is loaded.
+
+    MODEL is a folder with a config.json, that file, or one of demo, llama-3-8b, llama-3-70b, mistral-7b, qwen2.5-7b,
+    qwen3-0.6b.
+
+    \b
+      blocks = (memory x utilization - weights - workspace)
+               / (2 x block size x KV heads x head dimension x bytes x layers)
+
+    rounded down. A GB is 10^9 bytes. With --tensor-parallel every figure is of one of the devices.
+
+    \b
+    Examples:
+      warmroute size llama-3-8b --device h100
+      warmroute size llama-3-70b --kv-gb 45 --quantization int4
+      warmroute size path/to/model --memory-gb 24 --workspace-gb 1.5 --json
+
+    Exit status: 0 it fits, 1 it does not, 2 a value cannot be used.
+    """
+    given = {"utilization": utilization, "weights": _bytes(weights_gb), "workspace": _bytes(workspace_gb)}
+    room = _room(device, memory_gb, kv_gb, {name: value for name, value in given.items() if value is not None})
+    shape = _shape(model)
+    dtype = dtype or shape.config.dtype
+    weights = dtype if quantization == "none" else quantization
+    form = Format(weights, kv_dtype or dtype, block_size, tensor_parallel)
+    try:
+        answer = size_of(model, shape, room, form)
+    except DoesNotFit as error:
+        raise click.ClickException(f"{model}: {error}; {_way_out(room)}") from error
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    click.echo(msgspec.json.encode(answer).decode() if as_json else "\n".join(lines(answer, room, form)))
+
+
+def _bytes(size_gb: float | None) -> float | None:
+    return None if size_gb is None else size_gb * GIGABYTE
+
+
+def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest: dict[str, float]) -> Room:
+    if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
+        raise Unusable("say how much memory there is: give one of --device, --memory-gb and --kv-gb")
+    if kv_gb is not None:
+        if rest.keys() - {"weights"}:
+            unused = " and ".join(f"--{name}{'-gb' * (name == 'workspace')}" for name in rest if name != "weights")
+            raise Unusable(f"--kv-gb is what is left for KV, and {unused} would change nothing; leave that out")
+        return Room(kv=kv_gb * GIGABYTE, **rest)
+    return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
+
+
+def _shape(model: str) -> Shape:
+    if model in SHAPES:
+        return SHAPES[model]
+    folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
+    if not (folder / "config.json").is_file():
+        known = ", ".join(SHAPES)
+        raise Unusable(f"{model!r} is no folder with a config.json and none of {known}; name one of them")
+    try:
+        return Shape(read_config(folder), 0)
+    except (OSError, ValueError) as error:
+        raise Unusable(str(error)) from error
+
+
+def _way_out(room: Room) -> str:
+    if room.memory is None:
+        return "give more, or a smaller --block-size"
+    return "give a larger device, --quantization, or more devices with --tensor-parallel"
+
+
+def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
+    """For people."""
+    each = f", on each of {form.devices} devices" if form.devices > 1 else ""
+    weights = f"{gigabytes(answer.weights_bytes)}  {'as given' if room.weights is not None else form.weights}{each}"
+    for name, value in (
+        ("model", answer.model),
+        ("parameters", f"{answer.parameters:,}"),
+        ("weights", weights),
+        ("for KV", f"{gigabytes(answer.kv_bytes)}  {_reckoning(answer, room)}{each}"),
+        ("KV of a token", f"{answer.kv_bytes_per_token:,} bytes  {form.kv}"),
+        ("KV of a block", f"{answer.kv_bytes_per_block:,} bytes  {form.block_size} tokens"),
+        ("fits", f"{answer.blocks:,} blocks = {answer.tokens:,} tokens"),
+    ):
+        yield f"{name:<15}{value}"
+    for fitting in answer.fitting:
+        yield f"{'':<15}{fitting.requests:,} requests of {fitting.tokens:,} tokens at once"
+    if answer.published:
+        yield _published(answer)
+
+
+def _reckoning(answer: Size, room: Room) -> str:
+    if room.memory is None:
+        return "as given"
+    workspace = f" - {gigabytes(room.workspace)}" if room.workspace else ""
+    return f"= {room.memory / GIGABYTE:g} GB x {room.utilization:g} - {gigabytes(answer.weights_bytes)}{workspace}"
+
+
+def _published(answer: Size) -> str:
+    reading = answer.published
+    assert reading is not None
+    rounded = [
+        *([f"the parameters rounded to {reading.parameters / GIGABYTE:g} B"] if reading.parameters else []),
+        *([f"the block rounded to {reading.block_bytes / MEGABYTE:.2f} MB"] if reading.block_bytes else []),
+    ]
+    fits = f"{reading.blocks:,} blocks = {reading.tokens:,} tokens"
+    return f"With {' and '.join(rounded)}, as published figures do: {fits}"

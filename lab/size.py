@@ -1,0 +1,150 @@
+"""How much KV cache a model leaves room for on a device: the formula of `replica.sizing`, with its terms spelt out."""
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lab.shapes import Shape
+from replica.model.config import ModelConfig
+from replica.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
+
+MEGABYTE = 10**6
+REQUEST_TOKENS = (2048, 8192)  # and the model's longest
+
+
+class Room(NamedTuple):
+    """The memory of one device: all of it, or what KV has of it (then the rest does not count)."""
+
+    memory: float | None = None
+    kv: float | None = None
+    utilization: float = 0.9
+    weights: float | None = None  # None: of the model's parameters
+    workspace: float = 0.0
+
+
+class Format(NamedTuple):
+    """How the numbers are stored, and how many devices share them."""
+
+    weights: str
+    kv: str
+    block_size: int = 16
+    devices: int = 1
+
+
+class Fitting(Struct, frozen=True):
+    """How many requests of one length fit at once, none sharing a prefix."""
+
+    tokens: int
+    requests: int
+
+
+class Published(Struct, frozen=True, omit_defaults=True):
+    """The same as published figures have it: from round numbers."""
+
+    blocks: int
+    tokens: int
+    parameters: int | None = None  # None: the exact ones were used
+    block_bytes: int | None = None
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """Everything is of one device; with several, each holds its share of every token."""
+
+    model: str
+    parameters: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    block_size: int
+    kv_bytes: int
+    blocks: int
+    tokens: int
+    fitting: list[Fitting]
+    published: Published | None
+
+
+class DoesNotFit(Exception):
+    """Says how much is missing."""
+
+
+def size_of(name: str, shape: Shape, room: Room, form: Format) -> Size:
+    """DoesNotFit where there is not even room for a block; ValueError for heads that cannot be shared out."""
+    config = shape.config
+    per_token = kv_bytes_per_token(config.num_layers, heads_of_one(config, form.devices), config.head_dim, form.kv)
+    per_block = per_token * form.block_size
+    weights = weights_of(config.parameters, room, form)
+    kv = kv_of(weights, room)
+    blocks = blocks_in(kv, form.block_size, per_token)
+    if not blocks:
+        raise DoesNotFit(missing(weights, per_block, room))
+    lengths = sorted({length for length in REQUEST_TOKENS if length < config.max_position_embeddings})
+    return Size(
+        model=name,
+        parameters=config.parameters,
+        weights_bytes=round(weights),
+        kv_bytes_per_token=per_token,
+        kv_bytes_per_block=per_block,
+        block_size=form.block_size,
+        kv_bytes=round(kv),
+        blocks=blocks,
+        tokens=blocks * form.block_size,
+        fitting=[
+            Fitting(length, requests_in(blocks, form.block_size, length))
+            for length in (*lengths, config.max_position_embeddings)
+        ],
+        published=published(shape, room, form, per_block),
+    )
+
+
+def heads_of_one(config: ModelConfig, devices: int) -> int:
+    """With more devices than KV heads, several devices hold the same head."""
+    heads = config.num_kv_heads
+    if heads % devices and devices % heads:
+        raise ValueError(f"--tensor-parallel {devices} does not divide the {heads} KV heads; give one that does")
+    return max(1, heads // devices)
+
+
+def weights_of(parameters: int, room: Room, form: Format) -> float:
+    whole = parameters * DTYPE_BYTES[form.weights] if room.weights is None else room.weights
+    return whole / form.devices
+
+
+def kv_of(weights: float, room: Room) -> float:
+    if room.kv is not None:
+        return room.kv
+    assert room.memory is not None, "either is given"
+    return kv_memory(room.memory, room.utilization, weights, room.workspace)
+
+
+def missing(weights: float, per_block: int, room: Room) -> str:
+    if room.memory is None:
+        return f"{kv_of(weights, room) / MEGABYTE:,.2f} MB for KV hold no block of {per_block / MEGABYTE:,.2f} MB"
+    usable = room.memory * room.utilization
+    wanted = weights + room.workspace + per_block
+    workspace = f", a workspace of {gigabytes(room.workspace)}" if room.workspace else ""
+    return (
+        f"weights of {gigabytes(weights)}{workspace} and one block of KV do not fit into {gigabytes(usable)} "
+        f"({room.memory / GIGABYTE:g} GB x {room.utilization:g}): "
+        f"{gigabytes(wanted - usable)} are missing"
+    )
+
+
+def published(shape: Shape, room: Room, form: Format, per_block: int) -> Published | None:
+    """Published figures take the parameters from the model's name, and round the block to 3 digits; a block that is
+    rounded down lets them promise more than fits."""
+    by_name = room.kv is None and room.weights is None and shape.nominal_parameters not in (0, shape.config.parameters)
+    rounded = min(per_block, int(float(f"{per_block:.3g}")))
+    if not by_name and rounded == per_block:
+        return None
+    parameters = shape.nominal_parameters if by_name else shape.config.parameters
+    blocks = max(0, round(kv_of(weights_of(parameters, room, form), room))) // rounded
+    return Published(
+        blocks=blocks,
+        tokens=blocks * form.block_size,
+        parameters=parameters if by_name else None,
+        block_bytes=rounded if rounded < per_block else None,
+    )
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / GIGABYTE:,.2f} GB"

@@ -1,0 +1,147 @@
+"""The configuration that the settings make together, or one line that says why they cannot."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from api.tokenizer import load_tokenizer
+from replica.config import ReplicaConfig
+from replica.native_model import NativeModel, check_installed, find_model
+from replica.settings import ALL, NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, Unusable
+from replica.sizing import GIGABYTE, blocks_in
+
+
+def config_from(ctx: click.Context) -> ReplicaConfig:
+    """What the options say together; a click error says which of them contradict each other or are not possible.
+
+    The native engine's model is found here: it may have to be downloaded, or made.
+    """
+    values = ctx.params
+    _check_together(ctx)
+    check_installed(values["engine"])
+    model = _native_model(values) if values["engine"] == "native" else None
+    fields = _fields_from(values)
+    tokenizer = _tokenizer_path(values, model)
+    fields["tokenizer"] = tokenizer
+    fields["engine"] |= {
+        "model": values["served_model_name"] or values["model"],
+        **_num_blocks(ctx, model),
+        **_endpoints(values),
+        **_vocabulary(tokenizer, model),
+        **_of_model(values, model),
+        "max_step_s": _max_step_s(values),
+    }
+    return msgspec.convert(fields, ReplicaConfig)
+
+
+def _check_together(ctx: click.Context) -> None:
+    """What can be said before a model is looked for."""
+    values = ctx.params
+    if values["curve_clients"] and not values["curve_secret"]:
+        raise Unusable("--curve-clients needs a key to encrypt with; give --curve-secret too")
+    tokens, requests = values["max_num_batched_tokens"], values["max_num_seqs"]
+    if tokens < requests:
+        raise Unusable(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {requests}, but a step computes a token "
+            f"of every running request; give --max-num-seqs {tokens} or less, or more tokens"
+        )
+    if values["num_blocks"] and ctx.get_parameter_source("num_blocks") is ctx.get_parameter_source("kv_cache_gb"):
+        raise Unusable("--num-blocks and --kv-cache-gb both size the cache; give one of them")
+    if values["engine"] == "native" and ctx.get_parameter_source("kv_bytes_per_token") is not ParameterSource.DEFAULT:
+        raise Unusable(
+            f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
+            "the native engine asks its model"
+        )
+
+
+def _native_model(values: Mapping[str, Any]) -> NativeModel:
+    name = values["model"]
+    if "/" in name and not Path(name).is_dir():
+        click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
+    try:
+        return find_model(name, values["dtype"], values["max_model_len"])
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--model: {error}") from error
+
+
+def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
+    if model is not None:
+        return {
+            "model_path": str(model.folder),
+            "dtype": model.dtype,
+            "vocabulary": (0, model.config.vocab_size),
+            "max_model_len": model.max_model_len,
+        }
+    return {"max_model_len": values["max_model_len"]} if values["max_model_len"] else {}
+
+
+def _max_step_s(values: Mapping[str, Any]) -> float:
+    if values["max_step"] is None:
+        return NATIVE_MAX_STEP_S if values["engine"] == "native" else 0.0
+    return float(values["max_step"])
+
+
+def _fields_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are fields of the configuration, as nested objects; what is not given is left out."""
+    nested: dict[str, Any] = {"engine": {}}
+    for setting in ALL.values():
+        if setting.field and values[setting.key] is not None:
+            *parents, name = setting.field.split(".")
+            inner = nested
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[name] = values[setting.key]
+    return nested
+
+
+def _tokenizer_path(values: Mapping[str, Any], model: NativeModel | None) -> str | None:
+    own = Path(values["model"]) if model is None else model.folder
+    found: str | None = values["tokenizer"] or (str(own) if (own / "tokenizer.json").is_file() else None)
+    return found
+
+
+def _vocabulary(tokenizer_path: str | None, model: NativeModel | None) -> dict[str, tuple[int, ...]]:
+    """The ids that end an output, and which the simulated engine draws from (never one that ends)."""
+    try:
+        tokenizer = load_tokenizer(tokenizer_path)
+        own = () if model is None else model.eos_token_ids
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--tokenizer {tokenizer_path}: {error}") from error
+    if tokenizer_path is not None:
+        ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *own)))
+        return {"eos_token_ids": ids, "vocabulary": (0, tokenizer.vocab_size)}
+    # A model without a tokenizer knows nothing of the special tokens that follow after the bytes.
+    return {"eos_token_ids": tokenizer.eos_token_ids if model is None else own}
+
+
+def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]:
+    """By memory or by number: what is nearer to the command line wins."""
+    values = ctx.params
+    by_number, by_memory = (ctx.get_parameter_source(key) for key in ("num_blocks", "kv_cache_gb"))
+    assert by_number is not None and by_memory is not None
+    if values["num_blocks"] and by_number < by_memory:
+        return {"num_blocks": values["num_blocks"]}
+    memory_gb = values["kv_cache_gb"] or (None if model is None else NATIVE_KV_CACHE_GB)
+    if memory_gb is None:
+        return {}
+    bytes_per_token = values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token
+    blocks = blocks_in(memory_gb * GIGABYTE, values["block_size"], bytes_per_token)
+    if not blocks:
+        block_bytes = bytes_per_token * values["block_size"]
+        raise Unusable(f"--kv-cache-gb {memory_gb:g} holds no block of {block_bytes:,} bytes; give more")
+    return {"num_blocks": blocks}
+
+
+def _endpoints(values: Mapping[str, Any]) -> dict[str, str | None]:
+    if not values["events"]:
+        return dict.fromkeys(("events", "replay", "status", "snapshot"))
+    host, first = values["events_host"], values["events_port"]
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return {
+        socket: f"tcp://{host}:{first + offset if first else 0}"
+        for offset, socket in enumerate(("events", "replay", "status", "snapshot"))
+    }

@@ -1,0 +1,274 @@
+"""What a model's `config.json` says, spelled as transformers 5 does or as it did before; what cannot run is refused.
+
+Where a key may be absent, the default is the one that transformers gives to that architecture.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+KV_HEADS_IF_ABSENT = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+SLIDING_WINDOW_IF_ABSENT = {"mistral": 4096}
+HEAD_DIM_IF_ABSENT = {"qwen3": 128}
+
+
+class Llama3Scaling(Struct, frozen=True, kw_only=True):
+    """How Llama 3.1 stretches the slow rotations of RoPE to longer contexts."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """The shapes of one model, and what distinguishes its architecture from Llama's."""
+
+    architecture: str  # llama, mistral, qwen2 or qwen3
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool  # of o_proj
+    mlp_bias: bool
+    qk_norm: bool
+    dtype: str  # of the weights, as the config says: float32, bfloat16 or float16
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """What the KV of one token takes in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights are; tied embeddings count once."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        layer = self._attention_parameters() + self._mlp_parameters() + 2 * self.hidden_size
+        return embeddings + self.num_layers * layer + self.hidden_size
+
+    def _attention_parameters(self) -> int:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        matrices = self.hidden_size * (queries + 2 * keys) + queries * self.hidden_size
+        biases = self.qkv_bias * (queries + 2 * keys) + self.output_bias * self.hidden_size
+        return matrices + biases + self.qk_norm * 2 * self.head_dim
+
+    def _mlp_parameters(self) -> int:
+        biases = self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        return 3 * self.hidden_size * self.intermediate_size + biases
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The `config.json` of a model's folder. ValueError for one that does not run here, with the reason."""
+    file = folder / "config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout") from error
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} holds a {type(fields).__name__}; it must be an object")
+    return parse_config(fields, str(file))
+
+
+def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
+    """The same of fields that were read already; `name` is what errors call them."""
+    architecture = _architecture(fields, name)
+    _refuse_missing(fields, REQUIRED, name)
+    config = _Fields(fields, name)
+    _refuse_what_is_not_built(config)
+    _refuse_sliding_windows(config, architecture)
+    heads = config.size("num_attention_heads")
+    rope = _rope(config)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=config.size("vocab_size"),
+        hidden_size=config.size("hidden_size"),
+        intermediate_size=config.size("intermediate_size"),
+        num_layers=config.size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(config, architecture, heads),
+        head_dim=_head_dim(config, architecture, heads),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope_theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
+        rope_scaling=_scaling(rope),
+        max_position_embeddings=config.size("max_position_embeddings"),
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        # The others of the four ignore these keys, whatever they say.
+        qkv_bias=architecture == "qwen2" or (architecture != "mistral" and config.flag("attention_bias")),
+        output_bias=architecture in ("llama", "qwen3") and config.flag("attention_bias"),
+        mlp_bias=architecture == "llama" and config.flag("mlp_bias"),
+        qk_norm=architecture == "qwen3",
+        dtype=_dtype(config),
+    )
+
+
+class _Fields:
+    """One JSON object, read with complaints that quote the value and say where it stands."""
+
+    def __init__(self, fields: Mapping[str, Any], name: str) -> None:
+        self.fields = fields
+        self.name = name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.fields.get(key, default)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refused(key, value, "it must be a whole number from 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self.refused(key, value, "it must be a number above 0")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if not isinstance(value, bool | None):
+            raise self.refused(key, value, "it must be true or false")
+        return bool(value)
+
+    def refused(self, key: str, value: object, why: str) -> ValueError:
+        return ValueError(f"{self.name}: {key} is {json.dumps(value)}; {why}")
+
+
+def _architecture(fields: Mapping[str, Any], name: str) -> str:
+    """By `architectures`, or where that is absent (a config saved without its model) by `model_type`."""
+    named = fields.get("architectures") or [None]
+    found = named[0] if isinstance(named, list) else named
+    model_type = fields.get("model_type")
+    if found is None and model_type in ARCHITECTURES.values():
+        return str(model_type)
+    if isinstance(found, str) and found in ARCHITECTURES:
+        return ARCHITECTURES[found]
+    what = f"architecture {found}" if found is not None else f"model_type {model_type}"
+    raise ValueError(f"{name}: the {what} is not supported; what works: {', '.join(ARCHITECTURES)}")
+
+
+def _refuse_missing(fields: Mapping[str, Any], keys: tuple[str, ...], name: str) -> None:
+    missing = [key for key in keys if fields.get(key) is None]
+    if missing:
+        raise ValueError(f"{name} has no {', '.join(missing)}; it is not the whole config of a model")
+
+
+def _refuse_what_is_not_built(config: _Fields) -> None:
+    if (quantization := config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise ValueError(
+            f"{config.name}: the weights are quantized ({method}), which is not supported; "
+            "use the checkpoint in bfloat16, float16 or float32"
+        )
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise config.refused("hidden_act", activation, 'only "silu" is supported')
+    if (rotated := config.get("partial_rotary_factor", 1)) not in (1, None):
+        raise config.refused("partial_rotary_factor", rotated, "only 1 (heads rotated whole) is supported")
+
+
+def _refuse_sliding_windows(config: _Fields, architecture: str) -> None:
+    advice = "sliding windows are not supported; use a model with full attention in every layer"
+    layers = config.get("layer_types") or []
+    if others := [layer for layer in layers if layer != "full_attention"]:
+        raise config.refused("layer_types", sorted(set(map(str, others))), advice)
+    if architecture.startswith("qwen") and config.flag("use_sliding_window"):
+        raise config.refused("use_sliding_window", True, advice)
+    window = config.get("sliding_window", SLIDING_WINDOW_IF_ABSENT.get(architecture))
+    if architecture == "mistral" and window is not None:
+        longest = config.size("max_position_embeddings")
+        if not isinstance(window, int) or window < longest:
+            raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
+
+
+def _kv_heads(config: _Fields, architecture: str, heads: int) -> int:
+    absent = KV_HEADS_IF_ABSENT.get(architecture, heads)
+    kv_heads = config.size("num_key_value_heads", heads if "num_key_value_heads" in config.fields else absent)
+    if heads % kv_heads:
+        raise config.refused("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, which is {heads}")
+    return kv_heads
+
+
+def _head_dim(config: _Fields, architecture: str, heads: int) -> int:
+    if config.get("head_dim") is None and architecture not in HEAD_DIM_IF_ABSENT:
+        hidden = config.size("hidden_size")
+        if hidden % heads:
+            why = f"num_attention_heads, which is {heads}, must divide it where head_dim is not given"
+            raise config.refused("hidden_size", hidden, why)
+        head_dim = hidden // heads
+    else:
+        head_dim = config.size("head_dim", HEAD_DIM_IF_ABSENT.get(architecture))
+    if head_dim % 2:
+        raise config.refused("head_dim", head_dim, "it must be even, because RoPE rotates pairs")
+    return head_dim
+
+
+def _rope(config: _Fields) -> _Fields:
+    """`rope_parameters` of transformers 5, which hold theta too; before, `rope_scaling` did not."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if (found := config.get(key)) is not None:
+            if not isinstance(found, dict):
+                raise config.refused(key, found, "it must be an object or null")
+            rope = _Fields(found, f"{config.name}: {key}")
+            _refuse_what_is_not_built(rope)  # a partial rotary factor may stand here
+            return rope
+    return _Fields({}, config.name)
+
+
+def _scaling(rope: _Fields) -> Llama3Scaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        if nested := [key for key, value in rope.fields.items() if isinstance(value, dict)]:
+            raise ValueError(f"{rope.name} differs between layers ({', '.join(nested)}), which is not supported")
+        return None
+    if kind != "llama3":
+        raise rope.refused("rope_type", kind, 'only "default" and "llama3" are supported')
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    _refuse_missing(rope.fields, keys, rope.name)
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.refused("high_freq_factor", high, f"it must be above low_freq_factor, which is {low:g}")
+    return Llama3Scaling(
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=rope.size("original_max_position_embeddings"),
+    )
+
+
+def _dtype(config: _Fields) -> str:
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    dtype = config.get(key)
+    dtype = "float32" if dtype is None else dtype  # torch's own default, which transformers leaves out
+    if dtype not in DTYPE_BYTES:
+        raise config.refused(key, dtype, f"what works: {', '.join(DTYPE_BYTES)}")
+    return str(dtype)

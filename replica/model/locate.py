@@ -1,0 +1,49 @@
+"""Where a model's files lie: in a folder, on the Hugging Face hub, or in the demo model that is made here."""
+
+import os
+import re
+from pathlib import Path
+
+DEMO = "demo"
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
+PATH_PREFIXES = ("/", "./", "../", "~")
+WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+# Folders hold other formats (onnx, original), consolidated* the same weights once more.
+UNWANTED = ["*/*", "consolidated*"]
+
+
+def locate(model: str) -> Path | None:
+    """The folder of a model: of "demo", which is made if needed, of a folder, or of a hub id ("org/name").
+
+    None for a plain name. ValueError, with a way out, for what looks like a model and cannot be had.
+    """
+    if model == DEMO:
+        from replica.model.demo import demo_folder
+
+        return demo_folder()
+    path = Path(os.path.expanduser(model))
+    if path.is_dir():
+        return _checked(path)
+    if path.exists():
+        raise ValueError(f"{model} is a file; name the folder of a model in Hugging Face's layout")
+    if model.startswith(PATH_PREFIXES):
+        raise ValueError(f"{model} does not exist; name the folder of a model, or a hub id such as org/name")
+    return _checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout")
+    return folder
+
+
+def _downloaded(hub_id: str) -> Path:
+    """Its snapshot in the hub's cache. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they always mean."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except (OSError, ValueError, HTTPError) as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ValueError(f"cannot get {hub_id!r} from the hub: {reason}; give a folder") from error

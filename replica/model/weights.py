@@ -1,0 +1,148 @@
+"""The tensors of a model's safetensors files, each read when it is asked for.
+
+What `take` returns may share the file's memory: nobody may write to it.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from replica.model.progress import Progress, progress_of
+
+log = logging.getLogger(__name__)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOATS = {"F64", "F32", "F16", "BF16"}
+# Rotations are computed, not read; lm_head stays unread only where it is tied to the embeddings.
+HARMLESS = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
+NAMED_AT_MOST = 8
+
+
+class Weights:
+    """`take` every tensor, then `finish`. As a context it closes its files also when something fails."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, progress: Progress | None = None) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._places = dict(_places(folder))  # the file of each tensor
+        self._unread = set(self._places)
+        files = sorted(set(self._places.values()))
+        self.total_bytes = sum(file.stat().st_size for file in files)
+        self.taken_bytes = 0
+        self._open = {file: _opened(file) for file in files}
+        self._progress = progress or progress_of(f"loading {folder.name}", self.total_bytes)
+
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of this name, in the dtype. ValueError where it is missing or is not what was asked for."""
+        if name not in self._places:
+            raise ValueError(f"{self._folder} has no tensor {name}; the checkpoint does not fit its config.json")
+        file = self._places[name]
+        tensor = self._read(file, name, shape)
+        self._unread.discard(name)
+        self.taken_bytes += tensor.nbytes
+        self._progress.advance(tensor.nbytes)
+        return self._converted(tensor, f"{file}: {name}")
+
+    def _read(self, file: Path, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        try:
+            found = self._open[file].get_slice(name)
+            if found.get_dtype() not in FLOATS:
+                raise ValueError(
+                    f"{file}: {name} has dtype {found.get_dtype()}; quantized weights are not supported, "
+                    "use the checkpoint in bfloat16, float16 or float32"
+                )
+            if tuple(found.get_shape()) != shape:
+                raise ValueError(f"{file}: {name} has shape {tuple(found.get_shape())}; config.json asks for {shape}")
+            tensor: torch.Tensor = self._open[file].get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{file}: {name} cannot be read: {error}; get the file again") from error
+        return tensor
+
+    def _converted(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        converted = tensor.to(self._dtype)
+        narrows = self._dtype == torch.float16 and tensor.dtype != torch.float16
+        if narrows and not bool(converted.isfinite().all()):
+            raise ValueError(f"{what} has values that float16 cannot hold; use bfloat16 or float32")
+        return converted
+
+    def finish(self) -> None:
+        """Every tensor of the model is taken: closes the files, and says which tensors nobody wanted."""
+        if unused := sorted(name for name in self._unread if not HARMLESS.fullmatch(name)):
+            named = ", ".join(unused[:NAMED_AT_MOST]) + (", ..." if len(unused) > NAMED_AT_MOST else "")
+            log.warning(
+                "%s: %d tensors are not part of the model and stay unused: %s", self._folder, len(unused), named
+            )
+        self._progress.finish()
+        self.close()
+
+    def close(self) -> None:
+        self._progress.stop()
+        self._open.clear()  # the handles close when nothing refers to them; tensors keep their own memory
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _places(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Each tensor and its file, by the one file there is or by the index of the shards."""
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.is_file():
+        names = _opened(single).keys()
+        yield from ((name, single) for name in names)
+    elif index.is_file():
+        yield from _indexed(index)
+    else:
+        raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; {_advice(folder)}")
+
+
+def _advice(folder: Path) -> str:
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        return "its weights are pickles, which may run code: convert them to safetensors"
+    if others := sorted(file.name for file in folder.glob("*.safetensors")):
+        return f"{', '.join(others[:NAMED_AT_MOST])} is not in Hugging Face's layout: convert it"
+    return "download the weights too"
+
+
+def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = {str(name): str(shard) for name, shard in names.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is not the index of a checkpoint: {error!r}; get the file again") from error
+    for shard in sorted(set(places.values())):
+        if Path(shard).name != shard:
+            raise ValueError(f"{index} names the shard {shard!r}; shards must lie beside it")
+        file = index.parent / shard
+        if not file.is_file():
+            raise ValueError(f"{file} is missing, which {index.name} names; download the rest of the checkpoint")
+        held = set(_opened(file).keys())
+        if lost := sorted(name for name, its in places.items() if its == shard and name not in held):
+            raise ValueError(f"{file} has no tensor {lost[0]}, which {index.name} says it has; get both files again")
+    yield from ((name, index.parent / shard) for name, shard in places.items())
+
+
+def _opened(file: Path) -> Any:
+    """Maps the file; only its header is read."""
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}; get it again "
+            "(a file of about 130 bytes is a pointer of Git LFS)"
+        ) from error

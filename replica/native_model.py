@@ -1,0 +1,51 @@
+"""The native engine's model, as far as a configuration needs it: found, read and measured, without torch."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from api.tokenizer import eos_token_ids
+from replica.config import EngineName
+from replica.model.config import ModelConfig, read_config
+
+AUTO = "auto"  # the type that the model's own configuration names
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
+NEEDED: dict[EngineName, tuple[str, ...]] = {"native": ("numpy", "safetensors", "torch"), "simulated": ("numpy",)}
+
+
+class NativeModel(NamedTuple):
+    folder: Path
+    config: ModelConfig
+    dtype: str
+    max_model_len: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.config.kv_bytes_per_token(self.dtype)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return eos_token_ids(self.folder)
+
+
+def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
+    """May download it, or make the demo. ValueError, OSError: it cannot be had, or not be computed like that."""
+    from replica.model.locate import locate  # numpy, for the demo: a base install has none
+
+    folder = locate(name)
+    if folder is None:
+        raise ValueError(f"{name!r} is no model; name demo, a folder with its files, or ORG/NAME to download")
+    config = read_config(folder)
+    longest = config.max_position_embeddings
+    if max_model_len is not None and max_model_len > longest:
+        raise ValueError(
+            f"{name} has {longest} positions, and --max-model-len {max_model_len} is more; give {longest} or less"
+        )
+    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest)
+
+
+def check_installed(engine: EngineName) -> None:
+    """Before anything is downloaded; and here it is in sight of the dispatcher, which names the extra to install."""
+    for module in NEEDED[engine]:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"the {engine} engine needs {module}", name=module)

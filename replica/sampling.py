@@ -1,0 +1,267 @@
+"""From logits to tokens, with the semantics of vLLM's V1 sampler. Imported by the engine's process only.
+
+What a row draws depends on that row and its request alone, to the last bit: all that rounds happens on one row at a
+time, and what happens on many at once (maxima, the largest k, comparisons) is exact. Whatever is made faster must keep
+that.
+"""
+
+import logging
+import math
+from array import array
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from replica.messages import Sampling, TokenLogprobs
+from replica.request import Request
+from replica.runner import Sampled
+
+log = logging.getLogger(__name__)
+
+GREEDY_BELOW = 1e-5  # of the temperature, as in vLLM
+CANDIDATES = (1024, 16384)  # the largest weights, among which a nucleus ends, mostly
+CHUNK_LOGITS = 2**23  # that are looked at together for log probabilities: 32 MB
+HIGHEST = torch.finfo(torch.float32).max
+LOWEST = torch.finfo(torch.float32).min
+TINIEST = torch.finfo(torch.float32).tiny
+
+
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
+    """The next token of each request; row i of the logits is that of request i."""
+    peaks, best = logits.max(dim=-1)
+    tokens: list[int] = best.tolist()
+    for row, (request, peak) in enumerate(zip(requests, peaks.tolist(), strict=True)):
+        if not math.isfinite(peak):
+            tokens[row] = _best_of_broken(logits[row])
+        elif not _is_plain(request):
+            tokens[row] = _draw(logits[row], request, tokens[row])
+    logprobs = _logprobs(logits, tokens, requests)
+    return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether the highest logit is the answer."""
+    return request.sampling.temperature < GREEDY_BELOW and not _is_shaped(request)
+
+
+def _is_shaped(request: Request) -> bool:
+    """Whether the client adds something to the logits."""
+    return bool(request.sampling.logit_bias) or _is_penalized(request.sampling) or _may_not_stop(request)
+
+
+def _is_penalized(sampling: Sampling) -> bool:
+    return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _may_not_stop(request: Request) -> bool:
+    # As in vLLM: so many tokens come first. (The scheduler would let the last of these be a stop token.)
+    return request.generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
+
+
+def _best_of_broken(row: Tensor) -> int:
+    """For a model that failed: the other requests must go on, and this one does so for as long as it makes sense."""
+    _tell_of_broken()
+    return int(torch.nan_to_num(row, nan=-math.inf).argmax())
+
+
+@cache
+def _tell_of_broken() -> None:
+    log.error("the model computed logits that are not finite; a request with such goes on with its likeliest token")
+
+
+def _draw(row: Tensor, request: Request, otherwise: int) -> int:
+    """One row's token; `otherwise` if nothing may be drawn because every token would end the output too early."""
+    sampling = request.sampling
+    shaped = _shaped(row, request) if _is_shaped(request) else row
+    peak, best = shaped.max(dim=0)
+    if peak == -math.inf:
+        return otherwise
+    if sampling.temperature < GREEDY_BELOW:
+        return int(best)
+    ids = _likeliest(shaped, sampling.top_k)
+    if ids is not None:
+        shaped = shaped[ids]
+    # In float64, so that no temperature makes an infinity of a logit. The largest weight is 1.
+    weights = (shaped.double() - peak.double()).div_(sampling.temperature).exp_()
+    if sampling.min_p > 0:
+        weights[weights < sampling.min_p] = 0
+    if sampling.top_p < 1:
+        weights[weights < _nucleus_end(weights, sampling.top_p)] = 0
+    place = pick(weights, uniform(sampling.seed, request.generated))
+    return place if ids is None else int(ids[place])
+
+
+# ---- what the client adds to the logits
+
+
+def _shaped(row: Tensor, request: Request) -> Tensor:
+    """With bias, without tokens that would end the output too early, and with penalties, in this order."""
+    logits = row.clone()
+    sampling, vocab = request.sampling, len(logits)
+    bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab}
+    if bias:
+        logits[_ids(bias, logits)] += torch.tensor(list(bias.values()), device=logits.device, dtype=logits.dtype)
+    if _may_not_stop(request):
+        logits[_ids([token for token in sampling.stop_token_ids if token < vocab], logits)] = -math.inf
+    if _is_penalized(sampling):
+        _penalize(logits, _seen(request), sampling)
+    return logits
+
+
+def _ids(tokens: Sequence[int] | dict[int, float], like: Tensor) -> Tensor:
+    return torch.tensor(list(tokens), device=like.device, dtype=torch.int64)
+
+
+class Seen:
+    """The distinct tokens of a request so far, in order of appearance, and how often each is in the output.
+
+    The prompt's are here only where they count.
+    """
+
+    __slots__ = ("counts", "ids", "places", "taken")
+
+    def __init__(self, request: Request) -> None:
+        with_prompt = request.sampling.repetition_penalty != 1
+        self.taken = 0 if with_prompt else request.prompt_tokens  # so many tokens of the chain are looked at
+        self.places: dict[int, int] = {}
+        self.ids = array("q")
+        self.counts = array("f")
+
+    def take(self, request: Request) -> None:
+        """What the chain has grown by."""
+        tokens = request.chain.tokens
+        for position in range(self.taken, len(tokens)):
+            place = self.places.setdefault(tokens[position], len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(tokens[position])
+                self.counts.append(0)
+            if position >= request.prompt_tokens:
+                self.counts[place] += 1
+        self.taken = len(tokens)
+
+
+def _seen(request: Request) -> Seen:
+    # A chain only grows, preempted or not; so what was taken over stays right.
+    if not isinstance(request.runner_state, Seen):
+        request.runner_state = Seen(request)
+    request.runner_state.take(request)
+    return request.runner_state
+
+
+def _penalize(logits: Tensor, seen: Seen, sampling: Sampling) -> None:
+    if not seen.ids:
+        return
+    ids = torch.frombuffer(seen.ids, dtype=torch.int64).to(logits.device)
+    counts = torch.frombuffer(seen.counts, dtype=torch.float32).to(logits.device)
+    values = logits[ids]
+    if sampling.repetition_penalty != 1:
+        factor = min(max(sampling.repetition_penalty, TINIEST), HIGHEST)
+        values = torch.where(values > 0, values / factor, values * factor)
+    values -= sampling.frequency_penalty * counts
+    values -= sampling.presence_penalty * (counts > 0)
+    logits[ids] = values.clamp_(max=HIGHEST)
+
+
+# ---- what is left to draw from, and the draw
+
+
+def _likeliest(logits: Tensor, top_k: int) -> Tensor | None:
+    """The ids, ascending, of the k largest and of all that equal the last of these; None: all there are."""
+    if not 0 < top_k < len(logits):
+        return None
+    cutoff = logits.topk(top_k, sorted=False).values.min()
+    return (logits >= cutoff).nonzero().squeeze(1)
+
+
+def _nucleus_end(weights: Tensor, top_p: float) -> Tensor | float:
+    """The smallest weight of the fewest largest ones that together have `top_p` of the whole."""
+    wanted = top_p * weights.sum()
+    for count in (*(few for few in CANDIDATES if few < len(weights)), len(weights)):
+        largest = weights.topk(count).values
+        place = int(torch.searchsorted(largest.cumsum(dim=0), wanted))
+        if place < len(largest):
+            return largest[place]
+    return 0.0  # the sums are rounded, and `wanted` is nearly everything
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides the token at this position of the output."""
+    return (xxh3_64_intdigest(position.to_bytes(8, "little"), seed % 2**64) >> 11) * 2.0**-53
+
+
+def pick(weights: Tensor, where: float) -> int:
+    """The place whose share of the whole, counted from the first, holds this point of [0, 1); never one of weight 0."""
+    sums = weights.cumsum(dim=0)
+    place = int(torch.searchsorted(sums, where * sums[-1], right=True))
+    if place == len(weights) or weights[place] == 0:
+        place = int(weights.nonzero()[-1])
+    return place
+
+
+# ---- log probabilities
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """What the model itself says of one token of each row, and of the `top` likeliest, ties by their ids."""
+    rows = max(1, CHUNK_LOGITS // logits.shape[-1])
+    found: list[TokenLogprobs] = []
+    for start in range(0, len(token_ids), rows):
+        found += _chunk_logprobs(logits[start : start + rows].float(), token_ids[start : start + rows], top)
+    return found
+
+
+def _chunk_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+    sums = torch.stack([row.double().logsumexp(dim=0) for row in logits])
+    broken = ~sums.isfinite().unsqueeze(1)
+    if broken.any():
+        _tell_of_broken()
+        logits = torch.where(broken, torch.nan_to_num(logits, nan=LOWEST, posinf=HIGHEST, neginf=LOWEST), logits)
+        sums = torch.stack([row.double().logsumexp(dim=0) for row in logits])
+    chosen = logits.gather(1, _ids(token_ids, logits).unsqueeze(1))
+    ranks = (logits > chosen).sum(dim=1) + 1
+    logprobs = chosen.squeeze(1).double() - sums
+    alternatives = _alternatives(logits, sums, top)
+    return [
+        TokenLogprobs(logprob, likeliest, rank)
+        for logprob, likeliest, rank in zip(logprobs.tolist(), alternatives, ranks.tolist(), strict=True)
+    ]
+
+
+def _alternatives(logits: Tensor, sums: Tensor, top: int) -> list[list[tuple[int, float]]]:
+    top = min(top, logits.shape[-1])
+    if not top:
+        return [[] for _ in logits]
+    # One more than is wanted: where it equals the last, `topk` may have taken any of several.
+    values, ids = logits.topk(min(top + 1, logits.shape[-1]), dim=-1)
+    logprobs = (values.double() - sums.unsqueeze(1)).tolist()
+    tied = (values[:, top - 1 : top] == values[:, top:]).any(dim=1).tolist()
+    found: list[list[tuple[int, float]]] = []
+    for row, (row_ids, row_logprobs) in enumerate(zip(ids.tolist(), logprobs, strict=True)):
+        pairs = list(zip(row_ids, row_logprobs, strict=True))
+        if tied[row]:
+            last = values[row, top - 1]
+            equal = (logits[row] == last).nonzero().squeeze(1)[:top].tolist()
+            pairs = [pair for pair in pairs if pair[1] > row_logprobs[top - 1]]
+            pairs += [(token, row_logprobs[top - 1]) for token in equal]
+        found.append(sorted(pairs, key=_by_likelihood)[:top])
+    return found
+
+
+def _by_likelihood(pair: tuple[int, float]) -> tuple[float, int]:
+    return -pair[1], pair[0]
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]) -> dict[int, TokenLogprobs]:
+    """By row, for those whose clients want them."""
+    wanted = {row: top for row, request in enumerate(requests) if (top := request.sampling.top_logprobs) is not None}
+    if not wanted:
+        return {}
+    chosen = logits if len(wanted) == len(requests) else logits[_ids(list(wanted), logits)]
+    found = token_logprobs(chosen, [tokens[row] for row in wanted], max(wanted.values()))
+    return {
+        row: TokenLogprobs(logprobs.logprob, logprobs.top[:top], logprobs.rank)
+        for (row, top), logprobs in zip(wanted.items(), found, strict=True)
+    }

@@ -1,0 +1,37 @@
+"""The well-known shapes are those of the models they name."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.shapes import SHAPES
+from replica.model.config import read_config
+from replica.model.demo import write_demo
+from replica.sizing import kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),  # as their makers count them
+    [
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("mistral-7b", 7_248_023_552),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+    ],
+)
+def test_a_shape_has_the_parameters_of_its_model(name: str, parameters: int) -> None:
+    assert SHAPES[name].config.parameters == parameters
+
+
+def test_the_demo_is_the_one_that_is_made(tmp_path: Path) -> None:
+    write_demo(tmp_path)
+    assert SHAPES["demo"].config == read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_formula_agrees_with_the_model(name: str, dtype: str) -> None:
+    config = SHAPES[name].config
+    size = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    assert size == config.kv_bytes_per_token(dtype)

@@ -1,0 +1,265 @@
+"""The demo model: the same everywhere, loadable, readable, and dependent on its whole context."""
+
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.templates import ChatTemplate, Conversation
+from api.tokenizer import HfTokenizer
+from replica.model import demo
+from replica.model.config import read_config
+from replica.model.demo import demo_folder, write_demo
+from tests.events.processes import wait_until
+
+# Whoever changes these must raise VERSION, so that machines that have the old files make the new ones.
+DIGESTS = {
+    "chat_template.jinja": "b8f630393fa642fe",
+    "config.json": "5ef5afcc6260c8c1",
+    "generation_config.json": "14592b2116d94eec",
+    "model.safetensors": "015c5af02b23ce53",
+    "tokenizer.json": "f5b515a244f049ee",
+    "tokenizer_config.json": "156f8f815b5cec45",
+}
+LARGEST_BYTES = 20e6
+QUESTIONS = ("What is a cache?", "Why do trains wait?", "Tell me a story", "How do I bake bread in the rain?")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("demo")
+    write_demo(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> HfTokenizer:
+    return HfTokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    torch.set_num_threads(1)
+    return transformers.LlamaForCausalLM.from_pretrained(folder)  # in eval mode
+
+
+def demo_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo model goes if this is the cache's folder."""
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(folder))
+    return folder / f"demo-{demo.VERSION}"
+
+
+def prompt(tokenizer: HfTokenizer, question: str) -> list[int]:
+    return tokenizer.encode(
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
+
+
+@cache
+def known_words() -> frozenset[str]:
+    return frozenset(demo._packaged("demo.txt").replace("\n", " ").replace(".", " ").replace(",", " ").split())
+
+
+# ---- its files
+
+
+def test_the_files_are_the_same_on_every_machine(folder: Path) -> None:
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in sorted(folder.iterdir())}
+    assert digests == DIGESTS
+    assert sum(file.stat().st_size for file in folder.iterdir()) < LARGEST_BYTES
+
+
+def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = demo_in(tmp_path / "not there yet", monkeypatch)
+    assert demo_folder() == expected
+    before = (expected / "model.safetensors").stat().st_mtime_ns
+    assert demo_folder() == expected
+    assert (expected / "model.safetensors").stat().st_mtime_ns == before
+    assert stat.S_IMODE(expected.stat().st_mode) == 0o755
+    assert [path.name for path in expected.parent.iterdir()] == [expected.name]
+
+
+def test_it_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARMROUTE_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = tmp_path / "warmroute" / f"demo-{demo.VERSION}"
+    expected.mkdir(parents=True)  # so that it need not be made
+    assert demo_folder() == expected
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache").symlink_to(tmp_path)
+    assert demo_folder() == tmp_path / ".cache" / "warmroute" / f"demo-{demo.VERSION}"
+
+
+def test_two_processes_that_make_it_at_once_both_get_it(tmp_path: Path) -> None:
+    """And nobody sees a folder that is not whole."""
+    script = "from replica.model.demo import demo_folder; print(demo_folder())"
+    command = [sys.executable, "-c", script]
+    environment = os.environ | {"WARMROUTE_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    makers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    expected = tmp_path / f"demo-{demo.VERSION}"
+    wait_until(expected.is_dir, "one of them has made it")
+    assert {file.name for file in expected.iterdir()} == set(DIGESTS)
+    assert [maker.communicate(timeout=40)[0].strip() for maker in makers] == [str(expected)] * 2
+    assert [maker.returncode for maker in makers] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == [expected.name]
+
+
+def test_a_half_made_folder_of_another_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process leaves one that is killed while it writes."""
+    expected = demo_in(tmp_path, monkeypatch)
+    (tmp_path / f".{expected.name}-x").mkdir()
+    assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
+
+
+def test_a_place_that_cannot_be_written_to_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    demo_in(tmp_path / "file" / "cache", monkeypatch)
+    with pytest.raises(OSError, match=r"Not a directory.*; set WARMROUTE_CACHE_DIR to a folder that can be written to"):
+        demo_folder()
+
+
+# ---- its tokenizer and template
+
+
+@given(st.text())
+def test_every_text_survives_tokenizing(tokenizer: HfTokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+def test_the_tokenizer_cuts_as_the_trainer_did(tokenizer: HfTokenizer) -> None:
+    """Otherwise the model would have learnt other tokens than it is given."""
+    texts = [text for dialogue in demo._dialogues() for text in dialogue]
+    _, words = demo.learn_merges(demo._pieces("\n".join((demo.ROLES * 2, *texts))))
+    for text in texts:
+        expected = [token for piece in demo._pieces(text) for token in words[piece]]
+        assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
+def test_special_tokens_are_known(folder: Path, tokenizer: HfTokenizer) -> None:
+    assert 1_000 <= tokenizer.vocab_size <= 1_500
+    assert tokenizer.vocab_size == read_config(folder).vocab_size
+    assert len(tokenizer.special_token_ids) == 3
+    assert [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.eos_token_ids] == ["<|im_end|>"]
+
+
+CONVERSATIONS = [
+    Conversation(messages=[{"role": "user", "content": "Hi"}]),
+    Conversation(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=False),
+    Conversation(
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}] * 2,
+            },
+            {"role": "tool", "content": "fog"},
+        ],
+        tools=[{"type": "function", "function": {"name": "look"}}],
+    ),
+    Conversation(messages=[{"role": "user", "content": "Hi"}], tools=[{"type": "function"}]),
+    Conversation(
+        messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once "}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_the_template_renders_as_in_transformers(
+    folder: Path, tokenizer: HfTokenizer, conversation: Conversation
+) -> None:
+    assert tokenizer.chat_template is not None
+    tools: list[Any] = list(conversation.tools)
+    ours = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens).render(conversation)
+    real = transformers.AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        conversation.messages,
+        tools=tools or None,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        tokenize=False,
+    )
+    assert ours == real
+
+
+def test_the_template_shows_tools_calls_and_what_came_of_them(tokenizer: HfTokenizer) -> None:
+    assert tokenizer.chat_template is not None
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+    call = '{"name": "look", "arguments": {"at": "sky"}}'
+    assert template.render(CONVERSATIONS[2]) == (
+        '<|im_start|>system\nBe brief.\n\nTools:\n{"type": "function", "function": {"name": "look"}}<|im_end|>\n'
+        "<|im_start|>user\nWeather?<|im_end|>\n"
+        f"<|im_start|>assistant\n{call}\n{call}<|im_end|>\n"
+        "<|im_start|>tool\nfog<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert template.render(CONVERSATIONS[4]).endswith("<|im_start|>assistant\nOnce ")
+
+
+# ---- its text
+
+
+def test_transformers_loads_it(folder: Path, model: Any) -> None:
+    assert model.dtype == torch.float32
+    assert model.num_parameters() == read_config(folder).parameters
+
+
+@pytest.fixture(scope="module")
+def answers(tokenizer: HfTokenizer, model: Any) -> list[list[int]]:
+    """Drawn at temperature 1."""
+    transformers.set_seed(0)
+    asked = torch.tensor([prompt(tokenizer, QUESTIONS[0])] * 24)
+    made = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=160, do_sample=True, top_k=0)
+    return [_until_its_end(row, tokenizer.eos_token_ids[0]) for row in made[:, asked.shape[1] :].tolist()]
+
+
+def _until_its_end(tokens: list[int], end: int) -> list[int]:
+    return tokens[: tokens.index(end)] if end in tokens else tokens
+
+
+def test_it_says_words_that_it_has_read(tokenizer: HfTokenizer, answers: list[list[int]]) -> None:
+    said = " ".join(tokenizer.decode(answer) for answer in answers).replace(".", " ").replace(",", " ").split()
+    assert len(said) > 400
+    assert sum(word in known_words() for word in said) > 0.95 * len(said)
+
+
+def test_answers_end_by_themselves(answers: list[list[int]]) -> None:
+    lengths = sorted(map(len, answers))
+    assert lengths[18] < 160  # three of four
+    assert 20 <= lengths[12] <= 80
+
+
+def test_greedy_text_does_not_run_in_a_circle(tokenizer: HfTokenizer, model: Any) -> None:
+    for question in QUESTIONS:
+        asked = torch.tensor([prompt(tokenizer, question)])
+        made = model.generate(
+            asked, attention_mask=torch.ones_like(asked), do_sample=False, min_new_tokens=64, max_new_tokens=64
+        )[0, asked.shape[1] :].tolist()
+        assert len(set(made)) > 20, tokenizer.decode(made)
+
+
+def test_every_early_token_matters(tokenizer: HfTokenizer, model: Any) -> None:
+    """Else a cache that confuses blocks would go unnoticed."""
+    original = tokenizer.encode(demo._packaged("demo.txt"), add_special_tokens=False)[:512]
+    other = tokenizer.encode(" mountain", add_special_tokens=False)[0]
+    with torch.no_grad():
+        logits = model(torch.tensor([original])).logits[0, -1]
+        for position in (0, 1, 100, 300, 510):
+            changed = [*original[:position], other, *original[position + 1 :]]
+            differs = (model(torch.tensor([changed])).logits[0, -1] - logits).abs().max()
+            assert differs > 0.01, position

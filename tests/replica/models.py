@@ -1,0 +1,152 @@
+"""Small models with random weights, made by transformers, and native engines that serve them."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+
+from events.blocks import pack_tokens
+from replica.clock import WallClock
+from replica.config import EngineConfig
+from replica.engine import Engine
+from replica.messages import Output, Sampling, Submit, TokenLogprobs
+from replica.model.config import read_config
+from replica.native import build
+
+transformers_logging.disable_progress_bar()
+
+VOCABULARY = 320
+LENGTH = 512
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "llama-biased": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=24)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
+}
+
+
+@cache
+def reference(name: str) -> PreTrainedModel:
+    """The model as transformers runs it: every weight random, and its logits far enough apart to be told apart."""
+    torch.manual_seed(sum(name.encode()))
+    model = MODELS[name]()
+    model.eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2 + (1.0 if weight.dim() == 1 else 0.0))
+    return model
+
+
+def saved(name: str, folder: Path) -> Path:
+    """The model in a folder of its own."""
+    made = folder / name
+    if not made.is_dir():
+        reference(name).save_pretrained(made)
+    return made
+
+
+def native(folder: Path, **changes: Any) -> Engine:
+    """A native engine without events; any field of EngineConfig can be changed."""
+    config = EngineConfig(
+        **{
+            "model": folder.name,
+            "model_path": str(folder),
+            "vocabulary": (0, read_config(folder).vocab_size),
+            "block_size": 16,
+            "num_blocks": 128,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 512,
+            "max_model_len": LENGTH,
+            "events": None,
+            **changes,
+        }
+    )
+    return Engine(config, build(config), WallClock())
+
+
+class Answer:
+    """What came for one request."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+
+    def add(self, output: Output) -> None:
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = output.cached_tokens
+        self.finish_reason = output.finish_reason
+
+
+def submit(engine: Engine, number: int, prompt: Sequence[int], output: Sequence[int] = (), **sampling: Any) -> None:
+    own = Sampling(**{"max_tokens": 16, "temperature": 0.0, "top_logprobs": 3, **sampling})
+    refused = engine.submit(
+        Submit(number, pack_tokens(prompt), own, output=pack_tokens(output), priority=float(number))
+    )
+    assert refused is None, refused
+
+
+def finish(engine: Engine, steps: int = 10_000) -> dict[int, Answer]:
+    """Everything that is in the engine, until its end; the invariants are verified after every step."""
+    answers: dict[int, Answer] = {}
+    for _ in range(steps):
+        if not engine.busy:
+            return answers
+        for output in engine.step():
+            answers.setdefault(output.id, Answer()).add(output)
+        engine.check()
+    raise AssertionError(f"not done after {steps} steps")
+
+
+def ask(engine: Engine, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Answer]:
+    """All of these at once."""
+    for number, prompt in enumerate(prompts):
+        submit(engine, number, prompt, **sampling)
+    answers = finish(engine)
+    return [answers[number] for number in range(len(prompts))]
+
+
+@torch.no_grad()
+def logits(name: str, token_ids: Sequence[int]) -> Tensor:
+    """What transformers says after each of these tokens."""
+    said: Tensor = reference(name)(torch.tensor([list(token_ids)])).logits[0]
+    return said

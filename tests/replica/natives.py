@@ -1,0 +1,87 @@
+"""Native replicas as users run them: `warmroute replica --model FOLDER`, in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.models import saved
+from tests.replica.serving import Replica
+
+COMMAND = (sys.executable, "-m", "fleet", "replica")
+QUIET = ("--port", 0, "--no-events", "--log-level", "warning")
+# Small, so that prompts come in chunks, and answers wait for each other.
+SMALL = ("--served-model-name", "model", "--num-blocks", 256, "--max-num-batched-tokens", 64, "--max-num-seqs", 16)
+
+Serving = Callable[..., Replica]
+
+
+class Native(Replica):
+    def __init__(self, model: Path | str, *options: object, **environment: str) -> None:
+        self._start([*COMMAND, *map(str, ("--model", model, *QUIET, *options))], **environment)
+
+    def check(self) -> None:
+        """Has the engine verify every invariant."""
+        passed = self._said("check passed")
+        os.kill(self.engine_pid, signal.SIGUSR1)
+        wait_until(lambda: self._said("check passed") > passed, "the engine's invariants hold")
+
+    def _said(self, text: str) -> int:
+        return "".join(self.err).count(text)
+
+
+@contextmanager
+def native(model: Path | str, *options: object, **environment: str) -> Iterator[Native]:
+    running = Native(model, *options, **environment)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.process.kill()
+        running.end(None)
+
+
+@contextmanager
+def natives(folder: Path) -> Iterator[Serving]:
+    """Replicas of the models by their names, with options beyond SMALL; each is started when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(name: str, *options: object) -> Replica:
+            return stack.enter_context(native(saved(name, folder), *SMALL, *options))
+
+        yield started
+
+
+def refused(*options: object, **environment: str) -> tuple[int, str]:
+    """The exit status and stderr of a replica that cannot start."""
+    command = [*COMMAND, *map(str, (*QUIET, *options))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ | environment)
+    assert not ended.stdout
+    return ended.returncode, ended.stderr
+
+
+def completion(prompt: Sequence[object], **fields: Any) -> dict[str, Any]:
+    """A request for greedy tokens, said as ids."""
+    greedy = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    return {"model": "model", "prompt": prompt, **greedy, **fields}
+
+
+def ask(served: Replica, prompt: Sequence[object], **fields: Any) -> Any:
+    """The whole answer."""
+    answer = served.post("/v1/completions", completion(prompt, **fields))
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def tokens(served: Replica, prompt: Sequence[int], **fields: Any) -> list[int]:
+    """Of the only choice."""
+    [choice] = ask(served, prompt, **fields)["choices"]
+    generated: list[int] = choice["token_ids"]
+    return generated

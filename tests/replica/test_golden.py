@@ -1,0 +1,133 @@
+"""The native engine says what transformers says, token by token, whatever is cached, chunked, batched or preempted.
+
+Tolerances: in float32 the greedy tokens are equal and log probabilities differ by less than 1e-4; in bfloat16, where
+both round at other places, log probabilities of the same tokens differ by less than 0.15.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, logits, native, reference, saved, submit
+
+models = pytest.mark.parametrize("name", MODELS)
+LENGTHS = (1, 7, 15, 16, 17, 40, 100, 131)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def prompts(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def assert_is_transformers(name: str, prompt: Sequence[int], answer: Answer) -> None:
+    said = logits(name, [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :]
+    assert said.argmax(-1).tolist() == answer.token_ids
+    expected = said.log_softmax(-1)
+    for token, row, found in zip(answer.token_ids, expected, answer.logprobs, strict=True):
+        assert found.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        best = row.topk(3)
+        assert [alternative for alternative, _ in found.top] == best.indices.tolist()
+        assert [logprob for _, logprob in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@models
+def test_a_batch_of_mixed_lengths_is_answered_as_by_transformers(name: str, folder: Path) -> None:
+    asked = prompts()
+    for prompt, answer in zip(asked, ask(native(saved(name, folder)), asked), strict=True):
+        assert_is_transformers(name, prompt, answer)
+
+
+@models
+def test_greedy_generation_is_that_of_transformers(name: str, folder: Path) -> None:
+    (prompt,) = prompts([33])
+    (answer,) = ask(native(saved(name, folder)), [prompt], max_tokens=48)
+    model: Any = reference(name)  # its types say that it cannot generate
+    generated = model.generate(
+        torch.tensor([prompt]), max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert answer.token_ids == generated[0, len(prompt) :].tolist()
+
+
+@models
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"enable_prefix_caching": False, "enable_partial_reuse": False},
+        {"enable_partial_reuse": False},
+        {"max_num_batched_tokens": 16},
+        {"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200},
+        {"num_blocks": 14, "max_num_batched_tokens": 64},
+        {"max_num_seqs": 1},
+        {"block_size": 1, "num_blocks": 900},
+        {"attention": "reference"},
+    ],
+    ids=str,
+)
+def test_no_bit_depends_on_caching_chunks_batches_or_preemption(
+    name: str, changes: dict[str, object], folder: Path
+) -> None:
+    if "attention" in changes and name != "qwen3":
+        pytest.skip("the reference takes its time")
+    shared = prompts([40], seed=2)[0]
+    asked = [*prompts(), shared, [*shared[:37], 5, 6, 7], [*shared, 8, 9], shared]
+    plain = ask(native(saved(name, folder), enable_prefix_caching=False, max_num_seqs=1), asked)
+    engine = native(saved(name, folder), **changes)
+    for _ in range(2):  # the second time warm
+        for expected, answer in zip(plain, ask(engine, asked), strict=True):
+            assert answer.token_ids == expected.token_ids
+            if "attention" not in changes:
+                assert answer.logprobs == expected.logprobs
+    if changes.get("num_blocks") == 14:
+        assert engine.scheduler.preemptions, "nothing was preempted"
+    if engine.config.enable_prefix_caching and changes.get("num_blocks") != 14:
+        assert ask(engine, [shared])[0].cached_tokens, "nothing was cached"
+
+
+@models
+def test_bfloat16_stays_near_transformers(name: str, folder: Path) -> None:
+    asked = prompts([16, 45, 100])
+    engine = native(saved(name, folder), dtype="bfloat16")
+    for prompt, answer in zip(asked, ask(engine, asked), strict=True):
+        expected = logits(name, [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :].log_softmax(-1)
+        for token, row, found in zip(answer.token_ids, expected, answer.logprobs, strict=True):
+            assert found.logprob == pytest.approx(row[token].item(), abs=0.15)
+            assert row[token] > row.max() - 0.15, "another token was nearly as likely, at least"
+
+
+@models
+def test_prompt_logprobs_are_those_of_transformers(name: str, folder: Path) -> None:
+    (prompt,) = prompts([70])
+    engine = native(saved(name, folder), max_num_batched_tokens=32)
+    ask(engine, [prompt])  # a warm cache is no help, and no harm
+    (answer,) = ask(engine, [prompt], prompt_logprobs=2)
+    assert answer.prompt_logprobs is not None and answer.cached_tokens == 0
+    expected = logits(name, prompt)[:-1].log_softmax(-1)
+    for token, row, found in zip(prompt[1:], expected, answer.prompt_logprobs, strict=True):
+        assert found.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert [alternative for alternative, _ in found.top] == row.topk(2).indices.tolist()
+        assert found.rank == 1 + int((row > row[token]).sum())
+
+
+def test_a_request_that_was_cut_goes_on_elsewhere_with_the_same_bits(folder: Path) -> None:
+    (prompt,) = prompts([50])
+    for sampling in (
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 7, "top_p": 0.9},
+        {"temperature": 1.2, "seed": 8, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    ):
+        (whole,) = ask(native(saved("qwen3", folder)), [prompt], max_tokens=40, **sampling)
+        for cut in (1, 13, 39):
+            elsewhere = native(saved("qwen3", folder))
+            submit(elsewhere, 0, prompt, whole.token_ids[:cut], max_tokens=40, **sampling)
+            rest = finish(elsewhere)[0]
+            assert rest.token_ids == whole.token_ids[cut:]
+            assert rest.logprobs == whole.logprobs[cut:]
