@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import choose
+from kernels.linear import can_pack
 from kernels.paged import Attention, LayerCache, Step
 from kernels.spans import Span
 from replica.config import EngineConfig
@@ -28,14 +29,17 @@ LOGITS_AT_ONCE = 1 << 23
 
 def build(config: EngineConfig) -> "NativeRunner":
     """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
-    torch.set_num_threads(config.threads)
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
     choice = choose(config.attention)
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
+    if not can_pack(dtype):
+        log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
+    torch.set_num_threads(os.cpu_count() or 1)  # packing is all there is to do now
     with Weights(folder, dtype) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
+    torch.set_num_threads(config.threads)
     runner = NativeRunner(model, choice.attention, config.num_blocks, config.block_size)
     log.info(
         "%s: %s, %.1f M parameters, %s, attention %s, %d torch threads, %.2f GB of KV",

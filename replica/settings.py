@@ -14,7 +14,7 @@ import click
 from kernels.backends import NAMES as ATTENTION
 from replica.native_model import AUTO, DTYPES
 
-NATIVE_MAX_STEP_S = 0.5
+NATIVE_MAX_STEP_S = 1.0
 NATIVE_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 
 
