@@ -241,8 +241,10 @@ def _text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def _legacy_text(tokenizer: Tokenizer, token_id: int) -> str:
-    # The alternatives are keys of an object, so tokens that are parts of characters must stay distinct.
+    # The alternatives are keys of an object, so tokens without a text and parts of characters must stay distinct.
     written = tokenizer.token_bytes(token_id)
+    if not written:
+        return f"token_id:{token_id}"  # as vLLM writes ids
     try:
         return written.decode()
     except UnicodeDecodeError:

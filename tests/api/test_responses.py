@@ -128,3 +128,9 @@ def test_an_event_is_one_line(text: str) -> None:
 
 def test_a_stream_ends_as_openai_ends_it() -> None:
     assert event(b"[DONE]") == DONE
+
+
+def test_tokens_without_a_text_stay_apart_in_the_alternatives() -> None:
+    logprobs = responses.completion_logprobs(BYTES, [(300, -0.5, [(300, -0.5), (301, -1.5)])], 0)
+    assert logprobs.tokens == ["token_id:300"]
+    assert logprobs.top_logprobs == [{"token_id:300": -0.5, "token_id:301": -1.5}]
