@@ -12,7 +12,7 @@ import msgspec
 
 from api import chatml
 from api.errors import ApiError, invalid, too_long
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest, Tool
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
 
@@ -165,7 +165,7 @@ def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Co
         kwargs = {"reasoning_effort": request.reasoning_effort} | kwargs
     return Conversation(
         messages=[_message(message, i, developer) for i, message in enumerate(request.messages or ())],
-        tools=[_tool(tool) for tool in request.tools],
+        tools=request.tools,
         add_generation_prompt=generation_prompt,
         continue_final_message=request.continue_final_message,
         kwargs=kwargs,
@@ -183,11 +183,6 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
         seen["role"] = "system"  # its name of old, which most templates know alone
     for j, call in enumerate(seen.get("tool_calls") or ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"], f"messages[{i}].tool_calls[{j}]")
-    return seen
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    seen: dict[str, Any] = msgspec.to_builtins(tool)
     return seen
 
 

@@ -211,8 +211,18 @@ class Function(Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(Struct):
+    """What a tool must be. A request keeps it as it was sent: templates show all its fields in their order."""
+
     type: Literal["function"]
     function: Function
+
+
+class _Tools(Struct):
+    tools: list[Tool]
+
+
+def check_tools(tools: list[dict[str, Any]]) -> None:
+    msgspec.convert({"tools": tools}, _Tools)  # its error says where
 
 
 Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1)]
@@ -220,7 +230,7 @@ Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1)]
 
 class ChatRequest(Sampled, kw_only=True):
     messages: Messages
-    tools: Nullable[list[Tool]] = field(default_factory=list)
+    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None  # wins over max_tokens, its old name
     logprobs: Nullable[bool] = False
@@ -235,6 +245,7 @@ class ChatRequest(Sampled, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true", "top_logprobs")
+        check_tools(self.tools)
         check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
         self._check_resumed(self.n)
 
@@ -271,13 +282,14 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None  # None: for a prompt, and not for messages, whose template writes them
     add_generation_prompt: bool | None = None
     continue_final_message: Nullable[bool] = False
-    tools: Nullable[list[Tool]] = field(default_factory=list)
+    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
     chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
     reasoning_effort: str | None = None
     return_token_strs: Nullable[bool] = False
 
     def __post_init__(self) -> None:
         _fill_nulls(self)
+        check_tools(self.tools)
         if (self.prompt is None) == (self.messages is None):
             found = "neither" if self.prompt is None else "both"
             raise invalid(f"there are {found} of prompt and messages; send one of them", "prompt")

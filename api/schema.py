@@ -13,6 +13,7 @@ from api.requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    Tool,
 )
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
@@ -50,9 +51,11 @@ def _json(type_: type[Struct]) -> dict[str, Any]:
 
 @cache
 def _components() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(REQUESTS + ANSWERS, ref_template="#/components/schemas/{name}")
+    _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS, Tool), ref_template="#/components/schemas/{name}")
     for request_type in (CompletionRequest, ChatRequest):
         _tighten_sampled(schemas[request_type.__name__])
+    for name in (ChatRequest.__name__, TokenizeRequest.__name__):
+        schemas[name]["properties"]["tools"] |= {"anyOf": _TOOLS}
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
     schemas["ChatRequest"]["allOf"] += [_ONE_ENDING, _when(("top_logprobs", "integer"), logprobs=True)]
     schemas["TokenizeRequest"] |= {"oneOf": [_given("prompt", "messages"), _given("messages", "prompt")]}
@@ -101,6 +104,7 @@ _PROMPT = {
         _array(_array(_TOKEN_ID), maxItems=MAX_PROMPTS),
     ]
 }
+_TOOLS = [{"type": "array", "items": reference(Tool)}, {"type": "null"}]
 _NO_STREAM_OF_PROMPTS = {
     "not": {
         "properties": {"prompt_logprobs": {"type": "integer"}, "stream": {"const": True}},

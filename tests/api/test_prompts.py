@@ -83,6 +83,12 @@ def test_what_a_message_does_not_have_is_undefined() -> None:
     assert Prompts(ByteTokenizer(), source).render(chat(messages)) == "FalseFalsebob"
 
 
+def test_thoughts_have_both_names_that_templates_use() -> None:
+    source = "{{ messages[0].thinking }} {{ messages[0].reasoning_content }} {{ messages[1].thinking is defined }}"
+    messages = [{"role": "assistant", "content": "x", "reasoning_content": "hm"}, USER]
+    assert Prompts(ByteTokenizer(), source).render(chat(messages)) == "hm hm False"
+
+
 def test_arguments_of_calls_are_objects_for_a_template() -> None:
     function = {"name": "add", "arguments": '{"a": 1}'}
     messages = [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]

@@ -123,6 +123,7 @@ def test_tools_are_rendered_where_the_template_mentions_them() -> None:
         (CHATML, "The answer is ", "    <|im_start|>assistant:The answer is "),
         (TRIMMING, "The answer is ", "[The answer is"),
         (TRIMMING, "", "["),
+        ("{{ messages | tojson }}", "x", '[{"role": "assistant", "content": "x'),
         ("{{ messages[-1].content }}|{{ messages[-1].content }}", "x", None),
     ],
 )
@@ -131,11 +132,23 @@ def test_a_continued_message_is_left_open(source: str, content: str, expected: s
     text = render(source, last, continue_final_message=True, add_generation_prompt=False)
     if expected is not None:
         assert text == expected
-    assert "\x02" not in text.rpartition("|")[2]
+    assert "END_OF" not in text.rpartition("|")[2]
 
 
 def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
     assert refused("nothing", continue_final_message=True).param == "continue_final_message"
+
+
+def test_a_message_that_is_shown_in_part_cannot_be_continued() -> None:
+    shown = "{{ messages[-1].content.split('</think>')[-1] }}"
+    last = [{"role": "assistant", "content": "<think>one</think>two"}]
+    assert refused(shown, last, continue_final_message=True).param == "continue_final_message"
+
+
+def test_a_missing_content_is_empty_for_a_template_that_needs_one() -> None:
+    assert render("{{ 'a' + messages[0].content + 'b' }}", [{"role": "assistant"}]) == "ab"
+    assert render("{{ messages[0].content is defined }}", [{"role": "assistant"}]) == "False"
+    assert "no_such" in refused("{{ no_such.field }}", [{"role": "assistant"}]).message
 
 
 # ---- templates that are none

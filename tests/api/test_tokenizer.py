@@ -79,12 +79,37 @@ def test_the_models_config_counts_where_generation_says_nothing(tmp_path: Path) 
     assert HfTokenizer(saved(byte_level(), tmp_path, config={"eos_token_id": 9})).eos_token_ids == (9,)
 
 
-def test_the_special_tokens_map_fills_gaps(tmp_path: Path) -> None:
-    files = {"special_tokens_map": {"eos_token": "a", "bos_token": "b"}, "tokenizer_config": {"eos_token": "<|end|>"}}
-    assert HfTokenizer(saved(byte_level(), tmp_path, **files)).special_tokens == {
-        "eos_token": "<|end|>",
-        "bos_token": "b",
+def test_the_special_tokens_map_counts_unless_the_config_lists_all_tokens(tmp_path: Path) -> None:
+    config = {"eos_token": "<|end|>", "image_token": "<|im_start|>"}
+    files = {"special_tokens_map": {"eos_token": {"content": "a"}, "bos_token": "b"}, "tokenizer_config": config}
+    older = HfTokenizer(saved(byte_level(), tmp_path, **files))
+    assert older.special_tokens == {"bos_token": "b", "eos_token": "a", "image_token": "<|im_start|>"}
+    assert older.eos_token_ids == tuple(older.encode("a", add_special_tokens=False))
+    files["tokenizer_config"] = config | {"added_tokens_decoder": {}}
+    assert HfTokenizer(saved(byte_level(), tmp_path, **files)).special_tokens == config
+
+
+def test_tokens_that_only_the_config_names_are_added(tmp_path: Path) -> None:
+    config = {
+        "pad_token": "<|pad|>",
+        "bos_token": "<|begin|>",
+        "additional_special_tokens": [{"content": "<x>"}, "the"],
     }
+    plain = byte_level()
+    size = plain.get_vocab_size()
+    tokenizer = HfTokenizer(saved(plain, tmp_path, tokenizer_config=config))
+    ids = tokenizer.encode("<|pad|><x>the", add_special_tokens=False)
+    assert ids[:2] == [size, size + 1] and tokenizer.vocab_size == max(size + 2, ids[2] + 1)
+    assert tokenizer.special_token_ids.issuperset(ids)
+
+
+def test_a_template_for_tools_may_have_a_file_of_its_own(tmp_path: Path) -> None:
+    saved(byte_level(), tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("b")
+    (tmp_path / "chat_template.jinja").write_text("a")
+    tokenizer = HfTokenizer(tmp_path)
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("a", "b")
 
 
 @pytest.mark.parametrize(
