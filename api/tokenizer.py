@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from tokenizers import Tokenizer as Tokenizers
 
@@ -11,6 +11,7 @@ from api.bounds import max_bytes_per_token
 from api.pieces import byte_level, piece_rule
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_IDS = 2**31  # more than any vocabulary has, and no more than a message takes
 
 
 class Tokenizer(Protocol):
@@ -148,7 +149,12 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """The ids that end an output, as the files of a model say."""
     generation, model = (_read_json(folder / name) for name in ("generation_config.json", "config.json"))
     named = generation.get("eos_token_id", model.get("eos_token_id"))
-    return tuple(i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
+    return tuple(i for i in (named if isinstance(named, list) else [named]) if _is_token_id(i))
+
+
+def _is_token_id(value: object) -> TypeGuard[int]:
+    """Some files say -1 for none; what no token can have ends no output."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_IDS
 
 
 def _tokenizer_file(path: Path) -> Path:
@@ -170,7 +176,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; it must be an object")

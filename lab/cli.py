@@ -9,7 +9,7 @@ import msgspec
 from lab.shapes import DEVICES_GB, SHAPES, Shape
 from lab.size import MEGABYTE, DoesNotFit, Format, Room, Size, gigabytes, size_of
 from replica.model.config import read_config
-from replica.settings import ABOVE_0, AT_LEAST_0, COUNT, FiniteRange, Unusable
+from replica.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from replica.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
@@ -55,7 +55,12 @@ COMPUTED = ("float32", "bfloat16", "float16")
     help="Tokens in a block.",
 )
 @click.option(
-    "--tensor-parallel", type=COUNT, metavar="N", default=1, show_default=True, help="Devices that share the model."
+    "--tensor-parallel",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Devices that share the model.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
 def size(

@@ -40,6 +40,7 @@ from replica.messages import PoolSnapshot
 from replica.names import NOBODY, Names, Slots
 
 MEDIUM = "GPU"
+FEW = 64  # blocks whose tokens are compared all at once
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
 
 
@@ -172,16 +173,27 @@ class BlockPool:
         """Which block after the parent begins with most of these tokens, and with how many."""
         # A scan of all slots: 10 us for 27,000. A table of children would cost that much at every naming and eviction.
         slots = np.flatnonzero(self._many_parents == parent)
-        slots = slots[self._rows[slots, 0] == own[0]]  # most of the thousands that may begin a prompt end here
+        slots = slots[self._column(0, slots) == own[0]]
         if self._exact or exact is not None:
             slots = np.array([slot for slot in slots.tolist() if self._exact.get(slot) == exact], np.intp)
         if not slots.size:
             return NOBODY, 0
+        shared = 1
+        while slots.size > FEW and shared < len(own):  # thousands may begin a prompt alike; most part soon
+            longer = (self._column(shared, slots) == own[shared]) & (self._many_filled.take(slots) > shared)
+            if not longer.any():
+                return int(slots[0]), shared
+            slots = slots[longer]
+            shared += 1
         differs = np.ones((len(slots), len(own) + 1), np.bool_)  # one more, where every run ends
         np.not_equal(self._rows.take(slots, axis=0)[:, : len(own)], own, out=differs[:, :-1])
         runs = np.minimum(differs.argmax(axis=1), self._many_filled[slots])
         best = int(runs.argmax())
         return int(slots[best]), int(runs[best])
+
+    def _column(self, offset: int, slots: Slots) -> NDArray[np.uint32]:
+        """The token at this place of each of the blocks."""
+        return self._rows.reshape(-1).take(slots * self.block_size + offset)
 
     def count_lookup(self, tokens: int, match: Match, part: Part = NO_PART, *, again: bool) -> None:
         """A request of so many tokens was admitted with these hits; `again`: after a preemption."""

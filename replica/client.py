@@ -170,6 +170,15 @@ class EngineClient:
         return self._process.pid
 
     @property
+    def ended(self) -> bool:
+        return self._death.done()
+
+    @property
+    def has_said_why(self) -> bool:
+        """Of one that has ended: whether it could not start, and its own words are on stderr already."""
+        return self.hello is None and self._process.returncode == 1
+
+    @property
     def silent_s(self) -> float:
         """Since the last Stats; a running engine sends them four times a second."""
         return self._loop.time() - self._heard_s
@@ -329,15 +338,12 @@ def engine_command() -> list[str]:
 
 
 async def _start_process(command: Sequence[str], config: EngineConfig) -> asyncio.subprocess.Process:
-    # A session of its own: Ctrl-C in a terminal is for the HTTP process, which drains.
-    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; `_watch` sees that
-        process.stdin.write(msgspec.msgpack.encode(config))
-        await process.stdin.drain()
-        process.stdin.close()
-        await process.stdin.wait_closed()
-    return process
+    # A file, as writing to a pipe can fail: a child that dies at once is what `_watch` is there for.
+    with tempfile.TemporaryFile() as given:
+        given.write(msgspec.msgpack.encode(config))
+        given.seek(0)
+        # A session of its own: Ctrl-C in a terminal is for the HTTP process, which drains.
+        return await asyncio.create_subprocess_exec(*command, stdin=given, start_new_session=True)
 
 
 def _ending(status: int) -> str:

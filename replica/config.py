@@ -34,7 +34,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     num_blocks: int = 8192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    max_step_s: float = 0.0  # what a step's prefill should take at most, as far as its speed is known; 0: no limit
+    max_step_s: float = 0.0  # what a step with prefill should take at most, by the one before; 0: no limit
     max_model_len: int = 8192
     max_waiting: int = 1024
     enable_prefix_caching: bool = True

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from api.tokenizer import load_tokenizer
 from replica.config import ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
-from replica.settings import ALL, NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, Unusable
+from replica.settings import ALL, LARGEST, NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, Unusable
 from replica.sizing import GIGABYTE, blocks_in
 
 
@@ -110,7 +110,8 @@ def _vocabulary(tokenizer_path: str | None, model: NativeModel | None) -> dict[s
         tokenizer = load_tokenizer(tokenizer_path)
         own = () if model is None else model.eos_token_ids
     except (OSError, ValueError) as error:
-        raise Unusable(f"--tokenizer {tokenizer_path}: {error}") from error
+        named = "--model" if tokenizer_path is None else f"--tokenizer {tokenizer_path}"
+        raise Unusable(f"{named}: {error}") from error
     if tokenizer_path is not None:
         ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *own)))
         return {"eos_token_ids": ids, "vocabulary": (0, tokenizer.vocab_size)}
@@ -133,6 +134,8 @@ def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]
     if not blocks:
         block_bytes = bytes_per_token * values["block_size"]
         raise Unusable(f"--kv-cache-gb {memory_gb:g} holds no block of {block_bytes:,} bytes; give more")
+    if blocks > LARGEST:
+        raise Unusable(f"--kv-cache-gb {memory_gb:g} holds {blocks:,} blocks; give less: {LARGEST:,} are the most")
     return {"num_blocks": blocks}
 
 

@@ -13,13 +13,10 @@ from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
 from replica.messages import Output, Refused, Stats, Submit
-from replica.rates import Speed, Window
+from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Runner
 from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
-
-FIRST_PREFILL_TOKENS = 256  # of a step, while the speed is not known
-LEAST_PREFILL_TOKENS = 64  # less would make much of what every step costs
 
 
 class Engine:
@@ -47,6 +44,7 @@ class Engine:
             ),
         )
         self.speed = Speed()
+        self.step_limit = StepLimit(config.max_step_s)
         self.window = Window()
         self.steps = 0
         self.kv_events = 0
@@ -109,23 +107,17 @@ class Engine:
         return self.scheduler.cancel(request_id)
 
     def step(self) -> list[Output]:
-        batch = self.scheduler.schedule(self._prefill_tokens())
+        batch = self.scheduler.schedule(self.step_limit.tokens)
         began_s = self.clock.now_s()
         sampled = self.runner.run(batch)
         self._measure(batch, self.clock.now_s() - began_s)
         return self.scheduler.commit(batch, sampled)
 
-    def _prefill_tokens(self) -> int | None:
-        """As many as a step has time for: while it lasts, no other answer goes on, and nobody hears of this engine."""
-        if not self.config.max_step_s:
-            return None
-        rate = self.speed.prefill_tokens_per_s
-        return max(LEAST_PREFILL_TOKENS, int(rate * self.config.max_step_s)) if rate else FIRST_PREFILL_TOKENS
-
     def _measure(self, batch: Batch, duration_s: float) -> None:
         self.steps += 1
         prefill_tokens = sum(scheduled.tokens for scheduled in batch if scheduled.tokens > 1)
         self.speed.add(prefill_tokens, duration_s)
+        self.step_limit.add(prefill_tokens, duration_s)
 
     def reset(self) -> bool:
         """Forget the cache; refused while requests run."""

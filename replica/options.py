@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from replica.config import EngineConfig, ReplicaConfig
-from replica.settings import ALL, SETTINGS, Setting, Unusable
+from replica.settings import ALL, LARGEST, SETTINGS, Setting, Unusable
 
 _DEFAULTS = ReplicaConfig(engine=EngineConfig(model=""))
 _FILE = "replica.options.file"  # where the context keeps the SettingsFile
@@ -40,7 +40,7 @@ class SettingOption(click.Option):
         """The default, and the range where it has two ends; the variable's name follows from the option's."""
         extra = super().get_help_extra(ctx)
         extra.pop("envvars", None)
-        if getattr(self.type, "max", None) is None:
+        if getattr(self.type, "max", None) in (None, LARGEST):  # which is there only for the sake of the types
             extra.pop("range", None)
         if isinstance(self.default, float):
             extra["default"] = f"{self.default:g}"

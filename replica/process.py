@@ -125,8 +125,7 @@ class Loop:
 
     def run(self) -> None:
         self._send(self._hello())
-        while not self.stopped and not orphaned(self.parent_pid):
-            self._read()
+        while not orphaned(self.parent_pid) and self._read():
             if self.engine.busy:
                 outputs = self.engine.step()
                 if outputs:
@@ -150,12 +149,13 @@ class Loop:
         else:
             log.info("check passed")
 
-    def _read(self) -> None:
-        """Take what has come; with nothing to compute, wait for it, or for the next report."""
+    def _read(self) -> bool:
+        """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
         while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
             self._obey(self.socket.recv())
             wait_s = 0.0
+        return not self.stopped
 
     def _obey(self, payload: bytes) -> None:
         message = decode_to_engine(payload)

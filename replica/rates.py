@@ -8,6 +8,8 @@ HALF_LIFE_TOKENS = 50_000.0
 HALF_LIFE_STEPS = 200.0
 MIN_PREFILL_TOKENS = 32  # of a step whose duration says something about prefill
 ENOUGH_TOKENS = 256  # before that the prefill speed is not known
+FIRST_STEP_TOKENS = 256  # of prefill, before anything is known
+LEAST_STEP_TOKENS = 64  # less would make much of what every step costs
 
 
 class Speed:
@@ -40,6 +42,23 @@ class Speed:
         elif not prefill_tokens:
             fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
             self.step_s = self.step_s * fading + duration_s * (1 - fading)
+
+
+class StepLimit:
+    """How much prefill a step has time for: while it lasts, no other answer goes on, and nobody hears of the engine.
+
+    By the last step alone: what a token costs grows with the tokens before it, so older steps know less.
+    """
+
+    def __init__(self, max_step_s: float) -> None:
+        self.tokens: int | None = FIRST_STEP_TOKENS if max_step_s else None  # None: no limit
+        self._max_step_s = max_step_s
+
+    def add(self, prefill_tokens: int, duration_s: float) -> None:
+        if self.tokens is None or prefill_tokens < MIN_PREFILL_TOKENS or duration_s <= 0:
+            return
+        fitting = int(prefill_tokens * self._max_step_s / duration_s)
+        self.tokens = max(LEAST_STEP_TOKENS, min(fitting, 2 * max(self.tokens, prefill_tokens)))
 
 
 class Window:

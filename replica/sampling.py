@@ -189,7 +189,9 @@ def _nucleus_end(weights: Tensor, top_p: float) -> Tensor | float:
 
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that decides the token at this position of the output."""
-    return (xxh3_64_intdigest(position.to_bytes(8, "little"), seed % 2**64) >> 11) * 2.0**-53
+    # Both are hashed: as the hash's own seed, numbers that share their low half would share their draws.
+    name = position.to_bytes(8, "little") + (seed % 2**64).to_bytes(8, "little")
+    return (xxh3_64_intdigest(name) >> 11) * 2.0**-53
 
 
 def pick(weights: Tensor, where: float) -> int:

@@ -189,10 +189,13 @@ class Scheduler:
         """
         pool, chain = self.pool, request.chain
         matched = len(match.blocks)
+        # Blocks for all of its tokens now: half a prompt that waits for blocks would only be in the way.
+        new = -(-len(chain) // pool.block_size) - matched
+        if pool.free < new:
+            return None  # before a part is looked for, step after step
         part = NO_PART if _computes_whole_prompt(request) else pool.part(chain, match)
         hits = [*match.blocks, part.source] if part.adoptable else match.blocks
-        # Blocks for all of its tokens now: half a prompt that waits for blocks would only be in the way.
-        blocks = pool.take(hits, -(-len(chain) // pool.block_size) - len(hits))
+        blocks = pool.take(hits, new - part.adoptable)
         if blocks is None:
             return None
         request.blocks = blocks

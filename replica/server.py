@@ -175,8 +175,9 @@ async def _announce(engine: EngineClient, server: HttpServer, listener: socket.s
     try:
         hello = await engine.ready()
     except EngineDied as error:
-        logging.getLogger(__name__).error("%s", error)
-        await engine.close()
+        if not engine.ended:  # it says nothing; of an end `_until_the_end` tells
+            logging.getLogger(__name__).error("%s", error)
+            await engine.close()
         return
     with contextlib.suppress(OSError):  # nobody reads it, and the replica serves all the same
         print(ready_line(f"http://{f'[{host}]' if ':' in host else host}:{port}", hello), flush=True)
@@ -195,11 +196,15 @@ async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Si
     if not died.done():
         endpoints.metrics.draining = True
         await _first(died, signals.at_once.wait(), _drained(endpoints, drain_timeout_s))
-    if died.done():
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no line for every stream that is cut
-        return _failed(f"{died.result()}; the replica ends with it")
-    died.cancel()
-    return 0
+    if not died.done():
+        died.cancel()
+        return 0
+    if engine.hello is None and signals.end.is_set():  # the same Ctrl-C reached it before it was on its own
+        return 0
+    if engine.has_said_why:
+        return 1
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no line for every stream that is cut
+    return _failed(f"{died.result()}; the replica ends with it")
 
 
 async def _first(kept: asyncio.Task[str], *others: Coroutine[None, None, object]) -> None:

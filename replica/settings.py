@@ -14,6 +14,7 @@ import click
 from kernels.backends import NAMES as ATTENTION
 from replica.native_model import AUTO, DTYPES
 
+LARGEST = 2**31 - 1  # where nothing else limits a number; not worth showing
 NATIVE_MAX_STEP_S = 1.0
 NATIVE_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 
@@ -28,7 +29,10 @@ class FiniteRange(click.FloatRange):
     """A range that neither nan nor inf is in."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
+        try:
+            number: float = super().convert(value, param, ctx)
+        except OverflowError:  # a whole number of TOML, of hundreds of digits
+            self.fail("The number is too large.", param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
@@ -83,7 +87,7 @@ FILE = click.Path(exists=True, dir_okay=False)
 PATH = click.Path(exists=True)
 AT_LEAST_0 = FiniteRange(min=0)
 ABOVE_0 = FiniteRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
+COUNT = click.IntRange(1, LARGEST)
 
 SETTINGS: dict[str, list[Setting]] = {
     "Model": [
@@ -121,7 +125,7 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "max_model_len",
             "",
-            COUNT,
+            click.IntRange(2, LARGEST),
             "TOKENS",
             "The longest prompt and output together.  [default: what the model was made for; 8192 if simulated]",
         ),
@@ -142,7 +146,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "NAME",
             f"The kernels of attention: {', '.join(ATTENTION[:-1])} or {ATTENTION[-1]}.",
         ),
-        Setting("threads", "engine.threads", COUNT, "N", "Threads that compute."),
+        Setting("threads", "engine.threads", click.IntRange(1, 1024), "N", "Threads that compute."),
     ],
     "HTTP": [
         Setting("host", "host", TEXT, "HOST", "The address to listen on."),
@@ -178,7 +182,7 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "kv_cache_gb",
             "",
-            ABOVE_0,
+            FiniteRange(0, LARGEST, min_open=True),
             "GB",
             "Size the cache by memory (10^9 bytes) instead of by --num-blocks.  "
             f"[default: {NATIVE_KV_CACHE_GB:g}, unless simulated]",
@@ -216,7 +220,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "",
             AT_LEAST_0,
             "SECONDS",
-            "What a step's prefill should take at most, by the speed measured so far; other answers wait for its end. "
+            "What a step with prefill should take at most, by the one before; other answers wait for its end. "
             f"0: no limit.  [default: {NATIVE_MAX_STEP_S:g}, unless simulated]",
         ),
         Setting(
@@ -289,7 +293,7 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "simulated_mean_output_tokens",
             "engine.simulated.mean_output_tokens",
-            click.IntRange(min=0),
+            click.IntRange(0, LARGEST),
             "TOKENS",
             "The mean length of an output that ends by itself; 0: none does.",
         ),

@@ -4,7 +4,7 @@ Where a key may be absent, the default is the one that transformers gives to tha
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,12 @@ REQUIRED = (
     "max_position_embeddings",
 )
 KV_HEADS_IF_ABSENT = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-SLIDING_WINDOW_IF_ABSENT = {"mistral": 4096}
+SLIDING_WINDOW_IF_ABSENT = 4096
+MAX_WINDOW_LAYERS_IF_ABSENT = 28
 HEAD_DIM_IF_ABSENT = {"qwen3": 128}
+LARGEST_SIZE = 2**31 - 1
+LARGEST_NUMBER = sys.float_info.max
+QUOTED_AT_MOST = 200  # characters of a value in an error
 
 
 class Llama3Scaling(Struct, frozen=True, kw_only=True):
@@ -88,14 +92,21 @@ def read_config(folder: Path) -> ModelConfig:
     """The `config.json` of a model's folder. ValueError for one that does not run here, with the reason."""
     file = folder / "config.json"
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = read_object(file)
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout") from error
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file} holds a {type(fields).__name__}; it must be an object")
     return parse_config(fields, str(file))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A file that must hold one JSON object. ValueError, with its name, for any other."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}; it must be an object")
+    return content
 
 
 def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
@@ -119,7 +130,7 @@ def parse_config(fields: Mapping[str, Any], name: str) -> ModelConfig:
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope_theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
         rope_scaling=_scaling(rope),
-        max_position_embeddings=config.size("max_position_embeddings"),
+        max_position_embeddings=config.size("max_position_embeddings", least=2),  # a prompt and an answer
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         # The others of the four ignore these keys, whatever they say.
         qkv_bias=architecture == "qwen2" or (architecture != "mistral" and config.flag("attention_bias")),
@@ -140,17 +151,17 @@ class _Fields:
     def get(self, key: str, default: Any = None) -> Any:
         return self.fields.get(key, default)
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refused(key, value, "it must be a whole number from 1")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_SIZE:
+            raise self.refused(key, value, f"it must be a whole number from {least} to {LARGEST_SIZE}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST_NUMBER:
             raise self.refused(key, value, "it must be a number above 0")
         return float(value)
 
@@ -161,7 +172,13 @@ class _Fields:
         return bool(value)
 
     def refused(self, key: str, value: object, why: str) -> ValueError:
-        return ValueError(f"{self.name}: {key} is {json.dumps(value)}; {why}")
+        return ValueError(f"{self.name}: {key} is {_quoted(value)}; {why}")
+
+
+def _quoted(value: object) -> str:
+    """On one line and without control codes, whatever the file holds."""
+    text = json.dumps(value)
+    return text if len(text) <= QUOTED_AT_MOST else text[:QUOTED_AT_MOST] + "..."
 
 
 def _architecture(fields: Mapping[str, Any], name: str) -> str:
@@ -173,7 +190,7 @@ def _architecture(fields: Mapping[str, Any], name: str) -> str:
         return str(model_type)
     if isinstance(found, str) and found in ARCHITECTURES:
         return ARCHITECTURES[found]
-    what = f"architecture {found}" if found is not None else f"model_type {model_type}"
+    what = f"architecture {_quoted(found)}" if found is not None else f"model_type {_quoted(model_type)}"
     raise ValueError(f"{name}: the {what} is not supported; what works: {', '.join(ARCHITECTURES)}")
 
 
@@ -187,7 +204,7 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
     if (quantization := config.get("quantization_config")) is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ValueError(
-            f"{config.name}: the weights are quantized ({method}), which is not supported; "
+            f"{config.name}: the weights are quantized ({_quoted(method)}), which is not supported; "
             "use the checkpoint in bfloat16, float16 or float32"
         )
     if (activation := config.get("hidden_act", "silu")) != "silu":
@@ -197,17 +214,36 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
 
 
 def _refuse_sliding_windows(config: _Fields, architecture: str) -> None:
+    """Those that a text can outgrow, in the layers that transformers gives them to."""
     advice = "sliding windows are not supported; use a model with full attention in every layer"
-    layers = config.get("layer_types") or []
-    if others := [layer for layer in layers if layer != "full_attention"]:
-        raise config.refused("layer_types", sorted(set(map(str, others))), advice)
-    if architecture.startswith("qwen") and config.flag("use_sliding_window"):
+    layers, window = _layer_types(config), _window(config, architecture)
+    longest = config.size("max_position_embeddings")
+    outgrown = window is not None and window < longest
+    others = sorted(set(layers) - {"full_attention"})
+    if others and (window is None or outgrown or others != ["sliding_attention"]):
+        raise config.refused("layer_types", others, advice)
+    if architecture == "mistral" and outgrown:
+        raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
+    full_layers = config.size("max_window_layers", MAX_WINDOW_LAYERS_IF_ABSENT, least=0)  # the first ones
+    if outgrown and not layers and full_layers < config.size("num_hidden_layers"):
         raise config.refused("use_sliding_window", True, advice)
-    window = config.get("sliding_window", SLIDING_WINDOW_IF_ABSENT.get(architecture))
-    if architecture == "mistral" and window is not None:
-        longest = config.size("max_position_embeddings")
-        if not isinstance(window, int) or window < longest:
-            raise config.refused("sliding_window", window, f"that is less than the {longest} positions, and {advice}")
+
+
+def _layer_types(config: _Fields) -> list[str]:
+    layers = config.get("layer_types")
+    if layers is None:
+        return []
+    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise config.refused("layer_types", layers, "it must be a list of names, one for each layer")
+    return layers
+
+
+def _window(config: _Fields, architecture: str) -> int | None:
+    """Mistral has one unless it is null, a Qwen only if it says so as well, and a Llama none."""
+    asked = config.flag("use_sliding_window") if architecture.startswith("qwen") else architecture == "mistral"
+    if not asked or config.get("sliding_window", SLIDING_WINDOW_IF_ABSENT) is None:
+        return None
+    return config.size("sliding_window", SLIDING_WINDOW_IF_ABSENT)
 
 
 def _kv_heads(config: _Fields, architecture: str, heads: int) -> int:
@@ -248,7 +284,7 @@ def _scaling(rope: _Fields) -> Llama3Scaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         if nested := [key for key, value in rope.fields.items() if isinstance(value, dict)]:
-            raise ValueError(f"{rope.name} differs between layers ({', '.join(nested)}), which is not supported")
+            raise ValueError(f"{rope.name} differs between layers ({_quoted(nested)}), which is not supported")
         return None
     if kind != "llama3":
         raise rope.refused("rope_type", kind, 'only "default" and "llama3" are supported')
@@ -269,6 +305,6 @@ def _dtype(config: _Fields) -> str:
     key = "dtype" if config.get("dtype") is not None else "torch_dtype"
     dtype = config.get(key)
     dtype = "float32" if dtype is None else dtype  # torch's own default, which transformers leaves out
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise config.refused(key, dtype, f"what works: {', '.join(DTYPE_BYTES)}")
-    return str(dtype)
+    return dtype

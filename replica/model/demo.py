@@ -1,15 +1,17 @@
 """The demo model: a small Llama that was never trained, made on first use, the same to the bit on every machine.
 
 It babbles. The head of a token is made so that the token is likely after those which it follows in demo.txt; the layers
-are random, and choose among what is likely by all of the context. Raise VERSION when any of its files changes: a folder
-that is there is never made again.
+are random, and choose among what is likely by all of the context. Raise VERSION and correct SIZES when any of its files
+changes: a folder that is whole is never made again.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
@@ -24,6 +26,15 @@ from safetensors.numpy import save_file
 
 VERSION = 1
 CACHE_VARIABLE = "WARMROUTE_CACHE_DIR"
+SIZES = {
+    "chat_template.jinja": 950,
+    "config.json": 538,
+    "generation_config.json": 26,
+    "model.safetensors": 12_028_992,
+    "tokenizer.json": 52_819,
+    "tokenizer_config.json": 176,
+}
+ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4, 256, 512, 8, 4, 32
 END_OF_TEXT, TURN_START, TURN_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -37,12 +48,13 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def demo_folder() -> Path:
-    """The folder of the demo model, in Hugging Face's layout; made if it is not there yet."""
+    """The folder of the demo model, in Hugging Face's layout; made if it is not there yet, or not whole."""
     folder = _cache_folder() / f"demo-{VERSION}"
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
         _made_beside(folder)
     except (OSError, SafetensorError) as error:  # the second one when the disk is full
         reason = f"the demo model cannot be written to {folder.parent}: {error}"
@@ -51,23 +63,48 @@ def demo_folder() -> Path:
 
 
 def _cache_folder() -> Path:
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "warmroute"
+    chosen = os.environ.get(CACHE_VARIABLE)
+    folder = chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "warmroute")
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:  # an unknown user, or no HOME
+        raise ValueError(f"{folder!r} begins with no home folder; set {CACHE_VARIABLE} to a whole path") from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """By names and sizes: reading it all would take as long as making it."""
+    files = {name: folder / name for name in SIZES}
+    return all(file.is_file() and file.stat().st_size == SIZES[name] for name, file in files.items())
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """What makers left that were killed."""
+    for unfinished in cache.glob(".demo-*"):
+        with contextlib.suppress(FileNotFoundError):  # another one removes it too
+            if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _made_beside(folder: Path) -> None:
-    """Under another name first, so that nobody ever sees half of it; if two make it, the second one's is dropped."""
+    """Under another name first, so that nobody ever sees half of it."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_demo(unfinished)
         unfinished.chmod(0o755)  # mkdtemp's folders are for their owner alone
-        unfinished.rename(folder)
+        _put(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put(made: Path, folder: Path) -> None:
+    """In a folder that is there, damaged or of another who was faster, each file takes the place of an equal one."""
+    try:
+        made.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for file in made.iterdir():
+            file.replace(folder / file.name)
 
 
 def write_demo(folder: Path) -> None:

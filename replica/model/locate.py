@@ -10,6 +10,7 @@ PATH_PREFIXES = ("/", "./", "../", "~")
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 # Folders hold other formats (onnx, original), consolidated* the same weights once more.
 UNWANTED = ["*/*", "consolidated*"]
+NO_GGUF = "GGUF is not supported, only a config.json and weights in safetensors"
 
 
 def locate(model: str) -> Path | None:
@@ -25,7 +26,8 @@ def locate(model: str) -> Path | None:
     if path.is_dir():
         return _checked(path)
     if path.exists():
-        raise ValueError(f"{model} is a file; name the folder of a model in Hugging Face's layout")
+        unread = f": {NO_GGUF}" if path.suffix.lower() == ".gguf" else ""
+        raise ValueError(f"{model} is a file{unread}; name the folder of a model in Hugging Face's layout")
     if model.startswith(PATH_PREFIXES):
         raise ValueError(f"{model} does not exist; name the folder of a model, or a hub id such as org/name")
     return _checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
@@ -33,6 +35,8 @@ def locate(model: str) -> Path | None:
 
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
+        if others := sorted(file.name for file in folder.glob("*.gguf")):
+            raise ValueError(f"{folder} holds {others[0]}: {NO_GGUF}; get the model in that form")
         raise ValueError(f"{folder} has no config.json; name the folder of a model in Hugging Face's layout")
     return folder
 

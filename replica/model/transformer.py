@@ -91,7 +91,7 @@ class Layer:
         eps = self._config.rms_norm_eps
         rows = rows + self._attend(_normed(rows, self._input_norm, eps), turn, step, cache, attention)
         gate, up = self._gate_up(_normed(rows, self._post_norm, eps)).chunk(2, dim=-1)
-        return rows + self._down(functional.silu(gate).mul_(up))
+        return rows + self._down(_silu(gate).mul_(up))
 
     def _attend(self, rows: Tensor, turn: Tensor, step: Step, cache: LayerCache, attention: Attention) -> Tensor:
         head_dim = self._config.head_dim
@@ -114,3 +114,10 @@ def _joined(weights: Source, name: str, outputs: dict[str, int], inputs: int, *,
 def _normed(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm, computed in float32 whatever the type."""
     return functional.rms_norm(rows, weight.shape, weight, eps)
+
+
+def _silu(gate: Tensor) -> Tensor:
+    """gate / (1 + exp(-gate)). torch's own rounds the ends of what a thread computes otherwise, and cuts rows there."""
+    if gate.dtype != torch.float32:
+        return functional.silu(gate)
+    return gate / gate.neg().exp_().add_(1)

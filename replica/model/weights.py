@@ -3,7 +3,6 @@
 What `take` returns may share the file's memory: nobody may write to it.
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from replica.model.config import read_object
+from replica.model.locate import NO_GGUF
 from replica.model.progress import Progress, progress_of
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,10 @@ def _places(folder: Path) -> Iterator[tuple[str, Path]]:
     if single.is_file():
         names = _opened(single).keys()
         yield from ((name, single) for name in names)
+    elif single.is_dir():
+        raise ValueError(f"{single} is a folder; it must be the file with the weights: get it again")
+    elif single.is_symlink():
+        raise ValueError(f"{single} is a link to {single.readlink()}, which is not there; get the weights again")
     elif index.is_file():
         yield from _indexed(index)
     else:
@@ -116,24 +121,26 @@ def _advice(folder: Path) -> str:
         return "its weights are pickles, which may run code: convert them to safetensors"
     if others := sorted(file.name for file in folder.glob("*.safetensors")):
         return f"{', '.join(others[:NAMED_AT_MOST])} is not in Hugging Face's layout: convert it"
+    if others := sorted(file.name for file in folder.glob("*.gguf")):
+        return f"{others[0]}: {NO_GGUF}"
     return "download the weights too"
 
 
 def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = read_object(index)["weight_map"]
         places = {str(name): str(shard) for name, shard in names.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{index} is not the index of a checkpoint: {error!r}; get the file again") from error
     for shard in sorted(set(places.values())):
-        if Path(shard).name != shard:
+        if Path(shard).name != shard or shard in ("", ".."):
             raise ValueError(f"{index} names the shard {shard!r}; shards must lie beside it")
         file = index.parent / shard
         if not file.is_file():
             raise ValueError(f"{file} is missing, which {index.name} names; download the rest of the checkpoint")
         held = set(_opened(file).keys())
         if lost := sorted(name for name, its in places.items() if its == shard and name not in held):
-            raise ValueError(f"{file} has no tensor {lost[0]}, which {index.name} says it has; get both files again")
+            raise ValueError(f"{file} has no tensor {lost[0]!r}, which {index.name} says it has; get both files again")
     yield from ((name, index.parent / shard) for name, shard in places.items())
 
 

@@ -68,7 +68,10 @@ def test_the_end_token_is_a_string_or_an_object(tmp_path: Path, eos: Any) -> Non
     assert tokenizer.special_tokens == {"eos_token": "<|end|>"}
 
 
-@pytest.mark.parametrize(("generation", "expected"), [(5, (5,)), ([7, 5, 7], (7, 5)), (None, ())])
+NO_IDS: list[tuple[Any, tuple[int, ...]]] = [(-1, ()), (10**30, ()), ("x", ()), ([[1], True, 2**31, 2], (2,))]
+
+
+@pytest.mark.parametrize(("generation", "expected"), [(5, (5,)), ([7, 5, 7], (7, 5)), (None, ()), *NO_IDS])
 def test_the_generation_config_names_more_ends(tmp_path: Path, generation: Any, expected: tuple[int, ...]) -> None:
     files = {"tokenizer_config": {"eos_token": "<|end|>"}, "generation_config": {"eos_token_id": generation}}
     tokenizer = HfTokenizer(saved(byte_level(), tmp_path, config={"eos_token_id": 9}, **files))
@@ -143,7 +146,10 @@ def test_truncation_that_was_saved_is_off(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXTS[0], add_special_tokens=True)) == TEXTS[0]
 
 
-@pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("[]", "holds a list; it must be an object")])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "holds a list; it must be an object")],
+)
 def test_a_broken_file_is_named(tmp_path: Path, content: str, says: str) -> None:
     saved(byte_level(), tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(content)

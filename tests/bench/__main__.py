@@ -1,4 +1,4 @@
-"""`python -m tests.bench [core] [workloads] [forks] [serving] [events]`: what things cost here, as Markdown."""
+"""`python -m tests.bench [core] [workloads] [forks] [serving] [events] [native]`: what things cost, as Markdown."""
 
 import argparse
 import platform
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("core", "workloads", "forks", "serving", "events")
+PARTS = ("core", "workloads", "forks", "serving", "events", "native")
 
 
 def machine() -> str:
@@ -22,13 +22,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=PARTS, help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
+    parser.add_argument("--small", action="store_true", help="native: a smaller model")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - set(PARTS)
     if unknown:
         sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        import_module(f"tests.bench.{part}").run(arguments.rounds)
+        options = {"small": True} if arguments.small and part == "native" else {}
+        import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ def seeded() -> None:
 @pytest.mark.skipif(not can_pack(torch.float32), reason="this torch cannot pack weights")
 def test_no_bit_of_a_row_depends_on_the_other_rows(inputs: int, outputs: int, biased: bool) -> None:
     weight, bias = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) if biased else None
-    rows = torch.randn(300, inputs)
+    rows = torch.randn(1100, inputs)
     multiply = linear(weight.clone(), bias)
     whole = multiply(rows)
     torch.testing.assert_close(whole, functional.linear(rows, weight, bias), atol=2e-5, rtol=2e-5)
-    for count in (1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 100):
+    for count in (1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 100, 300, 511, 513, 1025):
         for first in (0, 41):
             some = multiply(rows[first : first + count].clone())
             assert torch.equal(some, whole[first : first + count]), f"{count} rows from {first}"

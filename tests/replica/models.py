@@ -1,9 +1,10 @@
 """Small models with random weights, made by transformers, and native engines that serve them."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,6 +54,9 @@ LLAMA3 = {
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "llama-biased": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "llama-odd": lambda: LlamaForCausalLM(
+        LlamaConfig(**SMALL | {"intermediate_size": 1001, "vocab_size": VOCABULARY, "head_dim": 10})
+    ),
     "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3, tie_word_embeddings=True)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=24)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
@@ -146,7 +150,15 @@ def ask(engine: Engine, prompts: Sequence[Sequence[int]], **sampling: Any) -> li
 
 
 @torch.no_grad()
-def logits(name: str, token_ids: Sequence[int]) -> Tensor:
+def logits(name: str, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """What transformers says after each of these tokens."""
-    said: Tensor = reference(name)(torch.tensor([list(token_ids)])).logits[0]
-    return said
+    model: Any = reference(name) if dtype == torch.float32 else _rounded(name, dtype)
+    said: Tensor = model(torch.tensor([list(token_ids)])).logits[0]
+    return said.float()
+
+
+@cache
+def _rounded(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    rounded: Any = deepcopy(reference(name))
+    rounded.to(dtype)
+    return cast(PreTrainedModel, rounded)

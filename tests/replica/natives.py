@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.models import saved
 from tests.replica.serving import Replica
 
 COMMAND = (sys.executable, "-m", "fleet", "replica")
@@ -48,13 +47,13 @@ def native(model: Path | str, *options: object, **environment: str) -> Iterator[
 
 
 @contextmanager
-def natives(folder: Path) -> Iterator[Serving]:
-    """Replicas of the models by their names, with options beyond SMALL; each is started when it is first asked for."""
+def natives(folder_of: Callable[[str], Path]) -> Iterator[Serving]:
+    """Replicas of models by their names, with options beyond SMALL; each is started when it is first asked for."""
     with ExitStack() as stack:
 
         @cache
         def started(name: str, *options: object) -> Replica:
-            return stack.enter_context(native(saved(name, folder), *SMALL, *options))
+            return stack.enter_context(native(folder_of(name), *SMALL, *options))
 
         yield started
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from api.native import pack_ids
 from replica.client import Answers, EngineClient, EngineDied, EngineRefused
@@ -16,6 +17,7 @@ from replica.messages import Output, Sampling, Submit
 from tests.replica.serving import FAST, SLOW, config, is_alive
 
 GREETS_NOBODY = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
+ENDS_BY_CTRL_C = ["/bin/sh", "-c", "kill -INT $$"]
 FAILS = [sys.executable, "-c", "import sys; sys.exit(3)"]
 
 
@@ -151,6 +153,14 @@ async def test_death_reaches_everybody_who_waits(slow: EngineClient) -> None:
 async def test_an_engine_that_ends_before_it_is_ready_is_said() -> None:
     with pytest.raises(EngineDied, match="ended with status 3"):
         await EngineClient.start(engine_config(), FAILS)
+
+
+def test_an_engine_that_ends_before_it_reads_is_said_on_the_loop_of_the_server() -> None:
+    """A Ctrl-C can reach it before it has a session of its own; there is more to read than a pipe holds."""
+    large = engine_config(topic="x" * 2_000_000)
+    for _ in range(5):
+        with pytest.raises(EngineDied, match="killed by signal 2"):
+            uvloop.run(EngineClient.start(large, ENDS_BY_CTRL_C))
 
 
 async def test_an_engine_that_says_nothing_is_given_up() -> None:

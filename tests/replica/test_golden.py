@@ -1,7 +1,7 @@
 """The native engine says what transformers says, token by token, whatever is cached, chunked, batched or preempted.
 
-Tolerances: in float32 the greedy tokens are equal and log probabilities differ by less than 1e-4; in bfloat16, where
-both round at other places, log probabilities of the same tokens differ by less than 0.15.
+Tolerances: in float32 the greedy tokens are equal and log probabilities differ by less than 1e-4. In bfloat16 both
+round, at other places; the mean error of log probabilities, against float32, is at most 1.5 times transformers'.
 """
 
 import random
@@ -67,6 +67,7 @@ def test_greedy_generation_is_that_of_transformers(name: str, folder: Path) -> N
         {"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200},
         {"num_blocks": 14, "max_num_batched_tokens": 64},
         {"max_num_seqs": 1},
+        {"threads": 3, "max_num_batched_tokens": 300},
         {"block_size": 1, "num_blocks": 900},
         {"attention": "reference"},
     ],
@@ -93,14 +94,21 @@ def test_no_bit_depends_on_caching_chunks_batches_or_preemption(
 
 
 @models
-def test_bfloat16_stays_near_transformers(name: str, folder: Path) -> None:
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(name: str, folder: Path) -> None:
     asked = prompts([16, 45, 100])
     engine = native(saved(name, folder), dtype="bfloat16")
+    mine, theirs = [], []
     for prompt, answer in zip(asked, ask(engine, asked), strict=True):
-        expected = logits(name, [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :].log_softmax(-1)
-        for token, row, found in zip(answer.token_ids, expected, answer.logprobs, strict=True):
-            assert found.logprob == pytest.approx(row[token].item(), abs=0.15)
-            assert row[token] > row.max() - 0.15, "another token was nearly as likely, at least"
+        said = [*prompt, *answer.token_ids[:-1]]
+        exact, rounded = (
+            logits(name, said, dtype)[len(prompt) - 1 :].log_softmax(-1) for dtype in (torch.float32, torch.bfloat16)
+        )
+        drawn = torch.tensor(answer.token_ids)[:, None]
+        found = torch.tensor([logprobs.logprob for logprobs in answer.logprobs])
+        mine.append((exact.gather(1, drawn)[:, 0] - found).abs())
+        theirs.append((exact.gather(1, drawn) - rounded.gather(1, drawn))[:, 0].abs())
+        assert (exact.max(-1).values - exact.gather(1, drawn)[:, 0] < 0.5).all(), "another token was much likelier"
+    assert torch.cat(mine).mean() < 1.5 * torch.cat(theirs).mean() + 0.01
 
 
 @models

@@ -4,7 +4,15 @@ import pytest
 
 from events.native import Load
 from replica.messages import PoolSnapshot, Rates, Stats
-from replica.rates import HALF_LIFE_TOKENS, MIN_PREFILL_TOKENS, Speed, Window
+from replica.rates import (
+    FIRST_STEP_TOKENS,
+    HALF_LIFE_TOKENS,
+    LEAST_STEP_TOKENS,
+    MIN_PREFILL_TOKENS,
+    Speed,
+    StepLimit,
+    Window,
+)
 
 
 def stats(*, prompt_tokens: int = 0, generated_tokens: int = 0, **of_pool: int) -> Stats:
@@ -125,3 +133,40 @@ def test_looks_further_apart_than_the_window_are_compared_with_each_other() -> N
     window.add(100.0, stats(generated_tokens=100))
     rates = window.add(200.0, stats(generated_tokens=300))
     assert (rates.window_s, rates.generated_tokens_per_s) == (100.0, 2.0)
+
+
+# ---- the limit of a step
+
+
+def test_without_a_limit_a_step_may_take_any_prefill() -> None:
+    limit = StepLimit(0)
+    limit.add(1000, 100.0)
+    assert limit.tokens is None
+
+
+def test_a_step_takes_what_the_last_one_would_have_computed_in_time() -> None:
+    limit = StepLimit(0.5)
+    assert limit.tokens == FIRST_STEP_TOKENS
+    limit.add(256, 0.8)
+    assert limit.tokens == 160
+
+
+def test_every_step_of_a_prompt_stays_near_the_limit_though_tokens_become_dearer() -> None:
+    limit, done, longest_s = StepLimit(0.5), 0, 0.0
+    while done < 100_000:
+        assert limit.tokens is not None
+        duration_s = limit.tokens * (0.001 + done * 2e-8)  # the last token takes 3 times as long as the first
+        limit.add(limit.tokens, duration_s)
+        done += limit.tokens
+        longest_s = max(longest_s, duration_s)
+    assert longest_s < 0.6
+
+
+def test_the_limit_grows_by_steps_and_has_a_floor() -> None:
+    limit = StepLimit(1.0)
+    limit.add(256, 0.001)
+    assert limit.tokens == 512
+    limit.add(512, 1000.0)
+    assert limit.tokens == LEAST_STEP_TOKENS
+    limit.add(MIN_PREFILL_TOKENS - 1, 1e-6)  # says nothing about prefill
+    assert limit.tokens == LEAST_STEP_TOKENS

@@ -186,10 +186,25 @@ def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
 def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path) -> None:
     failed = Replica(config(num_blocks=0), TMPDIR=str(temporary))
     assert failed.end(None) == 1
-    assert any(line.startswith("Error: ") and "raise --num-blocks" in line for line in failed.err)
-    assert failed.err[-1] == "Error: the engine's process ended with status 1; the replica ends with it\n"
-    assert not any("Traceback" in line for line in failed.err)
+    [line] = failed.err
+    assert line.startswith("Error: the engine cannot start: ") and "raise --num-blocks" in line
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        ("kill -INT $PPID $$", 0, []),  # a Ctrl-C that reaches the engine before it has a session of its own
+        ("kill -KILL $$", 1, ["Error: the engine's process was killed by signal 9; the replica ends with it\n"]),
+    ],
+)
+def test_the_end_of_an_engine_at_its_very_start_is_said_once(script: str, status: int, said: list[str]) -> None:
+    command = f"import replica.client; replica.client.engine_command = lambda: ['/bin/sh', '-c', {script!r}]; {SERVE}"
+    with subprocess.Popen(
+        [sys.executable, "-c", command, msgspec.json.encode(config()).decode()], stderr=subprocess.PIPE, text=True
+    ) as process:
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err.splitlines(keepends=True)) == (status, said)
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_said_with_the_fix(temporary: Path) -> None:

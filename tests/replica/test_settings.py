@@ -152,6 +152,13 @@ def test_the_model_has_to_be_named() -> None:
         (("--curve-clients", "."), "give --curve-secret too"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
         (("--threads", "0"), "'--threads': 0 is not"),
+        (("--threads", "100000000000"), "100000000000 is not in the range 1<=x<=1024"),
+        (("--max-model-len", "1"), "'--max-model-len': 1 is not in the range 2<=x"),
+        (("--num-blocks", "9" * 30), f"{'9' * 30} is not in the range 1<=x<=2147483647"),
+        (("--max-num-seqs", str(2**31)), "2147483648 is not in the range"),
+        (("--simulated-mean-output-tokens", str(2**31)), "2147483648 is not in the range"),
+        (("--kv-cache-gb", "1e300"), "'--kv-cache-gb': 1e+300 is not in the range"),
+        (("--kv-cache-gb", "1e9", "--kv-bytes-per-token", "1"), "62,500,000,000,000,000 blocks; give less"),
         (("--dtype", "int4"), "'int4' is not one of"),
         (("--attention", "guessing"), "'guessing' is not one of"),
         (("--model", "./nowhere"), "'--model': './nowhere' is no folder"),
@@ -196,6 +203,7 @@ def test_a_name_with_one_slash_is_a_name() -> None:
         ("port = true", "c.toml, line 1: port is True; write a whole number"),
         ("port = 80.5", "c.toml, line 1: port is 80.5; write a whole number"),
         ("drain_timeout = '1'", "c.toml, line 1: drain_timeout is '1'; write a number"),
+        (f"drain_timeout = 1{'0' * 400}", "drain_timeout in c.toml, line 1: The number is too large"),
         ("events = 1", "c.toml, line 1: events is 1; write true or false"),
         ("api_key = 5", "c.toml, line 1: api_key is no text; write text in quotes"),
         ("max_nun_seqs = 1", "c.toml, line 1: 'max_nun_seqs' is no setting; did you mean 'max_num_seqs'?"),
@@ -333,6 +341,15 @@ def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: t
     assert said == f"Error: --model: {native[1]} has 512 positions, and --max-model-len 513 is more; give 512 or less\n"
 
 
+def test_a_broken_file_beside_the_model_is_said_with_the_setting_that_named_it(
+    native: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text("[" * 100_000)
+    said = error(base=native)
+    assert said.startswith(f"Error: --model: {tmp_path}/generation_config.json is not JSON: ")
+    assert said.count("\n") == 1
+
+
 def test_without_a_tokenizer_outputs_end_where_the_model_says(native: tuple[str, ...]) -> None:
     made = config(base=native)
     assert (made.tokenizer, made.engine.eos_token_ids) == (None, (7, 8))
@@ -398,5 +415,6 @@ def test_the_file_in_the_docs_is_accepted(tmp_path: Path) -> None:
 
 def test_help_shows_every_setting_in_its_group() -> None:
     shown = run("--help").output
+    assert "2147483647" not in shown
     assert all(f"  {setting.option}" in shown for setting in ALL.values())
     assert shown.index("Cache:") < shown.index("--num-blocks") < shown.index("Events:") < shown.index("--events-port")

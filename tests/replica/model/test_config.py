@@ -139,6 +139,32 @@ def test_kv_of_a_token_is_counted_in_the_dtype_of_the_cache() -> None:
     assert parsed().kv_bytes_per_token("bfloat16") == 2 * 2 * 2 * 8 * 2
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 5},
+        {"use_sliding_window": True, "sliding_window": 8},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {"use_sliding_window": True, "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"]},
+    ],
+)
+@pytest.mark.parametrize("architecture", ["Qwen2", "Qwen3"])
+def test_a_window_that_no_layer_has_is_no_window(architecture: str, windows: dict[str, Any]) -> None:
+    real = getattr(transformers, f"{architecture}Config")(**SHAPES, **windows)
+    assert set(real.layer_types) == {"full_attention"}
+    parsed(architectures=[f"{architecture}ForCausalLM"], **windows)
+
+
+@pytest.mark.parametrize("layers", [None, ["full_attention", "sliding_attention"]])
+def test_layers_may_have_a_window_as_long_as_every_text(layers: list[str] | None) -> None:
+    windows = {"use_sliding_window": True, "max_window_layers": 0, "layer_types": layers}
+    parsed(architectures=["Qwen2ForCausalLM"], sliding_window=256, **windows)
+    assert "sliding windows are not supported" in refusal(
+        architectures=["Qwen2ForCausalLM"], sliding_window=255, **windows
+    )
+
+
 def test_a_window_that_no_text_outgrows_is_no_window() -> None:
     fields = PLAIN | {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
     assert parse_config(fields, "config.json").architecture == "mistral"
@@ -151,10 +177,10 @@ def test_a_window_that_no_text_outgrows_is_no_window() -> None:
     [
         (
             {"architectures": ["GemmaForCausalLM"]},
-            "GemmaForCausalLM is not supported; what works: LlamaForCausalLM, Mist",
+            '"GemmaForCausalLM" is not supported; what works: LlamaForCausalLM, Mist',
         ),
-        ({"architectures": None, "model_type": "gpt2"}, "model_type gpt2 is not supported; what works: LlamaForC"),
-        ({"architectures": [], "model_type": None}, "model_type None is not supported"),
+        ({"architectures": None, "model_type": "gpt2"}, 'model_type "gpt2" is not supported; what works: LlamaForC'),
+        ({"architectures": [], "model_type": None}, "model_type null is not supported"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 'rope_type is "linear"; only "default" and "llama3"'),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 'rope_parameters: rope_type is "yarn"'),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
@@ -169,12 +195,31 @@ def test_a_window_that_no_text_outgrows_is_no_window() -> None:
             {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768},
             "sliding_window is 4096; that is less than the 32768 positions",  # as in transformers where it is absent
         ),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window is true; sliding"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "max_window_layers": 1,
+            },
+            "use_sliding_window is true; sliding windows are not supported",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"]},
+            'layer_types is ["chunked_attention"]',
+        ),
+        ({"layer_types": 5}, "layer_types is 5; it must be a list of names"),
+        ({"layer_types": "full_attention"}, 'layer_types is "full_attention"; it must be a list of names'),
+        ({"layer_types": [[]]}, "layer_types is [[]]; it must be a list of names"),
         (
             {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
             'layer_types is ["sliding_attention"]; sliding windows are not supported',
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, "the weights are quantized (awq), which is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, 'the weights are quantized ("awq"), which is not supported'),
+        ({"quantization_config": "a\x1b[31m\nb"}, r'quantized ("a\u001b[31m\nb"), which'),
+        ({"architectures": ["a\x1b[31m\nb"]}, r'architecture "a\u001b[31m\nb" is not supported'),
+        ({"architectures": None, "model_type": "a\nb"}, r'model_type "a\nb" is not supported'),
+        ({"rope_parameters": {"a\nb": {}}}, r'differs between layers (["a\nb"])'),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; only "silu"'),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
@@ -186,6 +231,14 @@ def test_a_window_that_no_text_outgrows_is_no_window() -> None:
         ({"vocab_size": True}, "vocab_size is true"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
         ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"rope_theta": 10**400}, f"rope_theta is 1{'0' * 199}...; it must be a number above 0"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is Infinity"),
+        ({"vocab_size": 2**31}, "vocab_size is 2147483648; it must be a whole number from 1 to 2147483647"),
+        ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1000"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings is 1; it must be a whole number from 2"),
+        ({"dtype": []}, "dtype is []; what works: float32"),
+        ({"torch_dtype": {}}, "torch_dtype is {}; what works: float32"),
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings is "no"; it must be true or false'),
         ({"dtype": "float8_e4m3fn"}, 'dtype is "float8_e4m3fn"; what works: float32, bfloat16, float16'),
         ({"torch_dtype": "int8"}, 'torch_dtype is "int8"'),
@@ -201,7 +254,16 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"{", "is not JSON"), (b"[]", "a list"), (b"\xff", "is not JSON")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "a list"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON: maximum recursion depth"),
+        (b'{"a":' * 100_000, "is not JSON: maximum recursion depth"),
+    ],
+)
 def test_a_broken_config_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):

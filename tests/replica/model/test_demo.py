@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,7 @@ def known_words() -> frozenset[str]:
 def test_the_files_are_the_same_on_every_machine(folder: Path) -> None:
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in sorted(folder.iterdir())}
     assert digests == DIGESTS
+    assert {file.name: file.stat().st_size for file in folder.iterdir()} == demo.SIZES
     assert sum(file.stat().st_size for file in folder.iterdir()) < LARGEST_BYTES
 
 
@@ -89,11 +92,12 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [path.name for path in expected.parent.iterdir()] == [expected.name]
 
 
-def test_it_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_lies_in_the_users_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMROUTE_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     expected = tmp_path / "warmroute" / f"demo-{demo.VERSION}"
-    expected.mkdir(parents=True)  # so that it need not be made
+    expected.parent.mkdir()
+    expected.symlink_to(folder)  # so that it need not be made
     assert demo_folder() == expected
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -120,6 +124,40 @@ def test_a_half_made_folder_of_another_is_not_taken(tmp_path: Path, monkeypatch:
     expected = demo_in(tmp_path, monkeypatch)
     (tmp_path / f".{expected.name}-x").mkdir()
     assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
+
+
+def test_what_killed_makers_left_is_removed_once_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = demo_in(tmp_path, monkeypatch)
+    old, new = tmp_path / f".{expected.name}-old", tmp_path / f".{expected.name}-new"
+    for left in (old, new):
+        left.mkdir()
+        (left / "model.safetensors").touch()
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+    demo_folder()
+    assert set(tmp_path.iterdir()) == {expected, new}
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut"])
+def test_a_damaged_folder_is_repaired(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    expected = demo_in(tmp_path, monkeypatch)
+    shutil.copytree(folder, expected)
+    (expected / "notes.txt").touch()
+    if damage == "lost":
+        (expected / "config.json").unlink()
+    else:
+        os.truncate(expected / "model.safetensors", 1000)
+    assert demo_folder() == expected
+    assert {file.name: file.stat().st_size for file in expected.iterdir()} == demo.SIZES | {"notes.txt": 0}
+    assert list(tmp_path.iterdir()) == [expected]
+
+
+def test_a_cache_in_the_home_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", "~no such user/x")
+    with pytest.raises(ValueError, match="'~no such user/x' begins with no home folder; set WARMROUTE_CACHE_DIR to a"):
+        demo_folder()
 
 
 def test_a_place_that_cannot_be_written_to_is_named_with_the_way_out(

@@ -76,9 +76,17 @@ def test_a_folder_must_hold_a_config(tmp_path: Path) -> None:
         locate(str(tmp_path))
 
 
+def test_a_folder_of_gguf_says_what_is_supported(tmp_path: Path) -> None:
+    (tmp_path / "q4.gguf").touch()
+    with pytest.raises(
+        ValueError, match=r"holds q4\.gguf: GGUF is not supported, only a config.json and weights in saf"
+    ):
+        locate(str(tmp_path))
+
+
 def test_a_file_or_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(ValueError, match=r"model\.gguf is a file; name the folder"):
+    with pytest.raises(ValueError, match=r"model\.gguf is a file: GGUF is not supported, .*; name the folder"):
         locate(str(tmp_path / "model.gguf"))
     with pytest.raises(ValueError, match="missing does not exist"):
         locate(str(tmp_path / "missing"))

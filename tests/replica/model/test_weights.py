@@ -99,6 +99,7 @@ def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
         (None, "download the weights too"),
         ("pytorch_model.bin", "convert them to safetensors"),
         ("consolidated.00.pth", "convert them to safetensors"),
+        ("model.gguf", "model.gguf: GGUF is not supported"),
         ("consolidated.safetensors", "consolidated.safetensors is not in Hugging Face's layout: convert it"),
     ],
 )
@@ -108,6 +109,15 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path: Path, file: str | No
     message = refusal(tmp_path)
     assert message.startswith(f"{tmp_path} has neither model.safetensors nor model.safetensors.index.json; ")
     assert advice in message
+
+
+def test_a_folder_or_a_dangling_link_in_the_place_of_the_weights_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "model.safetensors"
+    place.mkdir()
+    assert refusal(tmp_path).startswith(f"{place} is a folder; ")
+    place.rmdir()
+    place.symlink_to("blobs/gone")
+    assert refusal(tmp_path) == f"{place} is a link to blobs/gone, which is not there; get the weights again"
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 4, 40, -1])
@@ -146,16 +156,17 @@ def test_a_shard_of_another_model_is_named(tmp_path: Path) -> None:
     assert message.endswith("which model.safetensors.index.json says it has; get both files again")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": null}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "[" * 100_000, '{"weight_map": []}', '{"weight_map": null}'])
 def test_a_broken_index_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
     assert "is not the index of a checkpoint: " in refusal(tmp_path)
 
 
-def test_an_index_cannot_point_elsewhere(tmp_path: Path) -> None:
-    index = {"weight_map": {"a": "../model.safetensors"}}
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/model.safetensors", "..", ".", ""])
+def test_an_index_cannot_point_elsewhere(tmp_path: Path, shard: str) -> None:
+    index = {"weight_map": {"a": shard}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "names the shard '../model.safetensors'; shards must lie beside it" in refusal(tmp_path)
+    assert f"names the shard {shard!r}; shards must lie beside it" in refusal(tmp_path)
 
 
 def test_tensors_that_nobody_takes_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

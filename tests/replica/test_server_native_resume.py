@@ -1,0 +1,165 @@
+"""A request of a real model that moves to another replica in the middle: in float32 its client reads the same bytes.
+
+The origin computes it in a batch with others, the successor alone, from nothing at every second cut and from a warm
+cache at the others.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.native import FrameReader, Native, wrap
+from replica.model.demo import CACHE_VARIABLE
+from tests.events.processes import wait_until
+from tests.replica.natives import native
+from tests.replica.serving import MODEL, Replica
+from tests.replica.test_server_resume import HEADERS, frames, in_order, payload, request, said, without_cached
+
+OPTIONS = ("--kv-cache-gb", 0.1, "--max-num-batched-tokens", 256)
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+OTHERS = {"n": 3, "max_tokens": 1000, "ignore_eos": True, "stream": True, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def origin(cache: Path) -> Iterator[Replica]:
+    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def successor(cache: Path, origin: Replica) -> Iterator[Replica]:
+    assert origin.ready_line  # it has made the model
+    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def vocabulary(cache: Path, origin: Replica) -> dict[str, int]:
+    assert origin.ready_line
+    [folder] = cache.iterdir()
+    ids: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    return ids
+
+
+@pytest.fixture
+def letters(vocabulary: dict[str, int]) -> dict[str, int]:
+    """A bias that makes every token a letter."""
+    return {str(vocabulary[letter]): 60 for letter in "abcdefghijklmnopqrstuvwxyz"}
+
+
+@pytest.fixture
+def halves(vocabulary: dict[str, int]) -> dict[str, int]:
+    """A bias that makes every token a half, or a third, of a character."""
+    return {str(vocabulary[written]): 60 for written in "ÃÄâĤĤ©"}
+
+
+@contextmanager
+def in_company(served: Replica) -> Iterator[None]:
+    """While it computes, other requests are in its batches."""
+    connection, _ = served.open("POST", COMPLETIONS, request(COMPLETIONS, **OTHERS))
+    yield
+    connection.close()
+
+
+def forget(served: Replica) -> None:
+    wait_until(lambda: served.post("/reset_prefix_cache").status == 200, "nothing of the cache is used")
+
+
+def assert_goes_on(origin: Replica, successor: Replica, path: str, body: dict[str, Any]) -> str:
+    """Wherever it is cut; returns what the client reads."""
+    n = body.get("n", 1)
+    with in_company(origin):
+        whole = frames(origin, path, body)
+    text = without_cached(payload(whole))
+    for cut in range(0, len(whole), 1 if len(whole) < 30 else 3):
+        if cut % 2:
+            forget(successor)
+        after = frames(successor, path, body, said(whole[:cut], n))
+        joined = without_cached(payload(whole[:cut]) + payload(after))
+        if n == 1:
+            assert joined == text, cut
+        else:
+            assert in_order(joined, n) == in_order(text, n), cut
+    return text.decode()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0, "return_token_ids": True},
+        {"temperature": 0.9, "seed": 11, "top_p": 0.9, "top_k": 50, "min_p": 0.01},
+        {"temperature": 1.3, "seed": 12, **PENALTIES, "stream_options": {"include_usage": True}},
+        {"temperature": 1, "n": 2, "seed": 13},
+        {"temperature": 1, "seed": 14, "max_tokens": 60, "min_tokens": 3},
+    ],
+    ids=["greedy", "seeded", "penalties", "n", "eos"],
+)
+def test_a_stream_goes_on_byte_for_byte(origin: Replica, successor: Replica, path: str, fields: dict[str, Any]) -> None:
+    assert_goes_on(origin, successor, path, request(path, stream=True, **fields))
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"), [(COMPLETIONS, {"logprobs": 4}), (CHAT, {"logprobs": True, "top_logprobs": 4})]
+)
+def test_log_probabilities_go_on_to_the_last_digit(
+    origin: Replica, successor: Replica, path: str, wanted: dict[str, Any]
+) -> None:
+    body = request(path, stream=True, ignore_eos=True, **wanted, **PENALTIES)
+    assert assert_goes_on(origin, successor, path, body).count("top_logprobs") >= 24
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_stop_string_that_is_cut_still_stops(
+    origin: Replica, successor: Replica, letters: dict[str, int], shown: bool
+) -> None:
+    body = request(COMPLETIONS, logit_bias=letters)
+    text = origin.post(COMPLETIONS, body).json["choices"][0]["text"]
+    stop = text[9:13]  # of four tokens
+    told = assert_goes_on(
+        origin, successor, COMPLETIONS, body | {"stream": True, "stop": stop, "include_stop_str_in_output": shown}
+    )
+    assert f'"stop_reason":"{stop}"' in told
+
+
+def test_a_character_that_is_cut_is_whole_again(origin: Replica, successor: Replica, halves: dict[str, int]) -> None:
+    told = assert_goes_on(origin, successor, CHAT, request(CHAT, stream=True, logit_bias=halves, max_tokens=40))
+    assert "\ufffd" in told and any(character in told for character in "éăĩ")
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "temperature": 0}], ids=["plain", "logprobs", "n"])
+def test_a_whole_answer_is_the_same_after_a_move(origin: Replica, successor: Replica, fields: dict[str, Any]) -> None:
+    body = request(COMPLETIONS, **fields)
+    whole = frames(origin, COMPLETIONS, body)
+    for cut in range(0, len(whole), 5):
+        after = frames(successor, COMPLETIONS, body, said(whole[:cut], fields.get("n", 1)))
+        assert without_cached(payload(after)) == without_cached(payload(whole))
+
+
+@pytest.mark.chaos
+def test_a_stream_goes_on_after_its_replica_was_killed(cache: Path, successor: Replica) -> None:
+    body = request(COMPLETIONS, stream=True, max_tokens=300, ignore_eos=True, **PENALTIES)
+    expected = payload(frames(successor, COMPLETIONS, body))
+    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as dying:
+        native_body = wrap(Native(response_id="cmpl-1", created=1), json.dumps(body).encode())
+        connection, response = dying.open("POST", COMPLETIONS, native_body, HEADERS)
+        reader = FrameReader()
+        seen = reader.feed(response.read1())
+        while len(seen) < 50:
+            seen += reader.feed(response.read1())
+        dying.process.kill()
+        connection.close()
+    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as fresh:
+        after = frames(fresh, COMPLETIONS, body, said(seen, 1))
+    assert 50 <= len(seen) < 300
+    assert payload(seen) + payload(after) == expected
