@@ -6,5 +6,5 @@ QUICK_TO_SHRINK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("default", COMMON, max_examples=60)
-settings.register_profile("thorough", COMMON, max_examples=1500)
+settings.register_profile("thorough", COMMON, max_examples=1000)
 settings.load_profile("default")
