@@ -41,9 +41,6 @@ class Weights:
         self._open = {file: _opened(file) for file in files}
         self._progress = progress or progress_of(f"loading {folder.name}", self.total_bytes)
 
-    def has(self, name: str) -> bool:
-        return name in self._places
-
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype. ValueError where it is missing or is not what was asked for."""
         if name not in self._places:
