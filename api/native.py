@@ -35,6 +35,7 @@ class Native(Struct, omit_defaults=True):
     created: Annotated[int, _INT64] | None = None
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
     priority: float | None = None  # lower goes first
+    cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
 
 
 _encode = msgspec.msgpack.Encoder().encode

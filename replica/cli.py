@@ -4,9 +4,9 @@ import os
 
 import click
 
+from api.lifeline import die_with_parent
 from replica.config import ReplicaConfig
 from replica.configure import config_from
-from replica.lifeline import die_with_parent
 from replica.options import SettingsCommand
 from replica.settings import Unusable
 

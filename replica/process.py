@@ -16,13 +16,13 @@ from contextlib import ExitStack
 import msgspec
 import zmq
 
+from api.lifeline import die_with_parent, orphaned
 from events.curve import load_curve
 from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
 from replica.clock import Clock, WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
-from replica.lifeline import die_with_parent, orphaned
 from replica.messages import (
     Cancel,
     FromEngine,

@@ -4,34 +4,23 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
-import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
-from functools import partial
+from collections.abc import Coroutine
 from pathlib import Path
 
-import msgspec
-import uvicorn
 import uvloop
 
+from api.http.server import HttpServer, Signals, connection_limits, http_server, listen
+from api.lifeline import die_with_parent
 from api.prompts import Prompts
 from api.tokenizer import load_tokenizer, read_template
 from replica.client import EngineClient, EngineDied
 from replica.config import ReplicaConfig
 from replica.http.app import Endpoints, build_app
-from replica.http.protocol import HttpProtocol, Limits
-from replica.lifeline import die_with_parent
 from replica.messages import Hello
 
 __all__ = ["build_app", "serve"]
-
-KEEP_ALIVE_S = 75  # longer than routers keep idle connections, so that none is closed under a request
-CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
-TICKS_PER_SWEEP = 10  # uvicorn ticks ten times a second
-OWN_FILES = 128  # that are no connections, or spare ones
-BACKLOG = 2048
 
 
 def serve(config: ReplicaConfig) -> int:
@@ -62,60 +51,6 @@ def load_prompts(config: ReplicaConfig) -> Prompts:
     return Prompts(tokenizer, template, config.engine.vocabulary[1], template_name=config.chat_template)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-
-
-class HttpServer(uvicorn.Server):
-    """Uvicorn, but for its signal handlers: a replica drains first."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_PER_SWEEP == 0:
-            now_s = asyncio.get_running_loop().time()
-            for connection in self._connections():
-                connection.end_if_overdue(now_s)
-        return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Uvicorn cancels what is left then, which ends in a traceback each; a request without a client ends by itself.
-        cut = asyncio.get_running_loop().call_later(CLOSING_LIMIT_S, self._cut)
-        await super().shutdown(sockets)
-        cut.cancel()
-
-    def _cut(self) -> None:
-        for connection in self._connections():
-            connection.abort()
-
-    def _connections(self) -> list[HttpProtocol]:
-        return [connection for connection in self.server_state.connections if isinstance(connection, HttpProtocol)]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Signals:
-    """The first SIGTERM or SIGINT asks for an end, the second one for an end at once."""
-
-    def __init__(self) -> None:
-        self.end = asyncio.Event()
-        self.at_once = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._take)
-
-    def _take(self) -> None:
-        (self.at_once if self.end.is_set() else self.end).set()
-
-
 async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socket) -> int:
     signals = Signals()
     limits = connection_limits()
@@ -139,34 +74,6 @@ async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socke
         endpoints.reader.close()
         await asyncio.gather(*tasks, return_exceptions=True)
     return status
-
-
-def connection_limits() -> Limits:
-    """As many connections as there may be open files, which are raised to what the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    usual = Limits()
-    if hard == resource.RLIM_INFINITY:
-        return usual
-    return msgspec.structs.replace(usual, connections=max(1, min(usual.connections, hard - OWN_FILES)))
-
-
-def http_server(app: object, limits: Limits = Limits()) -> HttpServer:  # noqa: B008 - frozen
-    return HttpServer(
-        uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http=partial(HttpProtocol, limits),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_LIMIT_S + 1,
-            backlog=BACKLOG,
-        )
-    )
 
 
 async def _announce(engine: EngineClient, server: HttpServer, listener: socket.socket) -> None:

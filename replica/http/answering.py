@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, invalid, queue_full, too_long
+from api.http.answers import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
@@ -20,8 +21,6 @@ from replica.http.generation import Choice
 from replica.http.metrics import Metrics
 from replica.http.work import Work
 from replica.messages import Output, Submit
-
-JSON_TYPE = "application/json"
 
 
 class Running:

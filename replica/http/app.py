@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import schema
 from api.errors import ApiError, draining, unauthorized
+from api.http.answers import error_response, json_response
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -23,8 +24,8 @@ from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, 
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
-from replica.http.answering import JSON_TYPE, Answering
-from replica.http.errors import add_error_answers, error_response, unavailable
+from replica.http.answering import Answering
+from replica.http.errors import add_error_answers, unavailable
 from replica.http.forms import form_of
 from replica.http.intake import GenerationRequest, Reader
 from replica.http.metrics import CONTENT_TYPE, Metrics
@@ -147,6 +148,7 @@ class Endpoints:
             "model": self.model,
             "ready": hello is not None and not self.metrics.draining and self.engine.silent_s <= SILENCE_LIMIT_S,
             "draining": self.metrics.draining,
+            "tokenizer": self.prompts.tokenizer.name,
             "block_size": self.config.engine.block_size,
             "max_model_len": hello.max_model_len if hello else self.config.engine.max_model_len,
             "incarnation": hello.incarnation if hello else None,
@@ -257,7 +259,3 @@ def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def json_response(answer: Any) -> Response:
-    return Response(msgspec.json.encode(answer), media_type=JSON_TYPE)

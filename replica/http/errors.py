@@ -7,8 +7,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.errors import ApiError, internal, invalid, method_not_allowed, not_found
+from api.http.answers import error_response
 from replica.client import EngineDied
-from replica.http.answering import JSON_TYPE
 from replica.http.metrics import Metrics
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -30,10 +30,6 @@ def refusal(error: ApiError) -> str | None:
         case 400 | 404:  # 404: a model that is not served here
             return "invalid"
     return None
-
-
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, JSON_TYPE)
 
 
 def add_error_answers(app: FastAPI, metrics: Metrics) -> None:

@@ -80,7 +80,7 @@ def plan(
             id=0,
             prompt=pack_ids(prompt),
             sampling=_sampling(request, ending),
-            cache_salt=request.cache_salt,
+            cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
         )
         for _ in range(request.n):

@@ -22,6 +22,7 @@ def test_a_wrapped_request_comes_out_as_it_went_in(prompt: list[int], resumed: l
         created=1,
         seed=-(2**63),
         priority=-1.5,
+        cache_salt="tenant",
     )
     assert unwrap(wrap(native, body)) == (native, body)
     assert unpack_ids(native.prompts[0]) == prompt

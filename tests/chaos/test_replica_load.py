@@ -203,7 +203,7 @@ def forget(self, ids):
 EngineClient.forget = forget
 """
 UVICORNS_OWN = """
-from replica.http.protocol import HttpProtocol
+from api.http.connection import HttpProtocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HttpProtocol.connection_lost = HttpToolsProtocol.connection_lost

@@ -104,3 +104,10 @@ def test_usage_is_kept_and_not_counted_anew() -> None:
     work.prompts = []
     usage = form.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (2, 9, 48)
+
+
+def test_a_routers_salt_stands_in_place_of_the_clients() -> None:
+    def salts(native: Native) -> list[str | None]:
+        return [part.submit and part.submit.cache_salt for part in planned(asked(cache_salt="own"), native).parts]
+
+    assert (salts(Native()), salts(Native(cache_salt="tenant own"))) == (["own"], ["tenant own"])

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.errors import ApiError, invalid
-from replica.http.errors import error_response
+from api.http.answers import error_response
 
 PROBE = "/health"
 

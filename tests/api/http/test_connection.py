@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from replica.http.protocol import Limits
-from replica.server import http_server, listen
+from api.http.connection import Limits
+from api.http.server import http_server, listen
 from tests.events.processes import DEADLINE_S
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
