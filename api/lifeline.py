@@ -5,7 +5,12 @@ import os
 import signal
 import sys
 
+from api.settings import Unusable
+
 PR_SET_PDEATHSIG = 1
+
+# Set by a parent that wants to be outlived by nobody: its pid. Without it, one that died meanwhile is not missed.
+PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -19,3 +24,10 @@ def die_with_parent(parent_pid: int) -> None:
 def orphaned(parent_pid: int) -> bool:
     """Whether the parent is gone; to be asked now and then where the kernel does not tell."""
     return os.getppid() != parent_pid
+
+
+def parent_pid() -> int:
+    named = os.environ.get(PARENT_VARIABLE, str(os.getppid()))
+    if not (named.isascii() and named.isdigit()):
+        raise Unusable(f"{PARENT_VARIABLE} in the environment is {named!r}; make it the parent's pid, or unset it")
+    return int(named)

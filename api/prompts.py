@@ -41,14 +41,28 @@ class Prompts:
 
     def chat(self, request: ChatRequest, max_model_len: int | None = None) -> list[int]:
         """ApiError 413, before anything is encoded, for a prompt that leaves no room within the model's length."""
+        text = self.chat_text(request, max_model_len)
+        return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
+
+    def chat_text(self, request: ChatRequest, max_model_len: int | None = None) -> str | list[int]:
+        """What `chat` encodes, checked; or its token ids, where they are given or no text can express them."""
         self._check(request)
         if request.prompt_token_ids is not None:
             check_room(len(request.prompt_token_ids), max_model_len, "messages")
             return self._checked(request.prompt_token_ids, "prompt_token_ids")
-        return self._encode_conversation(request, bool(request.add_special_tokens), max_model_len)
+        return self._conversation_text(request, max_model_len)
 
     def completion(self, request: CompletionRequest, max_model_len: int | None = None) -> list[list[int]]:
         """One prompt after the other; ApiError 413 as in `chat`."""
+        add_special_tokens = request.add_special_tokens is not False
+        texts = self.completion_texts(request, max_model_len)
+        return [
+            text if isinstance(text, list) else self._encode(text, add_special_tokens, param)
+            for text, param in zip(texts, _params(len(texts)), strict=True)
+        ]
+
+    def completion_texts(self, request: CompletionRequest, max_model_len: int | None = None) -> list[str | list[int]]:
+        """What `completion` encodes, checked; token ids where the prompts are such."""
         self._check(request)
         given = request.prompt_token_ids
         prompts: Sequence[str | list[int]] = request.prompts if given is None else given
@@ -56,17 +70,16 @@ class Prompts:
             self._check_fits(prompt, max_model_len, "prompt")
         if given is not None:
             return [self._checked(ids, f"prompt_token_ids[{i}]") for i, ids in enumerate(given)]
-        add_special_tokens = request.add_special_tokens is not False
-        params = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
         return [
-            self._encode_prompt(prompt, add_special_tokens, param)
-            for prompt, param in zip(prompts, params, strict=True)
+            self._checked(prompt, param) if isinstance(prompt, list) else prompt
+            for prompt, param in zip(prompts, _params(len(prompts)), strict=True)
         ]
 
     def tokenize(self, request: TokenizeRequest) -> list[int]:
         if request.prompt is not None:
             return self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
-        return self._encode_conversation(request, bool(request.add_special_tokens))
+        text = self._conversation_text(request)
+        return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
 
     def detokenize(self, request: DetokenizeRequest) -> str:
         self._check_ids(request.tokens, "tokens")
@@ -77,15 +90,18 @@ class Prompts:
         shown = self._shown(request)
         return shown if isinstance(shown, str) else chatml.text(shown)
 
-    def _encode_conversation(
-        self, request: ChatRequest | TokenizeRequest, add_special_tokens: bool, max_model_len: int | None = None
-    ) -> list[int]:
+    def _conversation_text(
+        self, request: ChatRequest | TokenizeRequest, max_model_len: int | None = None
+    ) -> str | list[int]:
         shown = self._shown(request)
         if isinstance(shown, str):
             self._check_fits(shown, max_model_len, "messages")
-            return self._checked(self.tokenizer.encode(shown, add_special_tokens=add_special_tokens), "messages")
+            return shown
         check_room(sum(map(chatml.size, shown)), max_model_len, "messages")
         return self._checked(chatml.encode(shown), "messages")
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), param)
 
     def _shown(self, request: ChatRequest | TokenizeRequest) -> str | list[chatml.Segment]:
         template = self._template_for(request)
@@ -105,11 +121,6 @@ class Prompts:
     def _writes_developer(self, request: ChatRequest | TokenizeRequest) -> bool:
         template = self._template_for(request)
         return template is not None and "developer" in template.source
-
-    def _encode_prompt(self, prompt: str | list[int], add_special_tokens: bool, param: str) -> list[int]:
-        if isinstance(prompt, list):
-            return self._checked(prompt, param)
-        return _not_empty(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), param)
 
     def _check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
         """What is certain before a text is encoded."""
@@ -148,6 +159,10 @@ def check_room(prompt_tokens: int, max_model_len: int | None, param: str, *, exa
 
 def _compiled(source: str | None, tokenizer: Tokenizer, name: str) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens, name)
+
+
+def _params(prompts: int) -> list[str]:
+    return [f"prompt[{i}]" for i in range(prompts)] if prompts > 1 else ["prompt"]
 
 
 def _not_empty(token_ids: list[int], param: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Text to token ids and back: by bytes, or by a `tokenizer.json`. Safe to use from several threads."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -8,10 +9,15 @@ from typing import Any, Protocol, TypeGuard
 from tokenizers import Tokenizer as Tokenizers
 
 from api.bounds import max_bytes_per_token
+from api.cuts import safe_cuts
 from api.pieces import byte_level, piece_rule
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_IDS = 2**31  # more than any vocabulary has, and no more than a message takes
+LONG_TEXT = 4096  # characters; a longer text is encoded without holding up Python's other threads
+
+# One text at a time is encoded: a pool of threads in each process would only take its memory.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer(Protocol):
@@ -43,6 +49,10 @@ class Tokenizer(Protocol):
     def max_bytes_per_token(self) -> int:
         """How many bytes of a text one token stands for at most; `api.bounds` says how far this can be trusted."""
 
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Tokens before each of which a text may be cut: its pieces have the tokens of the whole (`api.cuts`)."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def token_bytes(self, token_id: int) -> bytes:
@@ -63,6 +73,7 @@ class ByteTokenizer:
     tool_chat_template: str | None = None
     joins_bytes = True
     max_bytes_per_token = 1
+    cuts: tuple[str, ...] = ()
 
     _pieces = (*(bytes([byte]) for byte in range(256)), *(token.encode() for token in specials))
 
@@ -93,6 +104,7 @@ class HfTokenizer:
         _add_tokens(self._tokenizer, config, self.special_tokens)
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = self._tokenizer.get_added_tokens_decoder()
+        self.cuts: tuple[str, ...] = safe_cuts(added.values())
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._read_folder(file.parent, config.get("chat_template"))
         self._rule = piece_rule(_decoder(self._tokenizer))
@@ -112,7 +124,11 @@ class HfTokenizer:
         self.chat_template, self.tool_chat_template = _chat_templates(folder, template)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # As `encode`, but it lets go of the interpreter, and leaves out the offsets.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

@@ -44,6 +44,9 @@ class Feed:
     def tick(self, now_s: float) -> list[Request]:
         return self.view.perform(self.view.stream.tick(now_s))
 
+    def resync(self, reason: str, now_s: float) -> list[Request]:
+        return self.view.perform(self.view.stream.resync(reason, now_s))
+
     def asked(self, socket: str) -> None:
         """A request was sent: what came before belongs to an older one."""
         if socket == "replay":

@@ -1,6 +1,7 @@
 """The resident blocks of one medium and KV-cache group of a replica."""
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from functools import reduce
 from operator import xor
 from typing import NamedTuple
@@ -13,18 +14,40 @@ _MASK = 2**64 - 1
 
 
 class Pool:
-    """The blocks of one medium and KV-cache group."""
+    """The blocks of one medium and KV-cache group.
 
-    __slots__ = ("copies", "group", "held", "holders", "medium", "resident", "xor")
+    In a pool of a native replica a hash is its own key: `held` is enough, and `named` has only what got no key.
+    """
 
-    def __init__(self, medium: str, group: int) -> None:
+    __slots__ = ("copies", "group", "held", "holders", "medium", "named", "native", "xor")
+
+    def __init__(self, medium: str, group: int, *, native: bool = False) -> None:
         self.medium = medium
         self.group = group
-        self.resident: dict[Hash, int | None] = {}
+        self.native = native
+        self.named: dict[Hash, int | None] = {}
         self.copies: dict[Hash, int] = {}
         self.held: set[int] = set()
         self.holders: dict[int, int] = {}
         self.xor = 0
+
+    def __len__(self) -> int:
+        """How many hashes are resident."""
+        return len(self.named) + len(self.held) if self.native else len(self.named)
+
+    def __contains__(self, block_hash: Hash) -> bool:
+        return block_hash in self.named or (self.native and block_hash in self.held)
+
+    @property
+    def resident(self) -> AbstractSet[Hash]:
+        """Every resident hash."""
+        return self.named.keys() | self.held if self.native else self.named.keys()
+
+    def key(self, block_hash: Hash) -> int | None:
+        """The key of a resident hash, if it has one."""
+        if self.native and block_hash in self.held:
+            return block_hash
+        return self.named.get(block_hash)
 
     def hold(self, keys: Iterable[int]) -> list[int]:
         """Counts one more hash for each key; returns the keys not held before."""

@@ -4,13 +4,14 @@ The engine names a block by a hash of its own; the rest of the system by its key
 every pool of the replica (a medium and a KV-cache group), which hashes are resident, how many copies of each, and the
 key of each. It never guesses: what cannot be given a key is counted and waits, or is said to be inexact.
 
-    resident[hash] = key, or None while the key is not known (an orphan, or a group that cannot be paired with tokens)
+    named[hash]    = key, or None while the key is not known (an orphan, or a group that cannot be paired with tokens);
+                     of a native replica only those without a key, as its other hashes are keys
     copies[hash]   = copies beyond the first
-    held           = the keys of resident
+    held           = the keys of all resident hashes
     holders[key]   = hashes beyond the first with this key (an engine that salts its hashes without saying so)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import xor
 from typing import NamedTuple, TypeAlias
@@ -53,7 +54,9 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """The whole cache is empty."""
+    """The whole cache is empty. `held` has the sets of keys that were held until now, by medium; yours to keep."""
+
+    held: tuple[tuple[str, set[int]], ...] = ()
 
 
 Change: TypeAlias = Stored | Removed | Cleared
@@ -79,10 +82,17 @@ class Resolver:
 
     `native`: the replica's hashes are block keys already, so neither tokens nor parents are needed.
     `reannounces`: the engine reports blocks again when they are hit, so copies cannot be counted (said to be inexact).
+    `intern`: gives equal keys, so that many resolvers may keep one object for each.
     """
 
     def __init__(
-        self, model: str = "", *, native: bool = False, reannounces: bool = False, orphan_limit: int = 100_000
+        self,
+        model: str = "",
+        *,
+        native: bool = False,
+        reannounces: bool = False,
+        orphan_limit: int = 100_000,
+        intern: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         self.model = model
         self.native = native
@@ -94,6 +104,7 @@ class Resolver:
         # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
         self._waiting: dict[Hash, list[BlockStored]] = {}
         self._waiting_blocks = 0
+        self._intern = intern
         self._gone = 0  # blocks removed without a key: some of them still wait
         self._verified: bool | None = None
 
@@ -114,12 +125,18 @@ class Resolver:
         """How many blocks wait for their parent now."""
         return self._waiting_blocks
 
-    def reset(self) -> None:
+    def held(self) -> tuple[tuple[str, set[int]], ...]:
+        """The keys of every pool, by its medium."""
+        return tuple((pool.medium, pool.held) for pool in self.pools.values() if pool.held)
+
+    def reset(self) -> Cleared:
+        cleared = Cleared(self.held())
         self.pools.clear()
         self._waiting.clear()
         self._waiting_blocks = 0
         self._verified = None
         self.lost = None
+        return cleared
 
     def apply(self, events: Iterable[Event]) -> list[Change]:
         changes: list[Change] = []
@@ -130,8 +147,7 @@ class Resolver:
                 self._remove(event, changes)
             elif isinstance(event, AllBlocksCleared):
                 self.stats.cleared += 1
-                self.reset()
-                changes.append(Cleared())
+                changes.append(self.reset())
             elif isinstance(event, RejectedEvent):
                 self.stats.rejected_events += 1
                 self.lost = f"an event could not be read: {event.reason}"
@@ -140,14 +156,14 @@ class Resolver:
         return changes
 
     def resident_blocks(self) -> int:
-        return sum(len(pool.resident) for pool in self.pools.values())
+        return sum(map(len, self.pools.values()))
 
     def copies(self) -> dict[tuple[str, int], dict[Hash, int]]:
         """Copies of every resident hash, by (medium, group)."""
         return {
             name: {block_hash: 1 + pool.copies.get(block_hash, 0) for block_hash in pool.resident}
             for name, pool in self.pools.items()
-            if pool.resident
+            if len(pool)
         }
 
     def keys(self, medium: str = "GPU") -> set[int]:
@@ -172,8 +188,7 @@ class Resolver:
     def digest(self) -> Digest:
         pools = self.pools.values()
         return digest_of(
-            (pool.medium, pool.group, len(pool.resident), pool.xor if self.native else fold(pool.resident))
-            for pool in pools
+            (pool.medium, pool.group, len(pool), pool.xor if self.native else fold(pool.resident)) for pool in pools
         )
 
     # ---- stores
@@ -221,6 +236,8 @@ class Resolver:
 
     def _name(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> list[int]:
         """One more copy of each hash, whose key is known; returns the keys that are new to the pool."""
+        if self._intern is not None:
+            keys = self._intern(keys)
         if self._name_all_new(pool, hashes, keys):
             return keys
         new: list[int] = []
@@ -231,16 +248,17 @@ class Resolver:
 
     def _name_all_new(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> bool:
         """The common case at C speed: no hash and no key was there before, or twice in the event; else does nothing."""
-        resident, held = pool.resident, pool.held
-        if not resident.keys().isdisjoint(hashes) or not held.isdisjoint(keys):
+        named, held = pool.named, pool.held
+        if (named and not named.keys().isdisjoint(hashes)) or not held.isdisjoint(keys):
             return False
-        blocks, held_before = len(resident) + len(hashes), len(held)
-        resident.update(zip(hashes, keys, strict=True))
+        blocks, held_before = len(named) + len(hashes), len(held)
         held.update(keys)
-        if len(resident) != blocks or len(held) - held_before != len(keys):
+        if not self.native:
+            named.update(zip(hashes, keys, strict=True))
+        if len(held) - held_before != len(keys) or not (self.native or len(named) == blocks):
             held.difference_update(keys)
             for block_hash in hashes:
-                resident.pop(block_hash, None)
+                named.pop(block_hash, None)
             return False
         if self.native:
             pool.xor = reduce(xor, keys, pool.xor)
@@ -249,8 +267,8 @@ class Resolver:
     def _announce(self, pool: Pool, hashes: list[Hash]) -> None:
         """One more copy of each hash, whose key is not known yet."""
         for block_hash in hashes:
-            if block_hash not in pool.resident:
-                pool.resident[block_hash] = None
+            if block_hash not in pool:
+                pool.named[block_hash] = None
                 if self.native:
                     pool.xor ^= low64(block_hash)
                 continue
@@ -260,13 +278,16 @@ class Resolver:
 
     def _assign(self, pool: Pool, block_hash: Hash, key: int) -> list[int]:
         """Gives a resident hash its key; returns the key if it is new to the pool."""
-        old = pool.resident[block_hash]
+        old = pool.key(block_hash)
         if old == key:
             return []
         if old is not None:
             self.lost = f"block {block_hash!r} was announced twice with different tokens"
             return []
-        pool.resident[block_hash] = key
+        if self.native:
+            del pool.named[block_hash]
+        else:
+            pool.named[block_hash] = key
         return pool.hold([key])
 
     def _store_without_tokens(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
@@ -288,7 +309,7 @@ class Resolver:
 
     def _key(self, block_hash: Hash) -> int | None:
         for pool in self.pools.values():
-            key = pool.resident.get(block_hash)
+            key = pool.key(block_hash)
             if key is not None:
                 return key
         return None
@@ -354,8 +375,8 @@ class Resolver:
                 del self._waiting[awaited]
 
     def _is_resident(self, event: BlockStored) -> bool:
-        resident = self._pool(event.medium, event.group_idx).resident
-        return any(block_hash in resident for block_hash in event.block_hashes)
+        pool = self._pool(event.medium, event.group_idx)
+        return any(block_hash in pool for block_hash in event.block_hashes)
 
     def _forget_waiting(self, event: BlockStored) -> None:
         self._waiting_blocks -= len(event.block_hashes) if event.token_ids else 1
@@ -375,7 +396,7 @@ class Resolver:
                 named = event.block_hashes if event.token_ids else [block_hash]
                 new: list[int] = []
                 for child, child_key in zip(named, chain, strict=True):
-                    if child in pool.resident:  # it may have been removed while it waited
+                    if child in pool:  # it may have been removed while it waited
                         new += self._assign(pool, child, child_key)
                 new = self._only_here(pool, new)
                 changes.append(Stored(pool.medium, new, chain, key if event.token_ids else 0, event))
@@ -389,7 +410,7 @@ class Resolver:
         if pool is None:
             self.stats.removed_unknown += len(event.block_hashes)
             return
-        resident, copies = pool.resident, pool.copies
+        copies = pool.copies
         keys: list[int] = []
         for block_hash in event.block_hashes:
             more = copies.get(block_hash)
@@ -399,10 +420,11 @@ class Resolver:
                 else:
                     copies[block_hash] = more - 1
                 continue
-            if block_hash not in resident:
+            if block_hash not in pool:
                 self.stats.removed_unknown += 1
                 continue
-            key = resident.pop(block_hash)
+            key = pool.key(block_hash)
+            pool.named.pop(block_hash, None)
             if self.native:
                 pool.xor ^= low64(block_hash)
             if key is None:
@@ -418,7 +440,7 @@ class Resolver:
         name = pool_name(medium, group)
         pool = self.pools.get(name)
         if pool is None:
-            pool = self.pools[name] = Pool(*name)
+            pool = self.pools[name] = Pool(*name, native=self.native)
         return pool
 
     def _only_here(self, pool: Pool, keys: list[int]) -> list[int]:
@@ -431,11 +453,12 @@ class Resolver:
     def check(self) -> None:
         """Raises AssertionError if any invariant is broken."""
         for pool in self.pools.values():
-            keys = [key for key in pool.resident.values() if key is not None]
+            keys = [key for key in map(pool.key, pool.resident) if key is not None]
             assert pool.held == set(keys), f"{pool.medium}: held keys are not those of the resident blocks"
             extra = {key: count - 1 for key, count in _counts(keys).items() if count > 1}
             assert pool.holders == extra, f"{pool.medium}: holders {pool.holders} but {extra} was counted"
-            assert pool.copies.keys() <= pool.resident.keys(), f"{pool.medium}: copies of a block that is not resident"
+            assert pool.copies.keys() <= pool.resident, f"{pool.medium}: copies of a block that is not resident"
+            assert len(pool) == len(pool.resident), f"{pool.medium}: a hash is counted twice"
             assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
             assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
         waiting = sum(

@@ -120,6 +120,25 @@ class Stream:
         return self._repair is not None
 
     @property
+    def online(self) -> bool:
+        """Whether the event socket has a connection."""
+        return not self._offline
+
+    @property
+    def settled(self) -> bool:
+        """Connected, and no repair is under way: if it is not exact, it will not become so by waiting."""
+        return not self._offline and (self._repair is None or self._repair.probe)
+
+    @property
+    def lag_batches(self) -> int:
+        """Batches that the replica is known to have sent and that are not applied yet."""
+        if self.next_seq is None:
+            return len(self._held)
+        told = -1 if self._status is None else self._status[0]
+        missing = -1 if self._repair is None else self._repair.missing_to
+        return max(0, max((told, missing, self._dropped_to, *self._held)) - self.last_seq)
+
+    @property
     def last_seq(self) -> int:
         """The last batch applied, or -1."""
         return -1 if self.next_seq is None else self.next_seq - 1
@@ -287,6 +306,22 @@ class Stream:
         """Batch `seq`, which was applied, clears the cache: what was lost before it does not matter any more."""
         if seq >= self._partial_from:
             self.partial = None
+
+    def resync(self, reason: str, now_s: float) -> list[Action]:
+        """What is known is doubted by somebody who compared it with the replica: all of it is asked for again.
+
+        Without a snapshot or a replay to ask for, it is forgotten and learned anew from what still comes.
+        """
+        if self.config.native:
+            actions = self._declare(reason)
+            return actions if self._offline else actions + self._ask_snapshot(now_s)
+        self._repair = None
+        self._unproven = False
+        self._drop_held(None)
+        actions = self._forget(reason)
+        self.next_seq = None
+        self._declare(reason)
+        return actions if self._offline else actions + self._synchronize(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Time passes."""

@@ -119,6 +119,10 @@ class Subscriber:
     def remove(self, name: str) -> None:
         self._sockets.pop(name).close()
 
+    def resync(self, name: str, reason: str) -> None:
+        """Asks the replica for all that it holds, as what is known of it is doubted."""
+        self._sockets[name].resync(reason)
+
     def close(self) -> None:
         for name in list(self._sockets):
             self.remove(name)
@@ -173,6 +177,9 @@ class _Sockets:
             self._readers["events"].socket.disable_monitor()
         for name in list(self._readers):
             self._close(name)
+
+    def resync(self, reason: str) -> None:
+        self._send(self._feed.resync(reason, time.monotonic()))
 
     # ---- what comes in
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
 from events.messages import AllBlocksCleared, BadBatch, Decoder, EventBatch
-from events.resolver import Change, Cleared, Resolver
+from events.resolver import Change, Resolver
 from events.stream import Stream
 
 Request = Replay | Snapshot
@@ -49,9 +49,9 @@ class CacheView:
             if isinstance(action, Apply):
                 batch = self._apply(action)
             elif isinstance(action, Reset):
-                self.resolver.reset()
+                cleared = self.resolver.reset()
                 self.decoder.restart()
-                self._changed([Cleared()])
+                self._changed([cleared])
             elif isinstance(action, Compare):
                 if self.resolver.digest() == action.digest:
                     self.stream.matched()

@@ -28,12 +28,12 @@ def remark_on(engine: EngineConfig) -> Sequence[str]:
 def announcement(url: str, ready: Mapping[str, Ready], *, remark: Sequence[str] = (), guarded: bool) -> str:
     """Lines that fit into 80 columns where host and model are short."""
     count, model = len(ready), next(iter(ready.values())).model
-    who = f"{count} replicas of {model} answer in turn" if count > 1 else f"A replica of {model} answers"
+    who = f"{count} replicas of {model} answer" if count > 1 else f"A replica of {model} answers"
     lines = ["", f"{who} at {url}", ""]
     for name, at in sorted(ready.items(), key=lambda item: (len(item[0]), item)):
         lines.append(f"  {name}  http://{authority(at.host, at.port)}  events {at.events or 'off'}")
     lines += ["", *remark] if remark else []
-    lines += ["", f"Ask {count + 1} times: the last answer comes from a warm cache (cached_tokens).", ""]
+    lines += ["", "Ask twice: the second answer comes from a warm cache (cached_tokens).", ""]
     lines += [f"  {line}" for line in curl(model, url, guarded)]
     lines += ["", "Or from Python, after `pip install openai`:", ""]
     lines += [f"  {line}" for line in python(model, url, guarded)]

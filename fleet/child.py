@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.cli import PARENT_VARIABLE
+from api.lifeline import PARENT_VARIABLE
 
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
@@ -23,6 +23,10 @@ class Ready(NamedTuple):
     port: int
     events: str | None
     model: str
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 class Died(Exception):

@@ -28,16 +28,25 @@ except ImportError:
 
 COMMANDS = {
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
+    "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
+    "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),
     "size": ("lab.cli:size", "How much KV cache a model leaves room for on a device."),
     "up": ("fleet.up:up", "Start several replicas here, and a front that speaks the OpenAI API."),
 }
 
-EXTRAS = {"huggingface_hub": "replica", "numpy": "replica", "safetensors": "replica", "torch": "replica"}
+EXTRAS = {
+    "huggingface_hub": "replica",
+    "numpy": "replica",
+    "opentelemetry": "tracing",
+    "safetensors": "replica",
+    "torch": "replica",
+}
 BASE_MODULES = frozenset(
     {
         "fastapi",
         "httptools",
+        "httpx2",
         "jinja2",
         "msgspec",
         "prometheus_client",

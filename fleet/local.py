@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fleet.child import Child, Died, Log, Ready
-from router.front_server import FrontServer
-from router.round_robin import Replica, RoundRobin
+from router.config import RouterConfig
+from router.front import Front
+from router.spec import ReplicaSpec
+from router.status import not_ready
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 SETTLED_S = 60.0  # who ran for this long is started again at once
 STOP_LIMIT_S = 20.0  # for a replica whose requests are done; then it is killed
 PORT_TRIES = 16
+LOOK_INTERVAL_S = 0.05
 
 
 class Plan(NamedTuple):
@@ -39,37 +42,41 @@ class LocalFleet:
         take_ports: Callable[[], int],
         listener: socket.socket,
         say: Callable[[str], None],
-        drain_timeout_s: float = 60.0,
+        router: RouterConfig,
     ) -> None:
         self.plans = plans
         self.ready: dict[str, Ready] = {}  # of those that were ready at least once
         self.failed = False
         self._take_ports = take_ports
         self._say = say
-        self._front = RoundRobin()
-        self._server = FrontServer(self._front, drain_timeout_s)
-        self._drain_timeout_s = drain_timeout_s
+        self._router = router
         self._listener = listener
+        self._front: Front
         self._children: dict[str, Child] = {}
         self._notes: set[str] = set()
         self._all_ready = asyncio.Event()
         self._ending = asyncio.Event()
+        self._at_once = asyncio.Event()
 
     async def run(self, announce: Callable[[dict[str, Ready]], None]) -> None:
         """Serve until a signal; `announce` is called when all replicas are ready. CannotStart: one was never."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
-        serving = asyncio.create_task(self._server.serve([self._listener]))
+        self._front = Front(self._router, self._listener)
+        await self._front.start()
+        serving = asyncio.create_task(self._front.failed())
         keepers = [asyncio.create_task(self._keep(plan)) for plan in self.plans]
         try:
             await self._until(self._all_ready, [serving, *keepers])
             if not self._ending.is_set():
                 announce(self.ready)
             await self._until(self._ending, [serving, *keepers])
+            self._front.check()
         finally:
             self._ending.set()
-            await self._end(serving, keepers)
+            serving.cancel()
+            await self._end(keepers)
 
     def stop(self) -> None:
         """The first request drains; a second one comes from someone who does not want to wait."""
@@ -77,7 +84,7 @@ class LocalFleet:
             self._ending.set()  # before anything is said: that may fail
             self._say("Ending when running requests are done; Ctrl-C again ends at once.")
             return
-        self._server.force_exit = True
+        self._at_once.set()
         for child in self._children.values():
             child.signal(signal.SIGKILL)
 
@@ -124,16 +131,21 @@ class LocalFleet:
         except Died as death:
             return str(death)
         self.ready[plan.name] = ready
-        target = Replica(plan.name, ready.host, ready.port)
-        self._front.replicas.append(target)
+        self._front.upkeep.add(ReplicaSpec(name=plan.name, url=ready.url, engine="warmroute"))
         self._say_once(child.notes())
         self._say(f"{plan.name} is ready after {time.monotonic() - begun_s:.1f} s")
-        if len(self.ready) == len(self.plans):
-            self._all_ready.set()
+        watching = asyncio.create_task(self._watch_front())
         try:
             return await child.ended()
         finally:
-            self._front.replicas.remove(target)
+            watching.cancel()
+            self._front.upkeep.remove(plan.name)
+
+    async def _watch_front(self) -> None:
+        """All are ready when the router takes requests for each of them."""
+        while len(self.ready) < len(self.plans) or not_ready(self._front.router, all_of_them=True):
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        self._all_ready.set()
 
     def _say_once(self, notes: Sequence[str]) -> None:
         """What all replicas have to say about their settings is the same."""
@@ -142,17 +154,23 @@ class LocalFleet:
                 self._notes.add(note)
                 self._say(note)
 
-    async def _end(self, serving: asyncio.Task[None], keepers: Sequence[asyncio.Task[None]]) -> None:
+    async def _end(self, keepers: Sequence[asyncio.Task[None]]) -> None:
         """Drain the front, then the replicas: so nobody refuses what the front has taken."""
-        limit_s = time.monotonic() + self._drain_timeout_s
-        self._server.should_exit = True
-        await serving
+        drain_timeout_s = self._router.drain_timeout_s
+        limit_s = time.monotonic() + drain_timeout_s
+        draining = asyncio.create_task(self._front.drain(drain_timeout_s))
+        at_once = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait([draining, at_once], return_when=asyncio.FIRST_COMPLETED)
+        cut = self._front.router.open_requests
+        for task in (draining, at_once):
+            task.cancel()
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        if self._front.cut:
-            limit = f"{self._drain_timeout_s:g} s; --drain-timeout sets this limit"
-            self._say(f"Running requests that were cut after {limit}: {self._front.cut}")
+        await self._front.close()
+        if cut and not self._at_once.is_set():
+            limit = f"{drain_timeout_s:g} s; --drain-timeout sets this limit"
+            self._say(f"Running requests that were cut after {limit}: {cut}")
         # Whoever asks a replica itself, past the front, has what is left of the time.
         stop_s = STOP_LIMIT_S + max(0.0, limit_s - time.monotonic())
         stopped = await asyncio.gather(*(child.stop(stop_s) for child in self._children.values()))

@@ -1,4 +1,4 @@
-"""`warmroute up`: several replicas on this machine, and a front that speaks the OpenAI API."""
+"""`warmroute up`: several replicas on this machine, and a router that speaks the OpenAI API."""
 
 import os
 import shutil
@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import click
 import uvloop
 from click.core import ParameterSource
 
+from api.options import SettingOption
+from api.settings import TEXT, Unusable
 from fleet.announcement import announcement, authority, remark_on
 from fleet.child import Log, Ready
 from fleet.local import CannotStart, LocalFleet, Plan
@@ -22,8 +24,9 @@ from fleet.voice import say
 from replica.cli import replica
 from replica.config import EngineConfig, ReplicaConfig
 from replica.configure import config_from
-from replica.options import SettingOption
-from replica.settings import MODEL, TEXT, Unusable
+from replica.settings import MODEL
+from router.config import Policy, RouterConfig
+from router.keys import keys_from_options
 
 OWN_OF_EACH = ("port", "events_port", "replica_name")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,6 +42,7 @@ class Wishes(NamedTuple):
     model: str
     events_port: int
     log_dir: str | None
+    policy: Policy
     more: tuple[str, ...]  # options for every replica
 
 
@@ -51,13 +55,13 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 
 @click.command()
 @option("replicas", "N", type=click.IntRange(1, 64), default=2, help="How many replicas.")
-@option("host", "HOST", type=TEXT, default="127.0.0.1", help="The address that the front listens on.")
+@option("host", "HOST", type=TEXT, default="127.0.0.1", help="The address that the router listens on.")
 @option(
     "port",
     "PORT",
     type=click.IntRange(0, 65535),
     default=8000,
-    help="The port that the front listens on; 0: any free one.",
+    help="The port that the router listens on; 0: any free one.",
 )
 @option(
     "engine",
@@ -74,14 +78,21 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     default=5557,
     help="Where the replicas' event sockets begin, four ports each; taken ones are passed over. 0: any free ones.",
 )
+@option(
+    "policy",
+    "NAME",
+    type=click.Choice(get_args(Policy)),
+    default="cost",
+    help=f"How a replica is chosen: {', '.join(get_args(Policy))}.",
+)
 @option("api_key", "KEY", type=TEXT, help="Demand this key of clients. Better given as WARMROUTE_API_KEY.")
 @option("log_dir", "DIR", type=click.Path(file_okay=False), help="Keep the replicas' logs here.")
 @click.argument("replica_options", nargs=-1, type=click.UNPROCESSED)
 def up(api_key: str | None, replica_options: tuple[str, ...], **options: object) -> int:
-    """Start several replicas here, and a front that speaks the OpenAI API.
+    """Start several replicas here, and a router that speaks the OpenAI API.
 
-    The front sends each request to the next replica. A replica that dies is started again. What stands behind -- goes
-    to every replica (see `warmroute replica --help`).
+    The router sends each request where its prefix is cached and the queue is short (see `warmroute router --help`). A
+    replica that dies is started again. What stands behind -- goes to every replica (see `warmroute replica --help`).
 
     Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there. The settings of replicas in the
     environment count too, but WARMROUTE_HOST, WARMROUTE_PORT and WARMROUTE_EVENTS_PORT are those of up itself, and
@@ -131,10 +142,27 @@ async def serve(wishes: Wishes, config: ReplicaConfig, listener: socket.socket, 
     ports = EventPorts(wishes.events_port)
     with ExitStack() as open_logs:
         fleet = LocalFleet(
-            plans(wishes, config.engine, logs, open_logs), ports.take, listener, say, config.drain_timeout_s
+            plans(wishes, config.engine, logs, open_logs), ports.take, listener, say, router_config(wishes, config)
         )
         await fleet.run(announce)
     return fleet.failed
+
+
+def router_config(wishes: Wishes, replica: ReplicaConfig) -> RouterConfig:
+    """The router makes prompts as the replicas do, and has their key."""
+    key = replica.api_key
+    return RouterConfig(
+        host=wishes.host,
+        policy=wishes.policy,
+        keys=() if key is None else tuple(keys_from_options([key], None)),
+        demand_key=key is not None,
+        replica_api_key=key,
+        max_body_bytes=replica.max_body_bytes,
+        model_dirs={} if replica.tokenizer is None else {replica.engine.model: replica.tokenizer},
+        chat_templates={} if replica.chat_template is None else {replica.engine.model: replica.chat_template},
+        drain_timeout_s=replica.drain_timeout_s,
+        slow_start_s=0.0,
+    )
 
 
 def replica_config(wishes: Wishes) -> ReplicaConfig:

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.shapes import DEVICES_GB, SHAPES, Shape
 from lab.size import MEGABYTE, DoesNotFit, Format, Room, Size, gigabytes, size_of
 from replica.model.config import read_config
-from replica.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from replica.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")

@@ -1,20 +1,15 @@
 """`warmroute replica`: one engine and its HTTP server. Its options are the rows of `replica.settings`."""
 
-import os
-
 import click
 
-from api.lifeline import die_with_parent
+from api.lifeline import die_with_parent, parent_pid
+from api.options import SettingsCommand
 from replica.config import ReplicaConfig
 from replica.configure import config_from
-from replica.options import SettingsCommand
-from replica.settings import Unusable
-
-# Set by a parent that wants to be outlived by nobody: its pid. Without it, one that died meanwhile is not missed.
-PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
+from replica.settings import TABLE
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, table=TABLE)
 @click.pass_context
 def replica(ctx: click.Context, /, **_: object) -> int:
     """Serve a model from one engine with a prefix cache, over the OpenAI API.
@@ -48,10 +43,3 @@ def no_tokenizer(model: str, config: ReplicaConfig) -> str:
     if config.engine.engine == "simulated":
         return said
     return f"{said}, which this model hardly understands; prompts of token ids are not touched"
-
-
-def parent_pid() -> int:
-    named = os.environ.get(PARENT_VARIABLE, str(os.getppid()))
-    if not (named.isascii() and named.isdigit()):
-        raise Unusable(f"{PARENT_VARIABLE} in the environment is {named!r}; make it the parent's pid, or unset it")
-    return int(named)

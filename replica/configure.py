@@ -8,10 +8,12 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from api.options import nested_fields
+from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
-from replica.settings import ALL, LARGEST, NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, Unusable
+from replica.settings import NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
 
 
@@ -24,7 +26,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     _check_together(ctx)
     check_installed(values["engine"])
     model = _native_model(values) if values["engine"] == "native" else None
-    fields = _fields_from(values)
+    fields = nested_fields(TABLE, values)
     tokenizer = _tokenizer_path(values, model)
     fields["tokenizer"] = tokenizer
     fields["engine"] |= {
@@ -83,19 +85,6 @@ def _max_step_s(values: Mapping[str, Any]) -> float:
     if values["max_step"] is None:
         return NATIVE_MAX_STEP_S if values["engine"] == "native" else 0.0
     return float(values["max_step"])
-
-
-def _fields_from(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are fields of the configuration, as nested objects; what is not given is left out."""
-    nested: dict[str, Any] = {"engine": {}}
-    for setting in ALL.values():
-        if setting.field and values[setting.key] is not None:
-            *parents, name = setting.field.split(".")
-            inner = nested
-            for parent in parents:
-                inner = inner.setdefault(parent, {})
-            inner[name] = values[setting.key]
-    return nested
 
 
 def _tokenizer_path(values: Mapping[str, Any], model: NativeModel | None) -> str | None:

@@ -1,54 +1,22 @@
 """What a replica can be told.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`replica.options`); `replica.configure` makes the configuration of them all.
+the environment and `some_key` in the file (`api.options`); `replica.configure` makes the configuration of them all.
 A test compares the rows with the fields of ReplicaConfig.
 """
 
-import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
+from api.settings import ABOVE_0, AT_LEAST_0, COUNT, FILE, LARGEST, PATH, TEXT, FiniteRange, Setting, Table, Text
 from kernels.backends import NAMES as ATTENTION
+from replica.config import EngineConfig, ReplicaConfig
 from replica.native_model import AUTO, DTYPES
 
-LARGEST = 2**31 - 1  # where nothing else limits a number; not worth showing
 NATIVE_MAX_STEP_S = 1.0
 NATIVE_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
-
-
-class Unusable(click.ClickException):
-    """Settings that cannot be used; said in one line."""
-
-    exit_code = 2
-
-
-class FiniteRange(click.FloatRange):
-    """A range that neither nan nor inf is in."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number: float = super().convert(value, param, ctx)
-        except OverflowError:  # a whole number of TOML, of hundreds of digits
-            self.fail("The number is too large.", param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
-
-
-class Text(click.ParamType[str]):
-    """Text that is not empty (an empty key or name would be taken for none), and that can be sent."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value:
-            self.fail(f"{value!r} is empty; leave the setting out instead.", param, ctx)
-        if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # bytes that are not UTF-8
-            self.fail(f"{value!r} is not UTF-8; check the locale.", param, ctx)
-        return str(value)
 
 
 class ModelName(Text):
@@ -64,30 +32,7 @@ class ModelName(Text):
         return model
 
 
-class Setting(NamedTuple):
-    key: str
-    field: str  # the path below ReplicaConfig; empty where `replica.configure` knows what to do with it
-    type: click.ParamType[Any]
-    metavar: str
-    help: str
-    default: Any = None  # of those without a field
-
-    @property
-    def option(self) -> str:
-        return "--" + self.key.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return f"WARMROUTE_{self.key.upper()}"
-
-
-TEXT = Text()
 MODEL = ModelName()
-FILE = click.Path(exists=True, dir_okay=False)
-PATH = click.Path(exists=True)
-AT_LEAST_0 = FiniteRange(min=0)
-ABOVE_0 = FiniteRange(min=0, min_open=True)
-COUNT = click.IntRange(1, LARGEST)
 
 SETTINGS: dict[str, list[Setting]] = {
     "Model": [
@@ -97,6 +42,7 @@ SETTINGS: dict[str, list[Setting]] = {
             MODEL,
             "NAME|DIR",
             "The model: a directory, the name of one to download (ORG/NAME), or demo, which is made on first use.",
+            required=True,
         ),
         Setting(
             "served_model_name",
@@ -157,6 +103,7 @@ SETTINGS: dict[str, list[Setting]] = {
             TEXT,
             "KEY",
             "Demand this key of clients. Better given as WARMROUTE_API_KEY: everybody's ps shows the command line.",
+            secret=True,
         ),
         Setting("max_body_bytes", "max_body_bytes", COUNT, "BYTES", "The largest request body."),
         Setting(
@@ -310,4 +257,5 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
 }
 
-ALL: dict[str, Setting] = {setting.key: setting for rows in SETTINGS.values() for setting in rows}
+TABLE = Table("warmroute replica", SETTINGS, ReplicaConfig(engine=EngineConfig(model="")))
+ALL = TABLE.all

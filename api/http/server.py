@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -74,21 +75,22 @@ class Signals:
         (self.at_once if self.end.is_set() else self.end).set()
 
 
-def connection_limits() -> Limits:
+def connection_limits(most: int | None = None) -> Limits:
     """As many connections as there may be open files, which are raised to what the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    usual = Limits()
+    usual = Limits() if most is None else Limits(connections=most)
     if hard == resource.RLIM_INFINITY:
         return usual
     return msgspec.structs.replace(usual, connections=max(1, min(usual.connections, hard - OWN_FILES)))
 
 
-def http_server(app: object, limits: Limits = Limits()) -> HttpServer:  # noqa: B008 - frozen
+def http_server(app: object, limits: Limits = Limits(), protocol: object = None, **options: Any) -> HttpServer:  # noqa: B008
+    """`protocol` makes the connections, as HttpProtocol does; `options` are uvicorn's."""
     return HttpServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http=partial(HttpProtocol, limits),  # type: ignore[arg-type]
+            http=protocol or partial(HttpProtocol, limits),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -98,5 +100,6 @@ def http_server(app: object, limits: Limits = Limits()) -> HttpServer:  # noqa: 
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSING_LIMIT_S + 1,
             backlog=BACKLOG,
+            **options,
         )
     )

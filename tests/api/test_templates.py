@@ -1,10 +1,14 @@
 from datetime import datetime
 from typing import Any
 
+import jinja2
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
 import pytest
 
 from api.errors import ApiError
-from api.templates import ChatTemplate, Conversation
+from api.templates import _ENVIRONMENT, ChatTemplate, Conversation
 
 HI = [{"role": "user", "content": "hi"}]
 CHATML = (
@@ -163,3 +167,49 @@ NESTED = 30  # Python takes 20 loops within each other
 def test_what_is_no_template_is_named(source: str) -> None:
     with pytest.raises(ValueError, match=r"the/file\.jinja"):
         ChatTemplate(source, {}, "the/file.jinja")
+
+
+# ---- short ways in the sandbox
+
+
+OBJECTS: list[Any] = [
+    *({}, {"role": "user"}, {"items": 1, "get": 2}, {"__class__": 1, "_x": 2, "a b": 3}, [], [1], "text", 5, 1.5, None),
+    *(jinja2.runtime.LoopContext([1], jinja2.Undefined, lambda *_: ""), jinja2.utils.Namespace(found=1)),
+]
+ATTRIBUTES = [
+    *("role", "items", "get", "pop", "update", "clear", "append", "insert", "sort", "startswith", "format", "upper"),
+    *(
+        "first",
+        "last",
+        "index0",
+        "length",
+        "found",
+        "missing",
+        "_x",
+        "__class__",
+        "__init__",
+        "__dict__",
+        "mro",
+        "real",
+    ),
+]
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_attributes_are_what_the_plain_sandbox_says(attribute: str) -> None:
+    """Values, undefined ones and what is forbidden, with the same words."""
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    for one in OBJECTS:
+        for _ in ("asked", "remembered"):
+            found, expected = _ENVIRONMENT.getattr(one, attribute), plain.getattr(one, attribute)
+            assert type(found) is type(expected)
+            if isinstance(expected, jinja2.Undefined):
+                assert found._undefined_message == expected._undefined_message
+                assert found._undefined_exception is expected._undefined_exception
+            elif not callable(expected):
+                assert found == expected
+
+
+def test_a_template_cannot_change_what_it_is_shown() -> None:
+    for forbidden in ("messages.append(1)", "messages[0].update(a=1)", "messages[0].clear()", "''.__class__.mro()"):
+        assert "unsafe" in refused(f"{{{{ {forbidden} }}}}").message

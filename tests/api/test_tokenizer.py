@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Tokenizers
 
 from api.pieces import byte_level as byte_level_piece
 from api.pieces import piece_rule
-from api.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, load_tokenizer
+from api.tokenizer import LONG_TEXT, ByteTokenizer, HfTokenizer, Tokenizer, load_tokenizer
 from tests.api.tokenizers import TEXTS, byte_level, saved, sentencepiece
 
 
@@ -59,6 +59,14 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(tmp_path: Path) -> None:
     assert by_folder.encode("fox", add_special_tokens=False) == by_file.encode("fox", add_special_tokens=False)
     assert by_folder.vocab_size == by_file.vocab_size == max(by_folder.special_token_ids) + 3
     assert (by_file.chat_template, by_file.eos_token_ids) == (None, ())
+
+
+@given(text=st.lists(st.sampled_from(TEXTS) | st.text(max_size=9), min_size=1, max_size=6).map("".join))
+def test_a_long_text_has_the_tokens_of_its_encoding_in_one_go(text: str, tokenizer: Tokenizer) -> None:
+    if not isinstance(tokenizer, HfTokenizer):
+        return
+    long = text * (LONG_TEXT // len(text) + 1) if text else ""
+    assert tokenizer.encode(long, add_special_tokens=True) == tokenizer._tokenizer.encode(long).ids
 
 
 @pytest.mark.parametrize("eos", ["<|end|>", {"content": "<|end|>", "lstrip": False}])

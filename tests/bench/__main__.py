@@ -1,4 +1,4 @@
-"""`python -m tests.bench [core] [workloads] [forks] [serving] [events] [native]`: what things cost, as Markdown."""
+"""`python -m tests.bench [core] [workloads] [forks] [serving] [events] [index] [tokens] [native]`: what costs what."""
 
 import argparse
 import platform
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("core", "workloads", "forks", "serving", "events", "native")
+PARTS = ("core", "workloads", "forks", "serving", "events", "index", "decisions", "tokens", "native")
 
 
 def machine() -> str:

@@ -81,7 +81,7 @@ def test_parents_and_numbers_are_left(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre", secrets=True)
     original = Recording(tmp_path / "a.wre")
     redacted_copy(original, tmp_path / "r.wre")
-    keys = replay_into_view(original, SOURCE).resolver.pools["GPU", 0].resident
+    keys = replay_into_view(original, SOURCE).resolver.pools["GPU", 0].named
     compared = 0
     for old, new in zip(original.records(), Recording(tmp_path / "r.wre").records(), strict=True):
         if old.seq is None:

@@ -1,6 +1,7 @@
 """One replica's events as block keys."""
 
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -72,7 +73,8 @@ def test_change_names_the_blocks_and_what_they_follow() -> None:
         Stored("GPU", KEYS[:1], KEYS[:1], root, first),
         Stored("GPU", KEYS[1:], KEYS[1:], KEYS[0], rest),
     ]
-    assert resolver.apply([removed(2), AllBlocksCleared()]) == [Removed("GPU", KEYS[1:2]), Cleared()]
+    held = (("GPU", {KEYS[0], KEYS[2]}),)
+    assert resolver.apply([removed(2), AllBlocksCleared()]) == [Removed("GPU", KEYS[1:2]), Cleared(held)]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=24), st.integers(1, 4), st.data())
@@ -328,6 +330,46 @@ def test_native_hashes_are_taken_as_keys() -> None:
     assert resolver.digest() == Digest(4, fold([*KEYS, 7]))
     resolver.apply([removed(KEYS[1])])
     assert resolver.digest() == Digest(3, fold([KEYS[0], KEYS[2], 7]))
+
+
+def test_native_key_is_kept_once_and_only_hashes_without_a_key_beside_it() -> None:
+    resolver = native(stored(list(KEYS), TOKENS), stored([8, KEYS[0]], [1, 2, 3, 4], kv_cache_spec_kind="mamba"))
+    assert resolver.pools["GPU", 0].named == {8: None}
+    assert resolver.copies() == {("GPU", 0): {8: 1, KEYS[0]: 2, KEYS[1]: 1, KEYS[2]: 1}}
+    resolver.apply([stored([8], [1, 2], parent=KEYS[2])])  # now it has a key
+    resolver.check()
+    assert (resolver.pools["GPU", 0].named, resolver.keys()) == ({}, {8, *KEYS})
+
+
+native_changes = st.tuples(
+    st.sampled_from(["store", "store", "partial", "remove"]),
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.sampled_from([None, 1]),
+)
+
+
+@given(st.lists(native_changes, max_size=20))
+def test_native_resolver_equals_a_count_of_copies(changes: list[tuple[str, list[int], int | None]]) -> None:
+    resolver = Resolver(MODEL, native=True)
+    copies: dict[tuple[str, int], Counter[Hash]] = {("GPU", 0): Counter(), ("GPU", 1): Counter()}
+    keys: dict[tuple[str, int], set[int]] = {pool: set() for pool in copies}
+    for kind, hashes, group in changes:
+        pool = ("GPU", group or 0)
+        if kind == "remove":
+            resolver.apply([removed(*hashes, group=group)])
+            copies[pool] -= Counter(hashes)  # which leaves none below zero
+            keys[pool] &= set(copies[pool])
+        else:
+            more = {"kv_cache_spec_kind": "mamba"} if kind == "partial" else {}
+            resolver.apply([stored(list(hashes), [], parent=99, group_idx=group, **more)])
+            copies[pool].update(hashes)
+            keys[pool].update(() if more else hashes)
+        resolver.check()
+        assert resolver.copies() == {name: dict(count) for name, count in copies.items() if count}
+        assert resolver.keys() == set().union(*keys.values())
+        assert resolver.digest().blocks == sum(map(len, copies.values())) == resolver.resident_blocks()
+    held = {key for _, found in resolver.reset().held for key in found}
+    assert held == set().union(*keys.values()) and resolver.resident_blocks() == 0
 
 
 def test_native_word_is_checked_on_the_first_chain() -> None:

@@ -399,3 +399,47 @@ def test_history_is_asked_for_again_when_the_replay_socket_answers_at_last() -> 
         stream.replayed(seq, payload(seq), now)
     stream.replay_ended(now)
     assert stream.exact and stream.last_seq == 5
+
+
+def test_a_foreign_stream_that_is_doubted_is_forgotten_and_replayed_from_the_first_batch() -> None:
+    stream = following(3)
+    assert stream.resync("doubted", 1.0) == [Reset("doubted"), Replay(0)]
+    assert (stream.doubt, stream.settled) == ("doubted", False)
+    assert applied(action for seq in range(3) for action in stream.replayed(seq, payload(seq), 1.0)) == [0, 1, 2]
+    stream.replay_ended(1.0)
+    assert (stream.exact, stream.settled, stream.last_seq) == (True, True, 2)
+
+
+def test_a_native_stream_that_is_doubted_is_kept_until_the_snapshot_comes() -> None:
+    stream = native_at(5)
+    assert kinds(stream.resync("doubted", 1.0)) == ["Partial", "Snapshot"]
+    assert not stream.exact
+    assert kinds(stream.snapshot(7, 6, [b"s"], 1.0)) == ["Reset", "Apply"]
+    assert stream.exact
+
+
+def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> None:
+    for stream, request in ((following(3), Replay(0)), (native_at(5), Snapshot())):
+        stream.disconnected()
+        assert request not in stream.resync("doubted", 1.0)
+        assert stream.connected(2.0) == [request]
+
+
+def test_a_stream_that_can_ask_nobody_starts_from_nothing_and_says_so() -> None:
+    stream = Stream(StreamConfig(can_replay=False))
+    stream.connected(0.0)
+    stream.live(0, payload(0), 0.0)
+    assert stream.exact
+    assert (stream.resync("doubted", 1.0), stream.doubt) == ([Reset("doubted")], "doubted")
+    assert applied(stream.live(1, payload(1), 1.0)) == [1]
+    assert (stream.doubt, stream.settled) == ("joined at batch 1: what came before is not known", True)
+
+
+def test_lag_counts_what_is_known_to_be_sent_and_not_applied() -> None:
+    stream = native_at(5)
+    assert stream.lag_batches == 0
+    stream.status(7, 8, NOTHING, 1.0)
+    assert stream.lag_batches == 3
+    for seq in (6, 7, 8):
+        stream.live(seq, payload(seq), 1.0)
+    assert stream.lag_batches == 0

@@ -146,6 +146,11 @@ class World(RuleBasedStateMachine):
         self.replies.clear()
         self.perform(self.view.stream.connected(self.now_s))
 
+    @rule()
+    def is_doubted(self) -> None:
+        """By somebody who compared an answer of the replica with our view; it has not to be right."""
+        self.perform(self.view.stream.resync("doubted", self.now_s))
+
     # ---- what the network does
 
     @precondition(lambda self: self.wire)

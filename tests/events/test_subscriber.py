@@ -146,3 +146,18 @@ async def test_a_native_replica_says_which_model_its_keys_are_of() -> None:
             assert view.resolver.model == "m"
             assert wrong.inexact == "the replica's hashes are not block keys of model 'other' as it claims"
             assert not wrong.resolver.keys()
+
+
+async def test_a_view_that_is_doubted_is_read_anew() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([stored(1)])
+        ends = publisher.endpoints
+        async with Subscriber() as subscriber:
+            for source in (native(publisher), Source("foreign", ends.events, ends.replay, model="m")):
+                view = subscriber.add(source)
+                await until(lambda view=view: view.inexact is None)  # type: ignore[misc]
+                view.resolver.apply([stored(666)])  # our view is damaged
+                subscriber.resync(source.name, "doubted")
+                assert view.inexact == "doubted"
+                await until(lambda view=view: view.inexact is None)  # type: ignore[misc]
+                assert view.resolver.keys() == set(stored(1).block_hashes)

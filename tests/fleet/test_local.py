@@ -16,6 +16,7 @@ import pytest
 
 from fleet.child import Log
 from fleet.local import CannotStart, LocalFleet, Plan
+from router.config import RouterConfig
 
 DEADLINE_S = 20.0
 
@@ -31,7 +32,9 @@ if os.path.exists(gate):
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = b"%d" % os.getpid()
-        endless = self.path == "/endless"
+        if self.path == "/load":
+            body = b'{"model": "stub", "block_size": 16, "max_model_len": 64, "tokenizer": "stub", "incarnation": 1}'
+        endless = self.path == "/v1/endless"
         self.send_response(200)
         self.send_header("content-length", str(len(body) + endless))
         self.end_headers()
@@ -57,7 +60,8 @@ class Fleet:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.logs = [Log(folder / f"{name}.log") for name in "ab"]
         plans = [Plan(name, self.command(name), log) for name, log in zip("ab", self.logs, strict=True)]
-        self.local = LocalFleet(plans, lambda: next(ports), listener, self.say, drain_timeout_s)
+        router = RouterConfig(drain_timeout_s=drain_timeout_s, slow_start_s=0.0)
+        self.local = LocalFleet(plans, lambda: next(ports), listener, self.say, router)
 
     def command(self, name: str) -> Callable[[int], list[str]]:
         return lambda ports: [sys.executable, "-c", STUB, str(self.gate(name)), str(ports)]
@@ -81,7 +85,7 @@ class Fleet:
         return {int(await asyncio.to_thread(self.ask)) for _ in range(4)}
 
     def ask(self) -> bytes:
-        with urllib.request.urlopen(self.url, timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(self.url + "/v1/anything", timeout=DEADLINE_S) as answer:
             body: bytes = answer.read()
         return body
 
@@ -122,7 +126,9 @@ async def test_a_replica_that_dies_is_passed_over_until_it_is_ready_again(tmp_pa
         assert name is not None
         await asyncio.to_thread(fleet.gate(name[1]).write_text, "go on")
         await fleet.until_said("is ready after", times=3)
-        assert len(await fleet.pids()) == 2
+        async with asyncio.timeout(DEADLINE_S):
+            while not await fleet.pids() - before:
+                await asyncio.sleep(0.01)
     assert fleet.local.failed
 
 
@@ -170,7 +176,7 @@ async def test_a_request_that_is_cut_is_said_with_the_limit(tmp_path: Path) -> N
     async with running(tmp_path, drain_timeout_s=0.3) as fleet:
         host, port = fleet.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /endless HTTP/1.1\r\nhost: f\r\n\r\n")
+        writer.write(b"GET /v1/endless HTTP/1.1\r\nhost: f\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         begun_s = time.monotonic()
         fleet.local.stop()

@@ -63,7 +63,7 @@ class Up:
 
     @property
     def url(self) -> str:
-        found = re.search(r"answers?(?: in turn)? at (\S+)", self.output)
+        found = re.search(r"answers? at (\S+)", self.output)
         assert found is not None, self.output
         return found[1]
 
@@ -90,6 +90,11 @@ class Up:
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return answer.headers["x-warmroute-replica"], json.load(answer)
+
+    def state(self) -> dict[str, bool]:
+        """Which replicas take requests."""
+        with urllib.request.urlopen(self.url + "/replicas", timeout=DEADLINE_S) as answer:
+            return {replica["name"]: replica["available"] for replica in json.load(answer)["replicas"]}
 
     def ports(self) -> list[int]:
         return [int(port) for port in re.findall(r"(?:http|tcp)://127\.0\.0\.1:(\d+)", self.output)]
@@ -150,15 +155,15 @@ def nothing_is_left(running: Up) -> None:
             socket.create_connection(("127.0.0.1", port))
 
 
-def test_replicas_take_turns_and_remember_and_ctrl_c_leaves_nothing() -> None:
+def test_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing() -> None:
     with up() as running:
         assert len(running.processes()) == 4  # two replicas, two engines
-        answers = [running.ask() for _ in range(4)]
-        assert [name for name, _ in answers[:2]] == [name for name, _ in answers[2:]]
-        assert sorted({name for name, _ in answers}) == ["replica-0", "replica-1"]
+        answers = [running.ask() for _ in range(3)]
+        [name] = {name for name, _ in answers}
         cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for _, answer in answers]
-        assert cached[:2] == [0, 0]
-        assert cached[2] == cached[3] > 0
+        assert cached[0] == 0
+        assert cached[1] == cached[2] > 0
+        assert {running.ask(messages=[{"role": "user", "content": f"{n} " * 50}])[0] for n in range(6)} > {name}
         assert running.end(signal.SIGINT) == 0
         nothing_is_left(running)
 
@@ -237,7 +242,7 @@ def test_a_replica_that_dies_is_started_again(victim: str) -> None:
         os.kill(first, signal.SIGKILL)
         running.wait_for("it is started again")
         running.wait_for("is ready after", times=3)
-        assert len({running.ask()[0] for _ in range(4)}) == 2
+        wait_until(lambda: running.state() == {"replica-0": True, "replica-1": True}, "both take requests")
         assert len(running.processes()) == 4
         assert len(set(before) - set(running.processes())) == 2  # the other half of it is gone too
         assert running.end() == 0
@@ -425,7 +430,7 @@ def test_up_takes_its_options_from_the_environment_too() -> None:
 
 
 def test_the_limit_of_the_drain_is_that_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    wishes = Wishes(1, "127.0.0.1", 0, "simulated", "demo", 0, None, ("--drain-timeout", "600"))
+    wishes = Wishes(1, "127.0.0.1", 0, "simulated", "demo", 0, None, "cost", ("--drain-timeout", "600"))
     assert replica_config(wishes).drain_timeout_s == 600
     monkeypatch.setenv("WARMROUTE_DRAIN_TIMEOUT", "90")
     assert replica_config(wishes._replace(more=())).drain_timeout_s == 90
@@ -504,7 +509,7 @@ def test_what_not_to_expect_of_it_is_announced(engine: EngineConfig, said: str |
 
 def test_replicas_are_told_where_the_model_was_found() -> None:
     found = EngineConfig(model="org/name", model_path="/cache/of/it")
-    wishes = Wishes(1, "127.0.0.1", 0, "native", "org/name", 0, None, ("--model", "org/name"))
+    wishes = Wishes(1, "127.0.0.1", 0, "native", "org/name", 0, None, "cost", ("--model", "org/name"))
     command = command_of(wishes, found, "replica-0")(7000)
     config = settings_of(command[command.index("replica") + 1 :])
     assert (config["model"], config["served_model_name"]) == ("/cache/of/it", "org/name")

@@ -13,11 +13,12 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from api.options import SettingsCommand
+from api.settings import Setting
 from kernels.backends import NAMES
 from replica.config import ReplicaConfig
 from replica.configure import config_from
-from replica.options import SettingsCommand
-from replica.settings import ALL, Setting
+from replica.settings import ALL, TABLE
 from tests.replica.folders import FP32_TOKEN, model_folder
 
 BASE = ("--model", "demo", "--engine", "simulated")
@@ -43,7 +44,7 @@ OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.
 def run(*arguments: str, environment: dict[str, str] | None = None, base: tuple[str, ...] = BASE) -> Result:
     """Run a command that prints its configuration."""
 
-    @click.command(cls=SettingsCommand)
+    @click.command(cls=SettingsCommand, table=TABLE)
     @click.pass_context
     def show(ctx: click.Context, /, **_: object) -> None:
         click.echo(msgspec.json.encode(config_from(ctx)))

@@ -1,8 +1,9 @@
-"""How settings reach the command: flags, then the environment, then a TOML file, then the defaults."""
+"""How settings reach a command: flags, then the environment, then a TOML file, then the defaults."""
 
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
@@ -11,11 +12,9 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from replica.config import EngineConfig, ReplicaConfig
-from replica.settings import ALL, LARGEST, SETTINGS, Setting, Unusable
+from api.settings import LARGEST, Setting, Table, Unusable
 
-_DEFAULTS = ReplicaConfig(engine=EngineConfig(model=""))
-_FILE = "replica.options.file"  # where the context keeps the SettingsFile
+_FILE = "api.options.file"  # where the context keeps the SettingsFile
 
 
 class SettingOption(click.Option):
@@ -48,15 +47,16 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are the settings, shown in their groups."""
+    """A command whose options are the settings of a table, shown in their groups."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, table: Table, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.params += [config_option(), *(option_of(setting) for setting in ALL.values())]
+        self.table = table
+        self.params += [config_option(table), *(option_of(setting, table) for setting in table.all.values())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = {param.name: param for param in self.get_params(ctx)}
-        for title, settings in SETTINGS.items():
+        for title, settings in self.table.groups.items():
             self._write(ctx, formatter, title, [params.pop(setting.key) for setting in settings])
         self._write(ctx, formatter, "Other", list(params.values()))
 
@@ -66,8 +66,8 @@ class SettingsCommand(click.Command):
             formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
 
 
-def option_of(setting: Setting) -> click.Option:
-    default = attrgetter(setting.field)(_DEFAULTS) if setting.field else setting.default
+def option_of(setting: Setting, table: Table) -> click.Option:
+    default = attrgetter(setting.field)(table.defaults) if setting.field else setting.default
     flag = setting.type is click.BOOL
     return SettingOption(
         [f"{setting.option}/--no-{setting.option[2:]}" if flag else setting.option, setting.key],
@@ -75,13 +75,15 @@ def option_of(setting: Setting) -> click.Option:
         metavar=None if flag else setting.metavar,
         help=setting.help,
         envvar=setting.variable,
-        required=setting.key == "model",
+        required=setting.required,
+        multiple=setting.multiple,
+        hidden=setting.hidden,
         show_default=default is not False,
-        **({} if default in (None, "") else {"default": default}),
+        **({} if default in (None, "", ()) else {"default": default}),
     )
 
 
-def config_option() -> click.Option:
+def config_option(table: Table) -> click.Option:
     return SettingOption(
         ["--config"],
         type=click.Path(),
@@ -89,9 +91,22 @@ def config_option() -> click.Option:
         is_eager=True,
         expose_value=False,
         envvar="WARMROUTE_CONFIG",
-        callback=read_file,
+        callback=lambda ctx, _, path: read_file(ctx, path, table),
         help="A TOML file of settings.",
     )
+
+
+def nested_fields(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are fields of the configuration, as nested objects; what is not given is left out."""
+    nested: dict[str, Any] = {}
+    for setting in table.all.values():
+        if setting.field and values[setting.key] is not None:
+            *parents, name = setting.field.split(".")
+            inner = nested
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[name] = values[setting.key]
+    return nested
 
 
 class SettingsFile(NamedTuple):
@@ -109,7 +124,7 @@ class SettingsFile(NamedTuple):
         return f"{self.path}, line {line}"
 
 
-def read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+def read_file(ctx: click.Context, path: str | None, table: Table) -> None:
     """Make the file's values the defaults of all other options."""
     if path is None:
         return
@@ -121,20 +136,30 @@ def read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
     except tomllib.TOMLDecodeError as error:
         raise Unusable(f"{path} is not TOML: {error}") from error
     for key, value in values.items():
-        _check(file, key, value)
+        _check(file, key, value, table)
     ctx.meta[_FILE] = file
     ctx.default_map = values
 
 
-def _check(file: SettingsFile, key: str, value: object) -> None:
-    if key not in ALL:
-        near = get_close_matches(key.replace("-", "_"), ALL, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; `warmroute replica --help` lists the settings"
+def _check(file: SettingsFile, key: str, value: object, table: Table) -> None:
+    setting = table.all.get(key)
+    if setting is None:
+        near = get_close_matches(key.replace("-", "_"), table.all, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; `{table.command} --help` lists the settings"
         raise Unusable(f"{file.place(key)}: {key!r} is no setting{hint}")
-    kind, word = _toml_type(ALL[key].type)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        quoted = "no text" if key == "api_key" else repr(value)
+    kind, word = _toml_type(setting.type)
+    if setting.multiple:
+        right = isinstance(value, list) and all(_is(item, kind) for item in value)
+        word = f"a list of {word}"
+    else:
+        right = _is(value, kind)
+    if not right:
+        quoted = f"no {word.removesuffix(' in quotes')}" if setting.secret else repr(value)
         raise Unusable(f"{file.place(key)}: {key} is {quoted}; write {word}")
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _toml_type(kind: click.ParamType[Any]) -> tuple[type | tuple[type, ...], str]:

@@ -1,0 +1,87 @@
+"""What settings are made of: a row for each, and the types that replicas and routers have in common.
+
+Which settings a command has is said in a table of its own (`replica.settings`, `router.settings`); how a value gets
+from the command line, the environment or a file into it is in `api.options`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+from msgspec import Struct
+
+LARGEST = 2**31 - 1  # where nothing else limits a number; not worth showing
+
+
+class Unusable(click.ClickException):
+    """Settings that cannot be used; said in one line."""
+
+    exit_code = 2
+
+
+class FiniteRange(click.FloatRange):
+    """A range that neither nan nor inf is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number: float = super().convert(value, param, ctx)
+        except OverflowError:  # a whole number of TOML, of hundreds of digits
+            self.fail("The number is too large.", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
+class Text(click.ParamType[str]):
+    """Text that is not empty (an empty key or name would be taken for none), and that can be sent."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            self.fail(f"{value!r} is empty; leave the setting out instead.", param, ctx)
+        if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # bytes that are not UTF-8
+            self.fail(f"{value!r} is not UTF-8; check the locale.", param, ctx)
+        return str(value)
+
+
+class Setting(NamedTuple):
+    key: str
+    field: str  # the path below the configuration; empty where the command itself knows what to do with it
+    type: click.ParamType[Any]
+    metavar: str
+    help: str
+    default: Any = None  # of those without a field
+    required: bool = False
+    multiple: bool = False  # may be given several times; a list in the file
+    secret: bool = False  # never quoted
+    hidden: bool = False
+
+    @property
+    def option(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return f"WARMROUTE_{self.key.upper()}"
+
+
+class Table(NamedTuple):
+    """The settings of one command."""
+
+    command: str
+    groups: Mapping[str, Sequence[Setting]]  # as the help shows them
+    defaults: Struct  # the configuration where nothing is said
+
+    @property
+    def all(self) -> dict[str, Setting]:
+        return {setting.key: setting for rows in self.groups.values() for setting in rows}
+
+
+TEXT = Text()
+FILE = click.Path(exists=True, dir_okay=False)
+PATH = click.Path(exists=True)
+AT_LEAST_0 = FiniteRange(min=0)
+ABOVE_0 = FiniteRange(min=0, min_open=True)
+COUNT = click.IntRange(1, LARGEST)

@@ -1,0 +1,53 @@
+"""What was routed where, for replicas that do not say what they hold.
+
+It stands in the index under the replica's slot, as if the replica had stored it: a guess, bounded by what such a cache
+may hold, and forgotten as such caches forget: the least recently used first, a prompt's end before its beginning.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from router.index import PrefixIndex
+
+CAPACITY_BLOCKS = 8192  # about 500,000 tokens: what an 8B model has room for on one GPU of 80 GB
+
+
+class Approximate:
+    def __init__(self, index: PrefixIndex, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
+        """The capacity is that of each replica."""
+        self._index = index
+        self._capacity_blocks = capacity_blocks
+        self._held: dict[int, OrderedDict[int, None]] = {}  # by slot; the next to be forgotten first
+
+    def routed(self, slot: int, keys: Sequence[int]) -> None:
+        """The replica computes or finds these blocks now; they are a prompt's, from its beginning."""
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = OrderedDict()
+        if len(keys) > self._capacity_blocks:
+            keys = keys[: self._capacity_blocks]
+        new = [key for key in keys if key not in held]
+        touch = held.move_to_end
+        for key in reversed(keys):  # so that the end is forgotten before the beginning
+            held[key] = None
+            touch(key)
+        if new:
+            self._index.store(slot, new)
+            self._forget(slot, held, len(held) - self._capacity_blocks)
+
+    def _forget(self, slot: int, held: OrderedDict[int, None], count: int) -> None:
+        if count > 0:
+            self._index.remove(slot, [held.popitem(last=False)[0] for _ in range(count)])
+
+    def blocks(self, slot: int) -> int:
+        return len(self._held.get(slot, ()))
+
+    def drop(self, slot: int) -> None:
+        """The replica is gone, or empty: the index forgets it too (`PrefixIndex.drop` or `clear`)."""
+        self._held.pop(slot, None)
+
+    def check(self) -> None:
+        for slot, held in self._held.items():
+            assert len(held) <= self._capacity_blocks
+            known = sum(self._index.blocks(slot).values())
+            assert known == len(held), f"slot {slot}: {known} blocks in the index, {len(held)} here"

@@ -1,0 +1,133 @@
+"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request's `Routing`."""
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from api.native import FrameReader
+from router.http.headers import value_of
+from router.upstream import Broken, Header, Sending
+
+if TYPE_CHECKING:
+    from router.members import Member
+
+MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
+FRAMES_TYPE = b"application/x-warmroute-frames"
+
+
+class Owner(Protocol):
+    """The request that an attempt is for."""
+
+    def begun(self, attempt: "Attempt") -> None:
+        """The answer is a good one: its head may be sent on."""
+
+    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
+    def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
+        """Status 400 or more, with as much of its body as was worth waiting for."""
+
+    def failed(self, attempt: "Attempt", broken: Broken) -> None: ...
+
+
+class Attempt:
+    __slots__ = (
+        "_frames",
+        "_owner",
+        "_refusal",
+        "cached_tokens",
+        "framed",
+        "headers",
+        "id",
+        "member",
+        "sending",
+        "sent_s",
+        "spoken",
+        "status",
+        "streams",
+        "token_ids",
+        "touched_s",
+    )
+
+    def __init__(self, owner: Owner, member: "Member", id: int, now_s: float, streams: bool) -> None:
+        self.member = member
+        self.id = id
+        self.sent_s = now_s
+        self.touched_s = now_s  # kept by the clock's sweep, not per byte
+        self.spoken = False  # since the last sweep
+        self.status = 0
+        self.headers: list[Header] = []
+        self.framed = False
+        self.streams = streams  # bytes come as they are made, so silence means something
+        self.cached_tokens: int | None = None
+        self.token_ids: dict[int, list[bytes]] = {}  # by choice, packed
+        self.sending: Sending | None = None
+        self._owner = owner
+        self._frames: FrameReader | None = None
+        self._refusal: bytearray | None = None
+
+    def cancel(self) -> None:
+        if self.sending is not None:
+            self.sending.cancel()
+
+    # ---- what the connection tells
+
+    def answered(self, status: int, headers: list[Header]) -> None:
+        self.status, self.headers, self.spoken = status, headers, True
+        if status >= 400:
+            self._refusal = bytearray()
+            return
+        self.framed = value_of(headers, b"content-type") == FRAMES_TYPE
+        if self.framed:
+            self._frames = FrameReader()
+        cached = value_of(headers, b"x-warmroute-cached-tokens")
+        if cached is not None and cached.isdigit():
+            self.cached_tokens = int(cached)
+        self._owner.begun(self)
+
+    def received(self, body: bytes, complete: bool) -> None:
+        self.spoken = True
+        if self._refusal is not None:
+            self._refusal += body
+            if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
+                refusal, self._refusal = bytes(self._refusal), None
+                self._owner.refused(self, refusal, complete)
+        elif self._frames is not None:
+            self._received_frames(self._frames, body, complete)
+        else:
+            self._owner.take(self, body, complete)
+
+    def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
+        try:
+            frames = reader.feed(body)
+        except ValueError as error:
+            self.cancel()
+            self._owner.failed(self, Broken(f"its frames cannot be read: {error}"))
+            return
+        for frame in frames:
+            if frame.packed_ids:
+                self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
+        if complete and reader.pending_bytes:
+            self._owner.failed(self, Broken("its answer ended within a frame"))
+        else:
+            self._owner.take(self, b"".join([frame.payload for frame in frames]), complete)
+
+    def broke(self, broken: Broken) -> None:
+        self._owner.failed(self, broken)
+
+
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def refusal_code(body: bytes) -> str | int | None:
+    """The `error.code` of an OpenAI-shaped answer."""
+    try:
+        return _decode_refusal(body).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,118 @@
+"""`warmroute router` and `warmroute explain`. The router's options are the rows of `router.settings`."""
+
+import json
+import sys
+from typing import Any, TextIO
+
+import click
+
+from api.lifeline import die_with_parent, parent_pid
+from api.options import SettingOption, SettingsCommand
+from router.config import RouterConfig
+from router.configure import config_from
+from router.settings import SECRET, TABLE, URL
+
+
+@click.command(cls=SettingsCommand, table=TABLE)
+@click.pass_context
+def router(ctx: click.Context, /, **_: object) -> int:
+    """Answer the OpenAI API from many replicas, each request from where its prefix is cached and the queue is short.
+
+    Every option is also an environment variable, and a key of the --config file: --replica-limit is
+    WARMROUTE_REPLICA_LIMIT there and replica_limit here. The command line wins over the environment, the environment
+    over the file. Options that may be repeated are lists in the file, and have spaces between values in the
+    environment.
+
+    \b
+    Examples:
+      warmroute router --replica http://10.0.0.1:8001 --replica http://10.0.0.2:8001
+      warmroute router --model-dir my-model=path/to/model \\
+        --replica url=http://10.0.0.1:8000,engine=vllm,events=tcp://10.0.0.1:5557
+      warmroute router --replicas-file replicas.toml --api-keys keys.toml --host 0.0.0.0
+      warmroute router --kubernetes-service vllm --host 0.0.0.0
+      WARMROUTE_API_KEY=secret warmroute router --config router.toml
+
+    SIGTERM and Ctrl-C let running requests finish, for as long as --drain-timeout says; a second one ends them.
+    Exit status: 0 ended as asked, 1 could not start, 2 a setting cannot be used.
+    """
+    config = config_from(ctx)
+    if config.die_with_parent:
+        die_with_parent(parent_pid())
+    if not names_replicas(config):
+        click.echo("Note: no replicas are named yet; see --replica, or add them with POST /replicas", err=True)
+    from router.server import serve  # a web framework: not needed to refuse a setting
+
+    return serve(config)
+
+
+def names_replicas(config: RouterConfig) -> bool:
+    return bool(config.replicas or config.replicas_file or config.registry or config.kubernetes)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "--chat",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="A chat request in JSON, or the list of its messages; -: stdin.",
+)
+@click.option("--model", metavar="NAME", help="The model.  [default: what FILE says, or the only one that is served]")
+@click.option(
+    "--router",
+    "router_url",
+    cls=SettingOption,
+    type=URL,
+    metavar="URL",
+    default="http://127.0.0.1:8000",
+    show_default=True,
+    envvar="WARMROUTE_ROUTER",
+    help="Where the router listens.",
+)
+@click.option(
+    "--admin-key",
+    cls=SettingOption,
+    type=SECRET,
+    metavar="KEY",
+    envvar="WARMROUTE_ADMIN_KEY",
+    help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+def explain(
+    prompt: str | None, chat: TextIO | None, model: str | None, router_url: str, admin_key: str | None, as_json: bool
+) -> None:
+    """Show where a router would send a request now, and why: block by block, replica by replica.
+
+    Nothing is sent to a replica, and nothing is remembered.
+
+    \b
+    Examples:
+      warmroute explain "Once upon a time"
+      warmroute explain --chat request.json --router http://10.0.0.9:8000
+      curl ... | warmroute explain --chat - --json
+    """
+    if (prompt is None) == (chat is None):
+        raise click.UsageError("give a PROMPT or --chat FILE, one of them")
+    fields: dict[str, Any] = {"prompt": prompt} if chat is None else chat_fields(chat)
+    if model is not None:
+        fields["model"] = model
+
+    from router.explain import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+
+    answer = ask(router_url, fields, admin_key)
+    if as_json:
+        click.echo(answer.decode(errors="replace"))
+    else:
+        draw(answer, sys.stdout)
+
+
+def chat_fields(file: TextIO) -> dict[str, Any]:
+    try:
+        content = json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--chat: {file.name} is not JSON: {error}") from error
+    if isinstance(content, list):
+        return {"messages": content}
+    if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
+        raise click.UsageError(f'--chat: {file.name} is no chat request; write {{"messages": [...]}}')
+    return content

@@ -1,0 +1,64 @@
+"""What a router can be told. New fields need an option in `router.settings`; a test compares the two."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from router.discovery.cluster import Cluster
+from router.keys import Key
+from router.spec import ReplicaSpec
+
+Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
+
+MEGABYTE = 10**6
+
+
+class KubernetesService(Struct, frozen=True):
+    name: str
+    cluster: Cluster
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    # Which replicas there are
+    replicas: tuple[ReplicaSpec, ...] = ()
+    replicas_file: str | None = None
+    registry: str | None = None
+    kubernetes: KubernetesService | None = None
+    replica_api_key: str | None = None  # sent to replicas that name no variable with a key of their own
+    model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
+    chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
+    # HTTP
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_connections: int = 8192
+    cors_origins: tuple[str, ...] = ()
+    drain_timeout_s: float = 60.0
+    die_with_parent: bool = False
+    # Access
+    keys: tuple[Key, ...] = ()  # of --api-key and --admin-key
+    api_keys_file: str | None = None
+    demand_key: bool = False  # an --admin-key alone guards only what is an administrator's
+    # Choosing
+    policy: Policy = "cost"
+    replica_limit: int = 512  # this router's requests at one replica; 0: no limit
+    queue_size: int = 1024
+    queue_timeout_s: float = 30.0
+    optimistic_ttl_s: float = 30.0
+    message_cache_bytes: int = 256 * MEGABYTE
+    accuracy_objective: float = 0.999
+    # Failure
+    resume: bool = True
+    connect_timeout_s: float = 2.0
+    first_token_timeout_s: float = 300.0
+    idle_timeout_s: float = 120.0
+    health_interval_s: float = 2.0
+    breaker_faults: int = 3
+    slow_start_s: float = 10.0
+    # What it tells
+    decisions: int = 1000
+    access_log: str | None = None  # a file, or "-": stdout
+    otlp_endpoint: str | None = None
+    log_level: str = "info"

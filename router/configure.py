@@ -1,0 +1,113 @@
+"""The configuration that the settings make together, or one line that says why they cannot."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.options import nested_fields
+from api.settings import Unusable
+from router.config import MEGABYTE, KubernetesService, RouterConfig
+from router.discovery.cluster import Cluster, in_cluster
+from router.discovery.file import parse_replicas
+from router.keys import keys_from_options, parse_keys
+from router.settings import TABLE
+from router.spec import BadSpec, ReplicaSpec, by_name, parse_replica
+from router.watched_file import WatchedFile
+
+
+def config_from(ctx: click.Context) -> RouterConfig:
+    """What the options say together; a click error says which of them contradict each other or are not possible."""
+    values = ctx.params
+    _check_together(values)
+    _check_files(values)
+    return RouterConfig(
+        **nested_fields(TABLE, values),
+        replicas=_replicas(values["replica"]),
+        kubernetes=_kubernetes(values),
+        model_dirs=(folders := _model_dirs(values["model_dir"])),
+        chat_templates=_chat_templates(values["chat_template"], folders),
+        keys=tuple(keys_from_options(values["api_key"], values["admin_key"])),
+        demand_key=bool(values["api_key"] or values["api_keys"]),
+        message_cache_bytes=int(values["message_cache_mb"] * MEGABYTE),
+    )
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    if (values["tls_cert"] is None) != (values["tls_key"] is None):
+        given, missing = ("--tls-cert", "--tls-key") if values["tls_cert"] else ("--tls-key", "--tls-cert")
+        raise Unusable(f"{given} needs {missing} too")
+    if values["admin_key"] in values["api_key"]:
+        raise Unusable("--admin-key is one of the keys of --api-key; give administrators one of their own")
+    for key in ("kubernetes_namespace", "kubernetes_api"):
+        if values[key] and not values["kubernetes_service"]:
+            raise Unusable(f"--{key.replace('_', '-')} is of no use alone; give --kubernetes-service too")
+
+
+def _check_files(values: Mapping[str, Any]) -> None:
+    """While the router runs a broken file changes nothing; at its start there is nothing to go on with."""
+    for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys)):
+        path = values[key]
+        if path is not None:
+            try:
+                parse(path, WatchedFile(path).read_if_changed() or "")
+            except ValueError as error:
+                raise Unusable(f"--{key.replace('_', '-')}: {error}") from error
+
+
+def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:
+    try:
+        specs = [parse_replica(text) for text in texts]
+        by_name(specs)
+        for spec in specs:
+            spec.source()
+            spec.api_key(os.environ)
+    except BadSpec as error:
+        raise Unusable(f"--replica: {error}") from error
+    return tuple(specs)
+
+
+def _kubernetes(values: Mapping[str, Any]) -> KubernetesService | None:
+    service, namespace, api = (values[f"kubernetes_{key}"] for key in ("service", "namespace", "api"))
+    if service is None:
+        return None
+    if api is not None:
+        return KubernetesService(service, Cluster(api, namespace or "default"))
+    try:
+        return KubernetesService(service, in_cluster(os.environ, namespace))
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--kubernetes-service: {error}") from error
+
+
+def _model_dirs(texts: Sequence[str]) -> dict[str, str]:
+    folders: dict[str, str] = {}
+    for text in texts:
+        model, equals, folder = text.partition("=")
+        if not equals or Path(text).is_dir():
+            model = folder = text
+        if not (Path(folder) / "tokenizer.json").is_file():
+            raise Unusable(f"--model-dir: {folder!r} has no tokenizer.json; name the model's folder, or MODEL=DIR")
+        if not model:
+            raise Unusable(f"--model-dir: {text!r} names no model before the =; write MODEL=DIR, or DIR alone")
+        if folders.setdefault(model, folder) != folder:
+            raise Unusable(f"--model-dir: the model {model!r} has two folders, {folders[model]!r} and {folder!r}")
+    return folders
+
+
+def _chat_templates(texts: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for text in texts:
+        model, equals, file = text.partition("=")
+        if not equals or Path(text).is_file():
+            if len(folders) != 1:
+                raise Unusable(f"--chat-template: {text!r} names no model; write MODEL=FILE")
+            [model], file = folders, text
+        if not model:
+            raise Unusable(f"--chat-template: {text!r} names no model before the =; write MODEL=FILE")
+        if not Path(file).is_file():
+            raise Unusable(f"--chat-template: {file!r} is no file")
+        if files.setdefault(model, file) != file:
+            raise Unusable(f"--chat-template: the model {model!r} has two templates, {files[model]!r} and {file!r}")
+    return files

@@ -1,0 +1,151 @@
+"""What it costs to place a prompt on each replica: one pass over the candidates, in seconds.
+
+    cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
+
+`weigh` runs for every request over every replica: plain attribute reads, no object per candidate. Whoever adds a filter
+adds it to `weigh` and to `obstacle`, which says the same in words.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+COMPUTE_WEIGHT = 2.0  # a token computed delays this request and takes the room that a later one would have had
+LOWER_PRICE = 0.2  # of computing it, to fetch a token from a lower medium (host memory, disk)
+BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
+ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
+ALIKE_RATES = 0.7  # rates are measured: one that is this near to another, or nearer, counts as the same
+INFINITE = float("inf")
+
+
+class Candidate(Struct, eq=False):
+    """A replica as the policy sees it; it lives as long as the replica, and load and health keep it true."""
+
+    name: str
+    slot: int
+    queued_tokens: float = 0.0  # prefill that is ahead of a new request
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0  # this router's own
+    limit: int = 0  # most requests of ours in flight; 0: none
+    prefill_tokens_per_s: float = 0.0  # learned; 0: unknown yet
+    empty_tokens: float | None = None  # cache that holds nothing yet; None: unknown
+    slowness: float = 1.0  # >= 1 while it comes back
+    unavailable: str | None = None  # why it takes no new request
+    max_model_len: int | None = None
+    assigned_tokens: float = 0.0  # what this router has given it to compute, since ever
+    may_try_anyway: bool = False  # unavailable only because of what we believe, not because it or an operator said so
+
+
+class Question(Struct, eq=False):
+    """What is to be placed."""
+
+    tokens: int
+    matched: Mapping[int, float]  # slot -> tokens in GPU memory
+    lower: Mapping[int, float]  # slot -> tokens in any medium (>= matched); `matched` itself while there is only one
+    session: str | None = None
+    tried: frozenset[str] = frozenset()  # replicas that have failed this very request
+    exact: bool = True  # False: `tokens` is an estimate, and no prompt is too long by an estimate
+    anyway: bool = False  # also ask replicas that are only believed to be down
+    turn: int = 0  # requests placed before this one, for round-robin
+
+
+def weigh(
+    question: Question, candidates: Sequence[Candidate], rates: list[float], weight: float = COMPUTE_WEIGHT
+) -> list[float]:
+    """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
+    tokens, tried, anyway = question.tokens, question.tried, question.anyway
+    length = tokens if question.exact else 0
+    on_gpu = question.matched.get
+    anywhere = question.lower.get if question.lower is not question.matched else None
+    costs: list[float] = []
+    append = costs.append
+    for candidate, rate in zip(candidates, rates, strict=True):
+        if candidate.unavailable is not None and not (anyway and candidate.may_try_anyway):
+            append(INFINITE)
+            continue
+        in_flight = candidate.in_flight
+        limit = candidate.limit
+        longest = candidate.max_model_len
+        if (limit and in_flight >= limit) or (longest is not None and length > longest):
+            append(INFINITE)
+            continue
+        if tried and candidate.name in tried:
+            append(INFINITE)
+            continue
+        slot = candidate.slot
+        uncached = tokens - on_gpu(slot, 0)
+        if anywhere is not None:
+            uncached -= (1.0 - LOWER_PRICE) * (anywhere(slot, 0) - tokens + uncached)
+        if uncached < 1:
+            uncached = 1  # the last token is always computed
+        busy = candidate.running
+        if busy < in_flight:
+            busy = in_flight
+        append(candidate.slowness * (weight * uncached + candidate.queued_tokens + BUSY_TOKENS * busy) / rate)
+    return costs
+
+
+def uncached_tokens(question: Question, slot: int) -> float:
+    """Tokens to compute, those in lower media counted at their price."""
+    matched = question.matched.get(slot, 0)
+    uncached = question.tokens - matched
+    if question.lower is not question.matched:
+        uncached -= (1.0 - LOWER_PRICE) * (question.lower.get(slot, 0) - matched)
+    return uncached if uncached > 1 else 1.0
+
+
+def ttft_s(question: Question, candidate: Candidate, rate: float) -> float:
+    """Estimated time to first token."""
+    return (candidate.queued_tokens + uncached_tokens(question, candidate.slot)) / rate
+
+
+def obstacle(question: Question, candidate: Candidate) -> str | None:
+    """Why it cannot take the prompt."""
+    if candidate.unavailable is not None and not (question.anyway and candidate.may_try_anyway):
+        return candidate.unavailable
+    if candidate.limit and candidate.in_flight >= candidate.limit:
+        return f"full: {candidate.in_flight:,} of our requests in flight, its limit is {candidate.limit:,}"
+    if is_too_long(question, candidate):
+        return f"too long: {question.tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"
+    if candidate.name in question.tried:
+        return "has failed this request before"
+    return None
+
+
+def is_too_long(question: Question, candidate: Candidate) -> bool:
+    longest = candidate.max_model_len
+    return question.exact and longest is not None and question.tokens > longest
+
+
+# ---- rates
+
+
+def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
+    """Prefill rates to compare with; alike ones are evened out, or noise would send all cold prompts to one replica."""
+    rates = [candidate.prefill_tokens_per_s for candidate in candidates]
+    if not rates:
+        return rates
+    low, high = min(rates), max(rates)
+    if low == 0:
+        known = [rate for rate in rates if rate > 0]
+        mean = sum(known) / len(known) if known else ASSUMED_TOKENS_PER_S
+        rates = [rate or mean for rate in rates]
+        low, high = min(rates), max(rates)
+    if low == high:
+        return rates
+    if low >= ALIKE_RATES * high:
+        return [(low + high) / 2] * len(rates)
+    return _evened(rates)
+
+
+def _evened(rates: list[float]) -> list[float]:
+    """Each rate replaced by the middle of its group; a group reaches from its fastest down to ALIKE_RATES of that."""
+    rest = rates
+    while rest:
+        high = max(rest)
+        low = ALIKE_RATES * high
+        middle = (high + low) / 2
+        rates = [middle if low <= rate <= high else rate for rate in rates]
+        rest = [rate for rate in rest if rate < low]
+    return rates

@@ -1,0 +1,157 @@
+"""The outcome of a choice; why each replica was chosen or not is put into words only when somebody asks.
+
+The difference of two costs is split into parts (compute, queue, busy, rate, slow start) whose sum it is.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from router.cost import (
+    BUSY_TOKENS,
+    COMPUTE_WEIGHT,
+    INFINITE,
+    Candidate,
+    Question,
+    obstacle,
+    ttft_s,
+    uncached_tokens,
+)
+
+TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
+
+# Why nobody took it: worth waiting for; never; each has failed it; none is there.
+Nobody: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
+
+
+class Verdict(Struct, frozen=True):
+    name: str
+    chosen: bool
+    matched_tokens: float  # in GPU memory
+    lower_tokens: float  # in lower media only
+    uncached_tokens: float  # to compute, those in lower media at their price
+    queued_tokens: float
+    running: int
+    in_flight: int
+    ttft_s: float
+    cost_s: float | None  # None: it cannot take the prompt
+    why: str
+
+
+class Decision(Struct, eq=False):
+    """The choice. Its figures are true for the moment of choosing: `explain` before the load has changed."""
+
+    policy: str
+    question: Question
+    candidates: Sequence[Candidate]
+    rates: list[float]  # prefill tokens per second to compare with, parallel to candidates
+    costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
+    chosen: Candidate | None = None
+    ttft_s: float = 0.0  # estimated
+    nobody: Nobody | None = None
+
+    def explain(self) -> list[Verdict]:
+        winner = None if self.chosen is None else self.candidates.index(self.chosen)
+        return [_verdict(self, index, winner) for index in range(len(self.candidates))]
+
+    def refusal(self) -> str:
+        """Why nobody took it, for an error message."""
+        if not self.candidates:
+            return "no replica serves this model"
+        if self.nobody == "too_long":
+            longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
+            return f"the prompt has {self.question.tokens:,} tokens; the most that a replica takes is {longest:,}"
+        reasons = "; ".join(f"{one.name}: {obstacle(self.question, one)}" for one in self.candidates)
+        return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
+
+
+def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
+    question, one = decision.question, decision.candidates[index]
+    matched = question.matched.get(one.slot, 0)
+    cost_s = decision.costs[index]
+    return Verdict(
+        name=one.name,
+        chosen=index == winner,
+        matched_tokens=matched,
+        lower_tokens=question.lower.get(one.slot, 0) - matched,
+        uncached_tokens=uncached_tokens(question, one.slot),
+        queued_tokens=one.queued_tokens,
+        running=one.running,
+        in_flight=one.in_flight,
+        ttft_s=ttft_s(question, one, decision.rates[index]),
+        cost_s=cost_s if cost_s < INFINITE else None,
+        why=_why(decision, index, winner),
+    )
+
+
+def _why(decision: Decision, index: int, winner: int | None) -> str:
+    obstacle_now = obstacle(decision.question, decision.candidates[index])
+    if index == winner:
+        return f"chosen: {_why_chosen(decision, index)}"
+    if obstacle_now is not None:
+        return obstacle_now
+    if winner is None:
+        return "can take it by now"
+    return _why_lost(decision, decision.candidates[index], decision.candidates[winner])
+
+
+def _why_chosen(decision: Decision, index: int) -> str:
+    match decision.policy:
+        case "round-robin":
+            return "its turn"
+        case "random":
+            return "by lot"
+        case "session" if decision.question.session is not None:
+            return "the session's place on the ring"
+        case "prefix":
+            return f"holds {_held(decision.question, decision.candidates[index]):,.0f} tokens"
+    best = min(decision.costs)
+    return "lowest cost" if decision.costs[index] == best else "by lot among near-equals"
+
+
+def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
+    match decision.policy:
+        case "round-robin" | "random":
+            return f"it was {winner.name}'s turn" if decision.policy == "round-robin" else "not drawn"
+        case "session" if decision.question.session is not None:
+            return f"{winner.name} is the session's place on the ring"
+        case "prefix":
+            missing = _held(decision.question, winner) - _held(decision.question, loser)
+            if missing > 0:
+                return f"holds {missing:,.0f} tokens less"
+    return _compared(decision, loser, winner)
+
+
+def _held(question: Question, candidate: Candidate) -> float:
+    return question.lower.get(candidate.slot, 0)
+
+
+def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
+    """What makes the loser dearer than the winner, the largest part first."""
+    question = decision.question
+    weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
+    loser_rate, winner_rate = (decision.rates[decision.candidates.index(one)] for one in (loser, winner))
+    more_compute = uncached_tokens(question, loser.slot) - uncached_tokens(question, winner.slot)
+    more_queue = loser.queued_tokens - winner.queued_tokens
+    more_busy = _busy(loser) - _busy(winner)
+    winner_tokens = weight * uncached_tokens(question, winner.slot) + winner.queued_tokens + BUSY_TOKENS * _busy(winner)
+    loser_tokens = winner_tokens + weight * more_compute + more_queue + BUSY_TOKENS * more_busy
+    parts = [
+        (weight * more_compute / loser_rate, f"would compute {more_compute:,.0f} tokens more"),
+        (more_queue / loser_rate, f"queue {more_queue:,.0f} tokens longer"),
+        (BUSY_TOKENS * more_busy / loser_rate, f"{more_busy:,} more requests running"),
+        (winner_tokens * (1 / loser_rate - 1 / winner_rate), f"prefills {1 - loser_rate / winner_rate:.0%} slower"),
+        (
+            (loser.slowness - 1) * loser_tokens / loser_rate - (winner.slowness - 1) * winner_tokens / winner_rate,
+            f"slow start: counts {loser.slowness:.1f} times",
+        ),
+    ]
+    parts.sort(reverse=True)
+    dearer = sum(seconds for seconds, _ in parts if seconds > 0)
+    told = [words for seconds, words in parts if seconds > TOLD_FRACTION * dearer]
+    return ", ".join(told) if sum(seconds for seconds, _ in parts) > 0 else f"as good; the lot fell on {winner.name}"
+
+
+def _busy(candidate: Candidate) -> int:
+    return max(candidate.running, candidate.in_flight)

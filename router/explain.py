@@ -1,0 +1,189 @@
+"""What a router says of a decision, asked for and drawn for people: block by block, replica by replica."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import click
+import httpx2
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+TIMEOUT_S = 30.0
+BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
+
+
+class Candidate(Struct):
+    name: str
+    matched_tokens: float = 0
+    lower_tokens: float = 0  # with what lies in slower memory; never less than `matched_tokens`
+    queued_tokens: float = 0
+    running: int = 0
+    ttft_s: float | None = None
+    cost: float | None = None  # in seconds; None: it cannot take the prompt
+    available: bool = True
+    why: str = ""  # why it was chosen, lost, or cannot be chosen
+
+
+class Explanation(Struct):
+    """What is drawn of the answer of POST /explain; docs/router.md says what its fields mean."""
+
+    model: str
+    policy: str
+    prompt_tokens: float
+    exact: bool
+    chosen: str | None
+    candidates: list[Candidate]
+    why_not: str | None = None  # why the tokens are not exact
+    block_size: int = 0
+    blocks: int = 0
+    hits: dict[str, list[tuple[int, int]]] = {}  # name -> ranges of blocks, both ends included
+
+
+class _Error(Struct):
+    message: str
+
+
+class _Refusal(Struct):
+    error: _Error
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
+# ---- asking
+
+
+def ask(router_url: str, fields: dict[str, Any], key: str | None) -> bytes:
+    """The router's answer; a click error in one line when there is none."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        with httpx2.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False) as client:
+            if "model" not in fields:
+                fields = {"model": _only_model(client, router_url), **fields}
+            return _checked(client.post(f"{router_url}/explain", json=fields), router_url)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise click.ClickException(f"no router answers at {router_url}: {reason}; see --router") from error
+
+
+def _only_model(client: httpx2.Client, router_url: str) -> str:
+    body = _checked(client.get(f"{router_url}/v1/models"), router_url)
+    try:
+        models = [model.id for model in msgspec.json.decode(body, type=_Models).data]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"what answers at {router_url} is no router: {error}") from error
+    if len(models) != 1:
+        served = f"serves {', '.join(models)}" if models else "serves no model yet"
+        raise click.ClickException(f"the router at {router_url} {served}; name one with --model")
+    return models[0]
+
+
+def _checked(response: httpx2.Response, router_url: str) -> bytes:
+    if response.status_code == 200:
+        return response.content
+    try:
+        why = msgspec.json.decode(response.content, type=_Refusal).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise click.ClickException(
+            f"what answers at {router_url} is no router: status {response.status_code} for {response.url.path}"
+        ) from None
+    hint = "; see --admin-key" if response.status_code in (401, 403) else ""
+    raise click.ClickException(f"the router says: {why}{hint}")
+
+
+# ---- drawing
+
+
+def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
+    """In colours on a terminal, in plain characters elsewhere."""
+    try:
+        explanation = msgspec.json.decode(answer, type=Explanation)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"the router's answer cannot be read: {error}; see it with --json") from error
+    console = Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+    console.print(Text(heading(explanation)))
+    if explanation.candidates:
+        console.print()
+        console.print(table_of(explanation, plain=not console.is_terminal, width=console.width))
+    explained = [each for each in ranked(explanation) if each.why]
+    if explained:
+        console.print()
+    for each in explained:
+        console.print(Text.assemble((f"  {each.name}  ", "bold"), each.why), soft_wrap=not console.is_terminal)
+
+
+def heading(explanation: Explanation) -> str:
+    tokens = f"{explanation.prompt_tokens:,.0f} tokens"
+    if explanation.exact:
+        blocks = f" in {explanation.blocks:,} blocks of {explanation.block_size}"
+        prompt = f"{tokens}{blocks if explanation.blocks else ', less than a block'}"
+    else:
+        why = f": {explanation.why_not}" if explanation.why_not else ""
+        prompt = f"about {tokens} in {explanation.blocks:,} blocks, approximate{why}"
+    chosen = f"goes to {explanation.chosen}" if explanation.chosen else "waits: no replica takes it now"
+    return f"{explanation.model}, {prompt}\nIt {chosen} (policy {explanation.policy})"
+
+
+def ranked(explanation: Explanation) -> list[Candidate]:
+    """The winner, then by cost, then those that cannot be chosen."""
+
+    def place(each: Candidate) -> tuple[bool, bool, float, str]:
+        return (
+            each.name != explanation.chosen,
+            not each.available,
+            math.inf if each.cost is None else each.cost,
+            each.name,
+        )
+
+    return sorted(explanation.candidates, key=place)
+
+
+def table_of(explanation: Explanation, *, plain: bool, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="" if plain else "dim")
+    table.add_column("  replica", overflow="fold", min_width=12)
+    cells = next(cells for columns, cells in BAR_CELLS if width >= columns)
+    cells = min(cells, explanation.blocks)
+    if cells:
+        table.add_column("prompt", no_wrap=True)
+    for title in ("cached", "queued", "running", "TTFT", "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in ranked(explanation):
+        chosen = each.name == explanation.chosen
+        style = "" if plain else "bold green" if chosen else "" if each.available else "dim"
+        bar = [bar_of(explanation.hits.get(each.name, ()), explanation.blocks, cells, plain=plain)] if cells else []
+        table.add_row(f"{'>' if chosen else ' '} {each.name}", *bar, *numbers_of(each), style=style)
+    return table
+
+
+def numbers_of(each: Candidate) -> list[str]:
+    slower_tokens = each.lower_tokens - each.matched_tokens
+    cached = f"{each.matched_tokens:,.0f}" + (f"+{slower_tokens:,.0f}" if slower_tokens > 0 else "")
+    if not each.available:
+        return [cached, *["-"] * 4]
+    return [cached, f"{each.queued_tokens:,.0f}", str(each.running), seconds(each.ttft_s), seconds(each.cost)]
+
+
+def seconds(duration_s: float | None) -> str:
+    if duration_s is None or not math.isfinite(duration_s):
+        return "-"
+    return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
+
+
+def bar_of(hits: Sequence[tuple[int, int]], blocks: int, cells: int, *, plain: bool) -> str:
+    """The prompt from left to right: cached, cached in part, not cached. A cell may stand for many blocks."""
+    full, part, none = ("#", "+", ".") if plain else ("█", "▒", "·")
+    bar = ""
+    for cell in range(cells):
+        first, after = cell * blocks // cells, (cell + 1) * blocks // cells
+        held = sum(max(0, min(last + 1, after) - max(start, first)) for start, last in hits)
+        bar += full if held >= after - first else part if held else none
+    return bar

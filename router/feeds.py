@@ -1,0 +1,159 @@
+"""The replicas' event streams, carried into the index; what is known of each stream is said by its FeedState."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from events.actions import Action, Apply, Reset
+from events.messages import EventBatch
+from events.native import Status
+from events.resolver import Change, Cleared, Resolver, Stored
+from events.stream import Stream
+from events.subscriber import Source, Subscriber
+from events.view import CacheView
+from router.index import PrefixIndex
+
+RESYNC = "what the replica reported as cached differs from what its events say"
+
+
+class FeedState(Struct, frozen=True):
+    """How far the index can be trusted for one replica."""
+
+    exact: bool
+    reason: str | None  # why not exact
+    partial: bool  # not exact, and nothing is under way that would change it: used as it is
+    connected: bool
+    block_sizes: frozenset[int]
+    last_event_age_s: float | None
+    lag_batches: int
+    seq: int  # the last batch applied, or -1
+    incarnation: int | None
+    gaps: int
+    lost_batches: int
+    replays: int
+    snapshots: int
+    reconnects: int
+    restarts: int
+    digest_mismatches: int
+
+    @property
+    def repairs(self) -> int:
+        """Requests for what was missing or doubted, the one at the start included."""
+        return self.replays + self.snapshots
+
+
+class Feeds:
+    """Owns the subscriber; to be made and used on the thread of the event loop.
+
+    `on_status` may add and remove replicas, the one it was called for included.
+    """
+
+    def __init__(self, index: PrefixIndex, on_status: Callable[[str, Status], None]) -> None:
+        self._index = index
+        self._on_status = on_status
+        self._subscriber = Subscriber()
+        self._feeds: dict[str, _Feed] = {}
+
+    def follow(self, name: str, slot: int, source: Source) -> None:
+        """ValueError if the name is taken or an address cannot be followed."""
+        feed = _Feed(self._index, slot, msgspec.structs.replace(source, name=name))
+
+        def heard(status: Status) -> None:
+            if not feed.left:
+                self._on_status(name, status)
+
+        self._subscriber.add(feed.source, feed.view, on_status=heard)
+        self._feeds[name] = feed
+
+    def leave(self, name: str) -> None:
+        """The index forgets what the replica held; its slot may be dropped now. Without such a feed nothing happens."""
+        feed = self._feeds.pop(name, None)
+        if feed is not None:
+            self._subscriber.remove(name)
+            feed.leave()
+
+    def state(self, name: str) -> FeedState | None:
+        """None: no events of this replica are followed."""
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.state(time.monotonic())
+
+    def resync(self, name: str, reason: str = RESYNC) -> None:
+        """Asks for the replica's whole cache: a snapshot, or a replay from the first batch."""
+        if name in self._feeds:
+            self._subscriber.resync(name, reason)
+
+    def close(self) -> None:
+        for name in list(self._feeds):
+            self.leave(name)
+        self._subscriber.close()
+
+
+class _Feed:
+    """One replica's view, and the slot it fills."""
+
+    def __init__(self, index: PrefixIndex, slot: int, source: Source) -> None:
+        self.source = source
+        self.left = False
+        self.view = CacheView(
+            source.name,
+            Stream(source.stream_config()),
+            Resolver(source.model, native=source.native, intern=index.intern),
+            skim=source.native,
+            on_change=self._changed,
+            on_action=self._acted,
+        )
+        self._index = index
+        self._slot = slot
+        self._block_sizes: set[int] = set()
+        self._sizes_are_old = False  # of before the last reset: better than none until something is stored
+        self._last_event_s: float | None = None
+
+    def leave(self) -> None:
+        self.left = True
+        self._index.apply(self._slot, Cleared(self.view.resolver.held()))
+
+    def state(self, now_s: float) -> FeedState:
+        stream, reason = self.view.stream, self.view.inexact
+        return FeedState(
+            exact=reason is None,
+            reason=reason,
+            partial=reason is not None and stream.settled,
+            connected=stream.online,
+            block_sizes=frozenset(self._block_sizes),
+            last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
+            lag_batches=stream.lag_batches,
+            seq=stream.last_seq,
+            incarnation=stream.incarnation,
+            gaps=stream.stats.gaps,
+            lost_batches=stream.stats.lost_batches,
+            replays=stream.stats.replays,
+            snapshots=stream.stats.snapshots,
+            reconnects=stream.stats.reconnects,
+            restarts=stream.stats.restarts,
+            digest_mismatches=stream.stats.digest_mismatches,
+        )
+
+    def _changed(self, change: Change) -> None:
+        if self.left:  # by a callback, while a batch was being applied; its slot may be another's now
+            return
+        self._index.apply(self._slot, change)
+        if isinstance(change, Stored):
+            size = change.event.block_size
+            if size not in self._block_sizes or self._sizes_are_old:
+                self._sized(size)
+
+    def _sized(self, size: int) -> None:
+        if size < 1:  # a tier that names blocks by hash alone does not say
+            return
+        if self._sizes_are_old:
+            self._block_sizes.clear()
+            self._sizes_are_old = False
+        self._block_sizes.add(size)
+
+    def _acted(self, action: Action, _batch: EventBatch | None) -> None:
+        if isinstance(action, Apply):
+            self._last_event_s = time.monotonic()
+        elif isinstance(action, Reset):
+            self._sizes_are_old = True

@@ -1,0 +1,119 @@
+"""A router at work on a socket: all of its parts put together, from start to drain."""
+
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+
+from api.http.connection import Limits
+from api.http.server import connection_limits, http_server
+from router.access_log import AccessLog
+from router.admission import Admission, WatchedKeys
+from router.config import RouterConfig
+from router.core import Router
+from router.discovery.file import ReplicasFile
+from router.discovery.kubernetes import EndpointSlices
+from router.discovery.registry import Registry
+from router.discovery.static import StaticList
+from router.discovery.together import Together
+from router.discovery.wanted import Discovery
+from router.feeds import Feeds
+from router.http.app import build_app
+from router.http.front import front_protocol
+from router.http.opening import Openings
+from router.index import PrefixIndex
+from router.members import Members
+from router.tokenizers import Tokenizers
+from router.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+KEYS_LOOK_S = 1.0
+DRAIN_LOOK_S = 0.05
+
+
+class Front:
+    """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
+
+    def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
+        self.config = config
+        self.listener = listener
+        tokenizers = Tokenizers(config.model_dirs, config.chat_templates, config.message_cache_bytes)
+        index = PrefixIndex()
+        self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
+        keys = (self._watched_keys and self._watched_keys.look()) or config.keys
+        feeds = Feeds(index, lambda name, status: self.upkeep.heard(name, status))
+        members = Members(tokenizers.of)
+        self.router = Router(config, members, feeds, index, Admission(keys, demand_key=config.demand_key))
+        self.upkeep = Upkeep(self.router, tokenizers)
+        self.discovery = Together(discoveries(config))
+        self._access_log = AccessLog.open(config.access_log)
+        self.router.on_answer = self._access_log.answered if self._access_log else None
+        app = build_app(self.router, self.upkeep)
+        limits: Limits = connection_limits(config.max_connections)
+        protocol = front_protocol(limits, Openings(self.router).find)
+        tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
+        self._server = http_server(app, limits, protocol, **tls)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns when it listens; whether it is ready is another question."""
+        self._tasks = [
+            asyncio.create_task(self._server.serve(sockets=[self.listener])),
+            asyncio.create_task(self.discovery.run(self.upkeep.apply)),
+            asyncio.create_task(self.upkeep.tick()),
+            asyncio.create_task(self._look_at_keys()),
+        ]
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what has ended one of its tasks."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def failed(self) -> None:
+        """Ends when one of its tasks does, which none should."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def drain(self, limit_s: float) -> int:
+        """Take nothing new, and let what runs come to its end; returns how many requests did not."""
+        self.router.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.router.open_requests:
+                    await asyncio.sleep(DRAIN_LOOK_S)
+        return self.router.open_requests
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        serving, *others = self._tasks
+        await asyncio.gather(serving, return_exceptions=True)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self.upkeep.close()
+        self.router.feeds.close()
+        self.router.close()
+        if self._access_log:
+            self._access_log.close()
+
+    async def _look_at_keys(self) -> None:
+        while True:
+            await asyncio.sleep(KEYS_LOOK_S)
+            if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
+                self.router.admission.use(keys)
+
+
+def discoveries(config: RouterConfig) -> list[Discovery]:
+    found: list[Discovery] = [StaticList(config.replicas)]
+    if config.replicas_file is not None:
+        found.append(ReplicasFile(config.replicas_file))
+    if config.registry is not None:
+        found.append(Registry(config.registry))
+    if config.kubernetes is not None:
+        found.append(EndpointSlices(config.kubernetes.cluster, config.kubernetes.name))
+    return found

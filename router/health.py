@@ -1,0 +1,181 @@
+"""Whether one replica may take new requests: breaker, silence, slow start and draining, as a state machine.
+
+    faults in a row            the wait is over           one probe or request went well
+    closed ---------> open <-------------> half-open ---------------------------> closed, slowly at first
+
+Time comes in as an argument; what comes out is the candidate's `unavailable` and `slowness`, and when to probe.
+"""
+
+import random
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from router.cost import Candidate
+
+SLOWEST = 10.0  # how many times dearer a replica is when it comes back
+STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
+
+Breaker: TypeAlias = Literal["closed", "open", "half-open"]
+
+
+class HealthConfig(Struct, frozen=True):
+    faults_to_open: int = 3  # in a row; a refused connection is enough by itself
+    backoff_s: float = 0.5  # the first wait; it doubles with every opening
+    most_backoff_s: float = 30.0
+    jitter: float = 0.2  # each wait is shorter by up to so much of itself
+    silence_s: float = 1.0  # without a status, of a replica that has sent one before
+    slow_start_s: float = 10.0  # 0: off
+    probe_interval_s: float = 5.0  # 0: no active checks; the next requests decide whether a breaker closes
+    eager_probe_interval_s: float = 0.5  # while it is not reached yet, or rests
+
+
+class Health:
+    """One replica's. Call `tick` a few times a second."""
+
+    def __init__(
+        self, candidate: Candidate, rng: random.Random, now_s: float, config: HealthConfig | None = None
+    ) -> None:
+        self.candidate = candidate
+        self.config = config or HealthConfig()
+        self.breaker: Breaker = "closed"
+        self.draining = False  # an operator's word
+        self.resting: str | None = None  # the replica's own word: it takes nothing for now
+        self.reached = not self.config.probe_interval_s
+        self._rng = rng
+        self._faults = 0  # in a row
+        self._last_fault = ""
+        self._openings = 0  # in a row, without a steady time between them
+        self._retry_at_s = 0.0
+        self._closed_since_s: float | None = None  # while it comes back
+        self._heard_s: float | None = None
+        self._silent_s = 0.0  # 0: not silent
+        self._probe_at_s = now_s
+        self.tick(now_s)
+
+    @property
+    def silent(self) -> bool:
+        return self._silent_s > 0
+
+    # ---- what happened
+
+    def success(self, now_s: float) -> None:
+        """It answered one of our requests: a first byte that is no fault of its own."""
+        self._works(now_s)
+
+    def fault(self, reason: str, now_s: float, *, refused: bool = False) -> None:
+        """A fault of the replica's own (connection lost, time-out, 5xx); never a 4xx, nor a 429 or 503 of a full one.
+
+        One that has never been reached is only starting: nothing opens, and eager probes go on.
+        """
+        self._faults += 1
+        self._last_fault = reason
+        enough = refused or self._faults >= self.config.faults_to_open
+        if self.reached and (self.breaker == "half-open" or (self.breaker == "closed" and enough)):
+            self._open(now_s)
+        self.tick(now_s)
+
+    def probed(self, ok: bool, reason: str, now_s: float) -> None:
+        """The result of an active health check."""
+        self._probe_at_s = now_s + self._probe_interval_s()
+        if not ok:
+            self.fault(f"health check: {reason}", now_s)
+        elif self.breaker != "open":  # an open breaker waits: a replica may look well and yet fail every request
+            self.resting = None
+            self._works(now_s)
+            self._publish()
+
+    def rests(self, reason: str) -> None:
+        """The replica itself said that it takes no new work; a probe that goes well ends it."""
+        self.resting = reason
+        self._publish()
+
+    def heard(self, now_s: float) -> None:
+        """A status came. After silence it is a sign of life: an open breaker need not wait any longer."""
+        self._heard_s = now_s
+        if self._silent_s:
+            self._retry_at_s = now_s
+            self.tick(now_s)
+
+    def drain(self) -> None:
+        self.draining = True
+        self._publish()
+
+    def undrain(self) -> None:
+        self.draining = False
+        self._publish()
+
+    # ---- probes and time
+
+    def probe_due(self, now_s: float) -> bool:
+        return bool(self.config.probe_interval_s) and self.breaker != "open" and now_s >= self._probe_at_s
+
+    def probing(self, now_s: float) -> None:
+        """A probe has been sent; if no result comes, the next one is due after the interval."""
+        self._probe_at_s = now_s + self._probe_interval_s()
+
+    def tick(self, now_s: float) -> None:
+        """What time alone changes."""
+        if self.breaker == "open" and now_s >= self._retry_at_s:
+            self.breaker = "half-open"
+            self._probe_at_s = now_s
+        if self._heard_s is not None:
+            silent_s = now_s - self._heard_s
+            self._silent_s = silent_s if silent_s > self.config.silence_s else 0.0
+        if self._closed_since_s is not None:
+            self._comes_back(now_s - self._closed_since_s)
+        self._publish()
+
+    def _comes_back(self, closed_s: float) -> None:
+        slow_start_s = self.config.slow_start_s
+        slow = closed_s < slow_start_s
+        self.candidate.slowness = SLOWEST ** (1 - closed_s / slow_start_s) if slow else 1.0
+        if not slow and closed_s >= STEADY_S:
+            self._closed_since_s, self._openings = None, 0
+
+    # ---- the breaker
+
+    def _open(self, now_s: float) -> None:
+        config = self.config
+        wait_s = min(config.most_backoff_s, config.backoff_s * 2**self._openings)
+        self._openings = min(self._openings + 1, 30)
+        self._retry_at_s = now_s + wait_s * self._rng.uniform(1 - config.jitter, 1)
+        self.breaker = "open"
+        self._closed_since_s = None
+        self.candidate.slowness = SLOWEST
+
+    def _works(self, now_s: float) -> None:
+        self._faults, self._last_fault = 0, ""
+        changed = not self.reached or self.breaker != "closed"
+        if self.breaker != "closed":
+            self.breaker = "closed"
+            self._closed_since_s = now_s
+        self.reached = True
+        if changed:
+            self.tick(now_s)
+
+    def _probe_interval_s(self) -> float:
+        config = self.config
+        return config.probe_interval_s if self.reached and self.resting is None else config.eager_probe_interval_s
+
+    # ---- what comes out
+
+    def _publish(self) -> None:
+        reason = self._reason()
+        self.candidate.unavailable = reason
+        self.candidate.may_try_anyway = reason is not None and not self.draining and self.resting is None
+
+    def _reason(self) -> str | None:
+        if self.draining:
+            return "draining"
+        if self.resting is not None:
+            return self.resting
+        if not self.reached:
+            return f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
+        if self.breaker == "open":
+            return f"{self._last_fault} (faults in a row: {self._faults})"
+        if self._silent_s:
+            return f"silent for {self._silent_s:.1f} s"
+        if self.breaker == "half-open" and self.config.probe_interval_s:
+            return f"being tried again after: {self._last_fault}"
+        return None

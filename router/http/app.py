@@ -1,0 +1,256 @@
+"""The API around the generation routes: models, health, metrics, replicas, decisions and their reasons."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import ApiError, draining, internal, invalid, method_not_allowed, not_found
+from api.http.answers import error_response, json_response
+from api.responses import Model, ModelList
+from router.access_log import line_of
+from router.admission import OPEN_PATHS
+from router.core import Router
+from router.http.exchange import too_large
+from router.http.explaining import explained
+from router.metrics import CONTENT_TYPE, metrics_text
+from router.spec import BadSpec, spec_of
+from router.status import index_status, not_ready, replica_status
+from router.upkeep import Upkeep
+
+DONE = {"status": "ok"}
+MAX_SMALL_BODY = 1024 * 1024
+
+
+class Endpoints:
+    def __init__(self, router: Router, upkeep: Upkeep) -> None:
+        self._router = router
+        self._upkeep = upkeep
+
+    # ---- models
+
+    async def models(self) -> Response:
+        return json_response(ModelList(data=[self._model(name) for name in self._router.members.models]))
+
+    async def model_named(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._router.members.model(name)
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> Model:
+        lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]
+        longest = max(lengths, default=None)
+        return Model(id=name, created=self._router.started, max_model_len=msgspec.UNSET if longest is None else longest)
+
+    # ---- health
+
+    async def health(self) -> Response:
+        return json_response(DONE)
+
+    async def ready(self) -> Response:
+        if self._router.draining:
+            raise draining()
+        why = not_ready(self._router)
+        if why is not None:
+            raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
+        return json_response(DONE)
+
+    async def metrics(self) -> Response:
+        return Response(metrics_text(self._router), media_type=CONTENT_TYPE)
+
+    async def version(self) -> Response:
+        return json_response({"version": version("warmroute")})
+
+    # ---- replicas
+
+    async def replicas(self) -> Response:
+        return json_response({"replicas": [replica_status(self._router, member) for member in self._router.members]})
+
+    async def add_replica(self, request: Request) -> Response:
+        try:
+            fields = msgspec.json.decode(await body_of(request, MAX_SMALL_BODY), type=dict[str, Any])
+            spec = spec_of(fields)
+            if spec.api_key_env or spec.curve_secret:  # whoever may ask for this need not be who may read these
+                raise invalid("api_key_env and the files of CURVE keys can be named only where the router is started")
+            self._upkeep.add(spec)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise invalid(f"the body is no JSON object that describes a replica: {error}") from error
+        except BadSpec as error:
+            raise invalid(str(error)) from error
+        return json_response(replica_status(self._router, self._router.members.by_name[spec.name]), 201)
+
+    async def remove_replica(self, request: Request) -> Response:
+        member = self._member(request)
+        try:
+            self._upkeep.remove(member.name)
+        except BadSpec as error:
+            raise ApiError(409, str(error), code="named_by_discovery") from error
+        return json_response(DONE)
+
+    async def drain(self, request: Request) -> Response:
+        member = self._member(request)
+        member.health.drain()
+        return json_response(replica_status(self._router, member))
+
+    async def undrain(self, request: Request) -> Response:
+        member = self._member(request)
+        member.health.undrain()
+        return json_response(replica_status(self._router, member))
+
+    async def resync(self, request: Request) -> Response:
+        member = self._member(request)
+        self._router.feeds.resync(member.name, "somebody asked for it")
+        return json_response(replica_status(self._router, member))
+
+    def _member(self, request: Request) -> Any:
+        name = request.path_params["name"]
+        member = self._router.members.by_name.get(name)
+        if member is None:
+            known = ", ".join(self._router.members.by_name) or "none"
+            raise ApiError(404, f"there is no replica named {name!r}; there are: {known}", code="replica_not_found")
+        return member
+
+    # ---- why
+
+    async def explain(self, request: Request) -> Response:
+        body = await body_of(request, self._router.config.max_body_bytes)
+        return json_response(explained(self._router, body, request.state.admitted))
+
+    async def decisions(self, request: Request) -> Response:
+        text = request.query_params.get("limit", "100")
+        if not text.isdecimal() or int(text) < 1:
+            raise invalid(f"limit is {text[:20]!r}; write a whole number above 0", "limit")
+        remembered = list(self._router.decisions)[-int(text) :][::-1]
+        return json_response({"decisions": [one.record() for one in remembered]})
+
+    async def debug_index(self) -> Response:
+        return json_response(index_status(self._router))
+
+
+class Guard:
+    """The same door as that of the generation routes."""
+
+    def __init__(self, app: ASGIApp, router: Router) -> None:
+        self._app = app
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        router, client = self._router, scope["client"]
+        host = client[0] if client else None
+        try:
+            admitted = router.admission.admit(
+                scope["headers"], scope["path"], host, router.now_s(), method=scope["method"]
+            )
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        scope["state"]["admitted"] = admitted
+        status, begun_s, sent = 0, router.now_s(), 0
+
+        async def count(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", admitted.request_id.encode())]
+            else:
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, count)
+        finally:
+            router.admission.release(admitted)
+            if router.on_answer is not None and scope["path"] not in OPEN_PATHS:
+                router.on_answer(
+                    line_of(
+                        scope,
+                        status=status,
+                        duration_s=router.now_s() - begun_s,
+                        sent_bytes=sent,
+                        request_id=admitted.request_id,
+                        key=admitted.key.name if admitted.key else None,
+                    )
+                )
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > limit:
+            raise too_large(len(received), limit)
+    return bytes(received)
+
+
+def build_app(router: Router, upkeep: Upkeep) -> FastAPI:
+    app = FastAPI(title="warmroute router", version=version("warmroute"), redirect_slashes=False)
+    _add_routes(app, Endpoints(router, upkeep))
+    _add_error_answers(app)
+    app.add_middleware(Guard, router=router)
+    if router.config.cors_origins:  # outside the guard: a browser asks first, without the key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(router.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
+    def add(method: str, path: str, endpoint: Callable[..., Awaitable[Response]]) -> None:
+        app.add_api_route(path, endpoint, methods=[method])
+
+    add("GET", "/v1/models", endpoints.models)
+    app.add_api_route("/v1/models/{model:path}", endpoints.model_named, methods=["GET"])
+    add("GET", "/health", endpoints.health)
+    add("GET", "/ready", endpoints.ready)
+    add("GET", "/metrics", endpoints.metrics)
+    add("GET", "/version", endpoints.version)
+    add("GET", "/replicas", endpoints.replicas)
+    add("POST", "/replicas", endpoints.add_replica)
+    add("DELETE", "/replicas/{name}", endpoints.remove_replica)
+    add("POST", "/replicas/{name}/drain", endpoints.drain)
+    add("POST", "/replicas/{name}/undrain", endpoints.undrain)
+    add("POST", "/replicas/{name}/resync", endpoints.resync)
+    add("POST", "/explain", endpoints.explain)
+    add("GET", "/decisions", endpoints.decisions)
+    add("GET", "/debug/index", endpoints.debug_index)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def routing_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        match error.status_code:
+            case 404:
+                return error_response(not_found(path))
+            case 405:
+                allowed = (error.headers or {}).get("Allow", "").split(", ")
+                return error_response(method_not_allowed(request.method, path, allowed))
+        return error_response(ApiError(error.status_code, str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(_: Request, error: RequestValidationError) -> Response:
+        first: Mapping[str, Any] = error.errors()[0]
+        return error_response(invalid(first["msg"], ".".join(map(str, first["loc"]))))
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, __: Exception) -> Response:
+        return error_response(internal())  # the server logs the exception, which Starlette raises again

@@ -1,0 +1,227 @@
+"""A client's side of one request: its body as it comes, the answer as it is written.
+
+To its connection it is what uvicorn calls a cycle, but no task runs it: what happens is called. `serve` is called with
+the exchange when the whole body is there.
+"""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.types import Scope
+
+from api.errors import ApiError
+
+if TYPE_CHECKING:
+    from router.http.front import FrontConnection
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+class Answerer(Protocol):
+    """Who answers an exchange; told of what its client does meanwhile."""
+
+    def client_left(self) -> None: ...
+    def client_full(self) -> None:
+        """It takes no more for now."""
+
+    def client_ready(self) -> None: ...
+
+
+class Exchange:
+    __slots__ = (
+        "_begun",
+        "_bodiless",
+        "_chunked",
+        "_connection",
+        "_head",
+        "_open",
+        "_served",
+        "answerer",
+        "body",
+        "disconnected",
+        "extra",
+        "keep_alive",
+        "max_body_bytes",
+        "more_body",
+        "on_end",
+        "response_complete",
+        "response_started",
+        "scope",
+        "sent_bytes",
+        "status",
+        "waiting_for_100_continue",
+    )
+
+    def __init__(
+        self,
+        connection: "FrontConnection",
+        scope: Scope,
+        open_: Callable[["Exchange"], None],
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self.scope = scope
+        self.body = bytearray()
+        self.answerer: Answerer | None = None
+        self.on_end: Callable[[Exchange], None] | None = None  # called once, however it ends
+        self.max_body_bytes = 0
+        self.status = 0
+        self.sent_bytes = 0
+        self.extra = b""  # header lines for whatever is answered
+        self._connection = connection
+        self._open = open_
+        self._begun = False
+        self._served: Callable[[Exchange], None] | None = None
+        self._head: bytes | None = None  # written with the first part of the body
+        self._chunked = False
+        self._bodiless = scope["method"] == "HEAD"
+        # What uvicorn's connection reads and sets:
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects_continue
+        self.more_body = True
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+
+    @property
+    def message_event(self) -> "Exchange":
+        """Uvicorn sets it when something has changed; not an attribute, which would be a cycle of references."""
+        return self
+
+    # ---- what comes from the client
+
+    def begin(self) -> None:
+        """It is this request's turn on its connection: admit it, or refuse it before its body has come."""
+        self._begun = True
+        try:
+            self._open(self)
+        except ApiError as error:
+            self.refuse(error)
+            return
+        if self.waiting_for_100_continue and self.more_body:
+            self._connection.transport.write(CONTINUE)
+        self.set()
+
+    def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int) -> None:
+        """What to do when the whole body is there. ApiError 413 where it says itself that it is too long."""
+        self._served, self.max_body_bytes = serve, max_body_bytes
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
+                raise too_large(int(value), max_body_bytes)
+
+    def set(self) -> None:
+        """Something has changed: part of the body has come, or the client has left."""
+        if self.response_complete or not self._begun:
+            return
+        if self.disconnected:
+            self._end()
+            return
+        if self._served is None:
+            return
+        if len(self.body) > self.max_body_bytes:
+            self.refuse(too_large(len(self.body), self.max_body_bytes))
+        elif self.more_body:
+            self._connection.flow.resume_reading()  # uvicorn pauses it when much has come; we take it all
+        else:
+            serve, self._served = self._served, None
+            serve(self)
+
+    def full(self) -> None:
+        if self.answerer is not None:
+            self.answerer.client_full()
+
+    def ready(self) -> None:
+        if self.answerer is not None:
+            self.answerer.client_ready()
+
+    # ---- what goes to the client
+
+    def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
+        """`headers` are complete lines, without those that frame the body; without a length it is sent in chunks."""
+        self.response_started = True
+        self.status = status
+        self._bodiless = self._bodiless or status in (204, 304)
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self._bodiless:
+            framing = b""
+        elif self.scope["http_version"] == "1.1":
+            self._chunked, framing = True, b"transfer-encoding: chunked\r\n"
+        else:
+            self.keep_alive, framing = False, b""
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        self._head = b"".join((status_line(status), headers, self.extra, framing, b"\r\n"))
+
+    def flush(self) -> None:
+        """The head may not wait for a body any longer."""
+        if self._head is not None and not self.disconnected:
+            self._connection.transport.write(self._head)
+            self._head = None
+
+    def send(self, body: bytes) -> None:
+        if self.disconnected or self._bodiless or not body:
+            return
+        self.sent_bytes += len(body)
+        if self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        if self._head is not None:
+            body, self._head = self._head + body, None
+        self._connection.transport.write(body)
+
+    def finish(self, body: bytes = b"") -> None:
+        if self.disconnected or self.response_complete:
+            return
+        if self._bodiless:
+            body = b""
+        self.sent_bytes += len(body)
+        if self._chunked:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        if self._head is not None:
+            body, self._head = self._head + body, None
+        if body:
+            self._connection.transport.write(body)
+        self._end()
+        if not self.keep_alive:
+            self._connection.close_after_answer(unread=self.more_body)
+        self._connection.on_response_complete()
+
+    def answer(self, status: int, headers: bytes, body: bytes) -> None:
+        if not self.disconnected:
+            self.start(status, headers, length=len(body))
+            self.finish(body)
+
+    def refuse(self, error: ApiError) -> None:
+        if self.more_body:
+            self.keep_alive = False  # what still comes of the body is not worth reading
+        lines = b"".join(b"%s: %s\r\n" % (n.lower().encode(), v.encode()) for n, v in error.headers.items())
+        self.answer(error.status, b"content-type: application/json\r\n" + lines, error.body())
+
+    def cut(self) -> None:
+        """End in the middle of the answer, so that the client sees that it is not complete."""
+        if not self.disconnected:
+            self._connection.transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        if self.response_complete:
+            return
+        self.response_complete = True
+        answerer, self.answerer = self.answerer, None
+        if self.disconnected and answerer is not None:
+            answerer.client_left()
+        on_end, self.on_end = self.on_end, None  # no cycles of references: they would wait for the collector
+        if on_end is not None:
+            on_end(self)
+
+
+def status_line(status: int) -> bytes:
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def too_large(size: int, limit: int) -> ApiError:
+    message = f"the body has {size:,} bytes or more; at most {limit:,} are taken"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

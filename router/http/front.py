@@ -1,0 +1,101 @@
+"""A client's connection. Requests that replicas answer go past ASGI, which would cost them a task and more each.
+
+All others are the app's (`app.py`). Limits are those of `api.http.connection`.
+"""
+
+import urllib.parse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from api.http.connection import HttpProtocol, Limits
+from router.http.exchange import Exchange
+
+# Given a request's method and path: who opens it, or None for the app.
+Direct = Callable[[str, str], Callable[[Exchange], None] | None]
+LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is dropped
+
+
+class FrontConnection(HttpProtocol):
+    def __init__(self, limits: Limits, direct: Direct, *arguments: Any, **options: Any) -> None:
+        super().__init__(limits, *arguments, **options)
+        self._direct = direct
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # As the classes above do it, but in one call: each request has some of these.
+        self._undigested_bytes = 0
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._limits.head_bytes:
+            self._count_head(0)  # refuses
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        method = self.parser.get_method().decode("ascii")
+        url = httptools.parse_url(self.url)
+        path = (url.path or b"/").decode("ascii")
+        if "%" in path:
+            path = urllib.parse.unquote(path)
+        opens = None if self._spare else self._direct(method, path)
+        if opens is None:
+            super().on_headers_complete()
+            return
+        self._digested()
+        version = self.parser.get_http_version()
+        scope = self.scope
+        scope["method"], scope["path"], scope["http_version"] = method, path, version
+        scope["raw_path"], scope["query_string"] = url.path or b"/", url.query or b""
+        exchange = Exchange(
+            self,
+            scope,  # type: ignore[arg-type]
+            opens,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue,
+        )
+        before, self.cycle = self.cycle, exchange  # type: ignore[assignment]
+        self._open.append(self.cycle)
+        self._await("body")
+        if before is None or before.response_complete:
+            exchange.begin()
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
+        if isinstance(cycle, Exchange):
+            cycle.begin()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if (exchange := self._answered_now()) is not None:
+            exchange.full()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if (exchange := self._answered_now()) is not None:
+            exchange.ready()
+
+    def _answered_now(self) -> Exchange | None:
+        cycle: RequestResponseCycle | Exchange | None = self._open[0] if self._open else None
+        return cycle if isinstance(cycle, Exchange) else None
+
+    def close_after_answer(self, *, unread: bool) -> None:
+        """Closed while it sends, a client would not read its answer: what it sends is dropped a little longer."""
+        if not unread:
+            self.transport.close()
+            return
+        self._await("end")
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+
+def front_protocol(limits: Limits, direct: Direct) -> Any:
+    return partial(FrontConnection, limits, direct)

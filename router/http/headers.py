@@ -1,0 +1,63 @@
+"""Which headers go on, in both directions; the rest speak of one connection and end with it (RFC 9110, 7.6.1)."""
+
+from collections.abc import Iterable
+
+from starlette.types import Scope
+
+from router.admission import Admitted
+from router.http.exchange import Exchange
+from router.members import Member
+from router.target import Target
+from router.upstream import Header
+
+# `expect` was answered by our own server; what frames a body is written anew for each connection.
+HOP_BY_HOP = frozenset(
+    b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization proxy-connection te "
+    b"trailer transfer-encoding upgrade".split()
+)
+# Ours to say; a replica's key is not the router's.
+TO_REPLICA = HOP_BY_HOP | {b"authorization", b"x-request-id"}
+AUTHORIZATION = frozenset({b"authorization"})
+TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
+TO_CLIENT = HOP_BY_HOP | {b"x-request-id", b"x-warmroute-content-type", b"x-warmroute-replica"}
+FROM_FRAMES = TO_CLIENT | {b"content-type"}
+
+
+def lines(headers: Iterable[Header], dropped: frozenset[bytes]) -> bytes:
+    """Header lines without those dropped, and without those that `connection` names."""
+    headers = list(headers)
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            dropped = dropped | {part.strip().lower() for part in value.split(b",")}
+    return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in dropped])
+
+
+def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
+    for name, value in headers:
+        if name == wanted:
+            return value
+    return None
+
+
+def id_line(admitted: Admitted) -> bytes:
+    return b"x-request-id: %b\r\n" % admitted.request_id.encode()
+
+
+def request_to(
+    member: Member, exchange: Exchange, admitted: Admitted, dropped: frozenset[bytes], more: bytes, body: bytes
+) -> bytes:
+    """A client's request as it goes to a replica; its key does not where keys are ours, or the replica has its own."""
+    scope = exchange.scope
+    if admitted.key is None and not member.key_line:
+        dropped = dropped - AUTHORIZATION
+    kept = lines(scope["headers"], dropped) + member.key_line + id_line(admitted) + more
+    return request_head(scope, member.upstream.target, kept, len(body)) + body
+
+
+def request_head(scope: Scope, target: Target, kept: bytes, length: int) -> bytes:
+    """Of a request to a replica; `kept` are complete lines. A request without a body has none of length 0."""
+    query = scope["query_string"]
+    path = target.path.encode() + scope["raw_path"] + (b"?" + query if query else b"")
+    framing = b"content-length: %d\r\n" % length if length or scope["method"] in ("POST", "PUT", "PATCH") else b""
+    method, host = scope["method"].encode(), target.authority.encode()
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (method, path, host, kept, framing)

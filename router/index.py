@@ -1,0 +1,202 @@
+"""What every replica holds, in one structure: key -> mask of slots, one for each medium.
+
+No key is remembered by slot where the feeder remembers it anyway (a resolver says with `Cleared` what it held), so that
+a block that many replicas hold costs each of them a bit. Only for `store` and `remove` the index keeps its own sets.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from heapq import heappop, heappush
+from itertools import repeat
+from operator import or_
+from sys import getsizeof
+from typing import NamedTuple, TypeAlias
+
+from events.resolver import Change, Cleared, Stored
+from router.holders import Holders, slots_of
+from router.optimistic import Optimistic
+
+GPU = "GPU"
+
+# Slot -> leading blocks of the prompt; slots that hold none are absent.
+Matched: TypeAlias = dict[int, int]
+
+
+class Matches(NamedTuple):
+    """Leading blocks of a prompt, by slot. Equal parts may be the same object: they are not to be changed."""
+
+    gpu: Matched  # in GPU memory, by events and optimistic entries
+    lower: Matched  # in any medium together
+    sure: Matched  # in GPU memory, by events alone
+
+
+class PrefixIndex:
+    """A slot is a small number that names a replica in here; freed slots are used again."""
+
+    def __init__(self) -> None:
+        self._media: dict[str, Holders] = {GPU: Holders()}  # others only while somebody holds a block there
+        self._blocks: dict[int, dict[str, int]] = {}  # slot -> medium -> blocks
+        self._own: dict[int, dict[str, set[int]]] = {}  # of `store`: slot -> medium -> keys
+        self._free: list[int] = []
+        self.optimistic = Optimistic(self._media[GPU].masks)
+
+    # ---- replicas
+
+    def add(self) -> int:
+        slot = heappop(self._free) if self._free else len(self._blocks)
+        self._blocks[slot] = {}
+        return slot
+
+    def drop(self, slot: int) -> None:
+        """Forgets a replica. One that a feed follows is to leave it first (`Feeds.leave`), else this takes a scan."""
+        self.clear(slot)
+        self.optimistic.drop(slot)
+        del self._blocks[slot]
+        heappush(self._free, slot)
+
+    # ---- what they hold
+
+    def apply(self, slot: int, change: Change) -> None:
+        if isinstance(change, Stored):
+            if change.keys:
+                self._add(slot, change.keys, change.medium)
+            if change.medium == GPU:
+                self.optimistic.confirm(slot, change.chain)
+        elif isinstance(change, Cleared):
+            self.clear(slot, change.held)
+        else:
+            self._discard(slot, change.keys, change.medium)
+
+    def store(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
+        new = keys if isinstance(keys, list) else list(keys)
+        self._own.setdefault(slot, {}).setdefault(medium, set()).update(new)
+        self._add(slot, new, medium)
+        if medium == GPU:
+            self.optimistic.confirm(slot, new)
+
+    def remove(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
+        gone = keys if isinstance(keys, list) else list(keys)
+        own = self._own.get(slot, {}).get(medium)
+        if own is not None:
+            own.difference_update(gone)
+        self._discard(slot, gone, medium)
+
+    def clear(self, slot: int, held: Iterable[tuple[str, Iterable[int]]] = ()) -> None:
+        """Forgets every key of the replica: those it held by medium, as far as they are known here or to the caller.
+
+        Whatever is still counted then is searched for in the whole index.
+        """
+        for medium, keys in (*held, *self._own.pop(slot, {}).items()):
+            self._discard(slot, keys, medium)
+        for medium, blocks in list(self._blocks[slot].items()):
+            if blocks:
+                self._discard(slot, self._media[medium].of(slot), medium)
+        self._blocks[slot].clear()
+
+    def intern(self, keys: list[int]) -> list[int]:
+        """The same keys, as objects that other replicas keep already: half of what a shared block would take."""
+        return self._media[GPU].intern(keys)
+
+    def _add(self, slot: int, keys: list[int], medium: str) -> None:
+        blocks = self._blocks[slot]
+        holders = self._media.get(medium)
+        if holders is None:
+            holders = self._media[medium] = Holders()
+        blocks[medium] = blocks.get(medium, 0) + holders.add(slot, keys)
+
+    def _discard(self, slot: int, keys: Iterable[int], medium: str) -> None:
+        holders = self._media.get(medium)
+        if holders is None:
+            return
+        blocks = self._blocks[slot]
+        blocks[medium] = blocks.get(medium, 0) - holders.discard(slot, keys)
+        if medium != GPU and not holders:
+            del self._media[medium]
+
+    # ---- what is asked
+
+    def match(self, keys: Sequence[int], slots: int) -> Matches:
+        """How many leading blocks of a prompt each of these replicas holds (`slots`: a mask)."""
+        held = _masks(self._media[GPU].masks, keys)
+        sure = hoped = leading(held, slots)
+        more = self.optimistic.holders.masks
+        if more:
+            routed = _masks(more, keys)
+            hoped = extended(sure, held, routed, slots)
+            held = list(map(or_, held, routed)) if len(self._media) > 1 else held
+        lower = hoped
+        for medium, holders in self._media.items():
+            if medium != GPU:
+                below = _masks(holders.masks, keys)
+                lower = extended(lower, held, below, slots)
+                held = list(map(or_, held, below))
+        return Matches(hoped, lower, sure)
+
+    def holds(self, slot: int, keys: Iterable[int]) -> list[bool]:
+        """Which of the blocks the replica holds in any medium, by its events."""
+        masks = [holders.masks for holders in self._media.values()]
+        return [any(one.get(key, 0) >> slot & 1 for one in masks) for key in keys]
+
+    def blocks(self, slot: int) -> dict[str, int]:
+        """Blocks by medium."""
+        return {medium: blocks for medium, blocks in self._blocks[slot].items() if blocks}
+
+    def bytes_used(self) -> int:
+        """An estimate, without what the resolvers keep."""
+        own = sum(getsizeof(keys) for media in self._own.values() for keys in media.values())
+        return own + sum(holders.bytes_used() for holders in self._media.values())
+
+    def check(self) -> None:
+        """Raises AssertionError if any invariant is broken; optimistic entries have a check of their own."""
+        assert sorted([*self._blocks, *self._free]) == list(range(len(self._blocks) + len(self._free))), (
+            f"slots {sorted(self._blocks)} are in use and {sorted(self._free)} free"
+        )
+        for medium, holders in self._media.items():
+            assert holders or medium == GPU, f"nobody holds anything in {medium}"
+            assert 0 not in holders.masks.values(), f"{medium}: a key that nobody holds"
+            counted = {slot: blocks[medium] for slot, blocks in self._blocks.items() if blocks.get(medium)}
+            assert holders.counts() == counted, f"{medium}: {holders.counts()} blocks by slot, {counted} counted"
+        for slot, media in self._own.items():
+            for medium, keys in media.items():
+                masks = self._media[medium].masks if keys else {}
+                assert all(masks.get(key, 0) >> slot & 1 for key in keys), f"slot {slot} lacks keys stored in {medium}"
+
+
+def leading(masks: Iterable[int], slots: int) -> Matched:
+    """How many masks from the first on have the bit of each slot.
+
+    Every block is looked at, as a replica may have evicted one in the middle: skipping ahead would not notice.
+    """
+    matched: Matched = {}
+    depth = 0
+    last = -1
+    alive = slots
+    for mask in masks:
+        if mask != last:  # blocks of one chain mostly have the same holders
+            last = mask
+            gone = alive & ~mask
+            if gone:
+                if depth:
+                    for slot in slots_of(gone):
+                        matched[slot] = depth
+                alive ^= gone
+                if not alive:
+                    return matched
+        depth += 1
+    if depth:
+        matched.update(dict.fromkeys(slots_of(alive), depth))
+    return matched
+
+
+def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> Matched:
+    """What `held` and `more` give together, where `held` alone gave `matched`; walked from where they may differ."""
+    also = reduce(or_, set(more), 0) & slots
+    if not also:
+        return matched
+    start = min(matched.get(slot, 0) for slot in slots_of(also))
+    longer = leading(map(or_, held[start:], more[start:]), also)
+    return matched | {slot: start + blocks for slot, blocks in longer.items()} if longer else matched
+
+
+def _masks(masks: dict[int, int], keys: Iterable[int]) -> list[int]:
+    return list(map(masks.get, keys, repeat(0)))

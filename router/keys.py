@@ -1,0 +1,189 @@
+"""API keys: who may ask, how much, and the salt that keeps one tenant's cache from another's clock.
+
+Only digests of keys are kept. A key is found by the SHA-256 of what the client sent: nobody can choose a digest that
+begins like another one, so how long the search took tells nothing of the keys; what was found is still compared in
+constant time.
+"""
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SALT_CHARACTERS = 32  # 128 bits, as hexadecimal
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    name: str  # for logs and metrics
+    digest: bytes  # SHA-256 of the key
+    salt: str | None = None  # None: shares the cache with everybody
+    requests_per_minute: float | None = None
+    max_in_flight: int | None = None
+    admin: bool = False
+
+    def salted(self, cache_salt: str | None) -> str | None:
+        """The salt of a request, from what its client asked for.
+
+        The key's own part has a fixed length, so that no two pairs come to the same text.
+        """
+        if self.salt is None:
+            return cache_salt
+        return self.salt if cache_salt is None else f"{self.salt}.{cache_salt}"
+
+
+class Keys:
+    """A set of keys, found by what clients send."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._by_digest = {key.digest: key for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._by_digest.values())
+
+    @property
+    def has_admin(self) -> bool:
+        return any(key.admin for key in self._by_digest.values())
+
+    def find(self, given: bytes) -> Key | None:
+        digest = hashlib.sha256(given).digest()
+        key = self._by_digest.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def salt_of(secret: bytes, scope: str) -> str:
+    """The same on every router that has the same keys, before and after a restart."""
+    mac = hmac.new(secret, f"warmroute cache salt\0{scope}".encode(), hashlib.sha256)
+    return mac.hexdigest()[:_SALT_CHARACTERS]
+
+
+def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:
+    """Keys given one by one: each with a salt of its own and without limits."""
+    made = {}
+    for number, text in enumerate(dict.fromkeys(keys), 1):
+        digest = digest_of(text)
+        made[digest] = Key(name=f"key-{number}", digest=digest, salt=salt_of(digest, ""))
+    if admin_key is not None:
+        digest = digest_of(admin_key)
+        made[digest] = Key(name="admin", digest=digest, salt=salt_of(digest, ""), admin=True)
+    return list(made.values())
+
+
+# ---- the file
+
+
+class KeyTable(Struct, forbid_unknown_fields=True):
+    """`[keys.NAME]` in the file."""
+
+    key: str | None = None
+    key_sha256: str | None = None
+    group: str | None = None  # the keys of a group share their cache
+    salt: bool = True
+    requests_per_minute: float | None = None
+    max_in_flight: int | None = None
+    admin: bool = False
+
+    def digest(self, name: str) -> bytes:
+        if (self.key is None) == (self.key_sha256 is None):
+            raise ValueError(f"keys.{name} needs either key or key_sha256; write one of them")
+        if self.key is not None:
+            if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
+                raise ValueError(f"the key of keys.{name} cannot be sent in a header; use visible ASCII characters")
+            return digest_of(self.key)
+        if not _DIGEST.fullmatch(digits := (self.key_sha256 or "").lower()):
+            raise ValueError(
+                f"key_sha256 of keys.{name} is no SHA-256; write the 64 digits of `printf KEY | sha256sum`"
+            )
+        return bytes.fromhex(digits)
+
+    def check(self, name: str) -> None:
+        for field, limit in (("requests_per_minute", self.requests_per_minute), ("max_in_flight", self.max_in_flight)):
+            if limit is not None and not 0 < limit < 1e9:
+                raise ValueError(f"{field} of keys.{name} is {limit}; write a number above 0, or leave it out")
+        if self.group is not None and not self.salt:
+            raise ValueError(f"keys.{name} has the group {self.group!r} and salt = false; leave one of them out")
+
+
+class KeysFile(Struct, forbid_unknown_fields=True):
+    keys: dict[str, KeyTable]
+    salt_secret: str | None = None  # keeps salts as they are when keys change
+
+
+def parse_keys(path: str, text: str) -> list[Key]:
+    """ValueError that names the file and the key's table, and never quotes a key."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    try:
+        file = msgspec.convert(content, KeysFile)
+        return _keys_from(file)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {_explained(error)}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _keys_from(file: KeysFile) -> list[Key]:
+    names: dict[bytes, str] = {}
+    for name, table in file.keys.items():
+        table.check(name)
+        other = names.setdefault(table.digest(name), name)
+        if other != name:
+            raise ValueError(f"keys.{other} and keys.{name} are the same key; give each its own")
+    secrets = _group_secrets(file, {name: digest for digest, name in names.items()})
+    return [_key(name, digest, file, secrets) for digest, name in names.items()]
+
+
+def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes]) -> Key:
+    table = file.keys[name]
+    own = file.salt_secret.encode() if file.salt_secret else None
+    if not table.salt:
+        salt = None
+    elif table.group is not None:
+        salt = salt_of(own or secrets[table.group], f"group {table.group}")
+    else:
+        salt = salt_of(own or digest, f"key {name}")
+    return Key(
+        name=name,
+        digest=digest,
+        salt=salt,
+        requests_per_minute=table.requests_per_minute,
+        max_in_flight=table.max_in_flight,
+        admin=table.admin,
+    )
+
+
+def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What the members of a group have in common: all their keys."""
+    members: dict[str, list[bytes]] = {}
+    for name, table in file.keys.items():
+        if table.group is not None:
+            members.setdefault(table.group, []).append(digests[name])
+    return {group: b"".join(sorted(digests)) for group, digests in members.items()}
+
+
+def _explained(error: msgspec.ValidationError) -> str:
+    """msgspec names the path and the types, never the value."""
+    said, _, path = str(error).partition(" - at ")
+    where = path.strip("`").removeprefix("$").removeprefix(".").replace("[...]", ".NAME") or "the file"
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown is None:
+        return f"{where}: {said[:1].lower()}{said[1:]}"
+    known: Any = KeyTable.__struct_fields__ if where != "the file" else KeysFile.__struct_fields__
+    near = get_close_matches(unknown[1], known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys there are {', '.join(known)}"
+    return f"{where}: {unknown[1]!r} is not known; {hint}"

@@ -1,0 +1,201 @@
+"""What is known of one replica's queue, speed and empty cache: its reports, and what we sent since.
+
+A native replica reports its queue a few times a second; what we sent after a report was made is added until the next
+one holds it, and as much again for every other router that seems to send there: else all of them would turn at once to
+whichever replica has not reported for the longest time. Of other replicas we know our own requests, and how many wait
+by a scrape of the engine's /metrics. Every event costs O(1); what is remembered of a request goes when it ends.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from events.native import Load
+from router.cost import INFINITE, Candidate
+from router.speed import Speed
+
+REPORT_AGE_S = 0.03  # a request sent so shortly before a report arrives may not be in it
+MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
+CROWD_KEPT = 0.95  # of the older reports' weight at each new one, in the count of other routers
+MOST_CROWD = 16.0
+FAR_S = 1e12  # later than any end, and yet not INFINITE
+MOST_FRESH = 1024  # should no report come, the oldest count as reported
+
+
+class Sent(Struct, eq=False):
+    """One of our requests that has not ended."""
+
+    tokens: int  # to compute
+    sent_s: float
+    due_s: float = INFINITE  # when its prefill should be done, for one whose first byte comes with the last
+    queued: bool = True  # its prefill is not done, as far as we know
+    fresh: bool = True  # the replica's report may not hold it
+
+
+class ReplicaLoad:
+    """Keeps `candidate`'s queue, counts, rate and empty cache true."""
+
+    def __init__(self, candidate: Candidate, *, block_size: int = 0, total_blocks: int = 0) -> None:
+        self.candidate = candidate
+        self.block_size = block_size  # 0: unknown, and so is the empty cache
+        self.total_blocks = total_blocks  # 0: unknown; the most blocks ever seen stand for it
+        self._declared_blocks = total_blocks
+        self._start()
+
+    def _start(self) -> None:
+        self._sent: dict[int, Sent] = {}
+        self._fresh: deque[Sent] = deque()  # in the order of sending, begun and ended ones too
+        self._unstreamed: deque[Sent] = deque()  # in the order of sending
+        self._fresh_queued = 0  # tokens of fresh requests whose prefill is not done
+        self._fresh_given = 0  # tokens of fresh requests that take, or will take, empty cache
+        self._queued = 0  # tokens of all our requests whose prefill is not done
+        self._queued_requests = 0
+        self._report: Load | None = None
+        self._reported_s = 0.0
+        self._drained = 0.0  # tokens of the reported queue that are known to be done since
+        self._its_requests = 0.0  # as reported, fading; and of them ours
+        self._our_requests = 0.0
+        self._crowd = 1.0  # how many times what we send it gets from all routers together
+        self._others_waiting = 0  # by the last scrape
+        self._mean_tokens = 0.0
+        self._speed = Speed()
+
+    def describe(self, block_size: int, total_blocks: int) -> None:
+        """What the replica says of its cache; 0: nothing."""
+        self.block_size = block_size
+        self.total_blocks = self._declared_blocks = total_blocks
+
+    # ---- our requests
+
+    def sent(self, request_id: int, uncached_tokens: int, now_s: float, *, streamed: bool = True) -> None:
+        """A request went out, and so much of its prompt the replica has to compute.
+
+        Not streamed: its first byte comes when all is generated, and says nothing about prefill.
+        """
+        if request_id in self._sent:
+            self.ended(request_id, now_s)
+        tokens = max(1, uncached_tokens)
+        self._sent[request_id] = one = Sent(tokens, now_s)
+        if not streamed:
+            rate = self.candidate.prefill_tokens_per_s
+            one.due_s = now_s + (self.candidate.queued_tokens + tokens) / rate if rate else FAR_S
+            self._unstreamed.append(one)
+        self._fresh.append(one)
+        self._fresh_queued += tokens
+        self._fresh_given += tokens
+        if len(self._fresh) > MOST_FRESH:
+            self._counts_as_reported(self._fresh.popleft())
+        self._mean_tokens += (tokens - self._mean_tokens) * (MEAN_WEIGHT if self._mean_tokens else 1.0)
+        self._queued += tokens
+        self._queued_requests += 1
+        self.candidate.in_flight += 1
+        self.candidate.assigned_tokens += tokens
+        self.tick(now_s)
+
+    def begun(self, request_id: int, now_s: float) -> None:
+        """Its first byte came: its prefill is done."""
+        one = self._sent.get(request_id)
+        if one is None or not one.queued:
+            return
+        if one.due_s == INFINITE:
+            self._speed.first_byte(one.tokens, one.sent_s, now_s)
+        self._leaves_queue(one)
+        if not one.fresh:
+            # It was in the report, perhaps half done: no more has left the queue since than the replica can compute.
+            computable = self.candidate.prefill_tokens_per_s * (now_s - self._reported_s)
+            self._drained = max(self._drained, min(self._drained + one.tokens, computable))
+        self.tick(now_s)
+
+    def ended(self, request_id: int, now_s: float) -> None:
+        """Its answer is complete, or it failed, or the client left; unknown ones are those of before `forget`."""
+        one = self._sent.pop(request_id, None)
+        if one is None:
+            return
+        if one.queued:
+            self._leaves_queue(one)
+            if one.fresh:  # it will compute nothing more
+                self._fresh_given -= one.tokens
+                one.tokens = 0
+        self.candidate.in_flight -= 1
+        self.tick(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Takes from the queue what should be prefilled by now, of requests that do not stream."""
+        unstreamed = self._unstreamed
+        while unstreamed and (not unstreamed[0].queued or unstreamed[0].due_s <= now_s):
+            one = unstreamed.popleft()
+            if one.queued:
+                self._leaves_queue(one)
+        self._publish()
+
+    def _leaves_queue(self, one: Sent) -> None:
+        one.queued = False
+        self._queued -= one.tokens
+        self._queued_requests -= 1
+        if one.fresh:
+            self._fresh_queued -= one.tokens
+
+    def _counts_as_reported(self, one: Sent) -> None:
+        one.fresh = False
+        self._fresh_given -= one.tokens
+        if one.queued:
+            self._fresh_queued -= one.tokens
+
+    # ---- what the replica says
+
+    def reported(self, load: Load, now_s: float) -> None:
+        """A native status."""
+        self._report, self._reported_s, self._drained = load, now_s, 0.0
+        fresh = self._fresh
+        while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
+            self._counts_as_reported(fresh.popleft())
+        self._its_requests = self._its_requests * CROWD_KEPT + load.running + load.waiting
+        self._our_requests = self._our_requests * CROWD_KEPT + self.candidate.in_flight
+        if self._our_requests > 1:
+            self._crowd = min(MOST_CROWD, max(1.0, self._its_requests / self._our_requests))
+        if not self._declared_blocks:
+            self.total_blocks = max(self.total_blocks, load.free_blocks, load.cached_blocks)
+        self.candidate.running, self.candidate.waiting = load.running, load.waiting
+        self._publish()
+
+    def scraped(self, running: int, waiting: int, now_s: float) -> None:
+        """The /metrics of an engine that sends no status; our own waiting requests are among those it counts."""
+        self.candidate.running, self.candidate.waiting = running, waiting
+        self._others_waiting = max(0, waiting - self._queued_requests)
+        self.tick(now_s)
+
+    def forget(self) -> None:
+        """The replica has started anew: nothing known of the old one holds, and its requests are gone."""
+        candidate = self.candidate
+        candidate.in_flight = candidate.running = candidate.waiting = 0
+        candidate.assigned_tokens = 0.0
+        self.total_blocks = self._declared_blocks
+        self._start()
+        self._publish()
+
+    # ---- the candidate's numbers
+
+    def _publish(self) -> None:
+        candidate, report = self.candidate, self._report
+        if report is None:
+            candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
+            candidate.prefill_tokens_per_s = self._speed.tokens_per_s
+            candidate.empty_tokens = None
+            return
+        left = report.queued_prefill_tokens - self._drained
+        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
+        candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
+        if self.block_size:
+            # Blocks are named as they fill: those that requests hold are nearly all cached.
+            blocks = min(report.free_blocks, self.total_blocks - report.cached_blocks)
+            empty = blocks * self.block_size - report.queued_prefill_tokens - self._fresh_given
+            candidate.empty_tokens = empty if empty > 0 else 0.0
+
+    def check(self) -> None:
+        queued = [one for one in self._sent.values() if one.queued]
+        assert self._queued == sum(one.tokens for one in queued)
+        assert self._queued_requests == len(queued)
+        assert self.candidate.in_flight == len(self._sent)
+        assert self._fresh_queued == sum(one.tokens for one in queued if one.fresh)
+        assert self._fresh_given == sum(one.tokens for one in self._fresh)
+        assert all(one.fresh for one in self._fresh)

@@ -1,0 +1,149 @@
+"""Which replicas there are, what is known of each, and which of them serve a model."""
+
+from collections.abc import Callable, Iterator
+
+from api.errors import unknown_model
+from router.accuracy import Accuracy
+from router.facts import Facts
+from router.health import Health
+from router.load import ReplicaLoad
+from router.policy import Candidate
+from router.ring import Ring
+from router.spec import ReplicaSpec
+from router.tally import Tally
+from router.tokens import Tokens
+from router.upstream import Upstream
+
+APPROXIMATE = 0  # the block size of a replica whose blocks are parts of a prompt's bytes
+
+
+class Member:
+    """One replica; what changes is kept by the part that it belongs to."""
+
+    __slots__ = (
+        "accuracy",
+        "adapters",
+        "block_size",
+        "candidate",
+        "faults",
+        "health",
+        "incarnation",
+        "key_line",
+        "learned",
+        "load",
+        "models",
+        "name",
+        "name_line",
+        "native",
+        "resyncs",
+        "slot",
+        "spec",
+        "spec_as_wanted",
+        "tallies",
+        "trouble",
+        "upstream",
+        "verified",
+    )
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        candidate: Candidate,
+        load: ReplicaLoad,
+        health: Health,
+        upstream: Upstream,
+        accuracy: Accuracy,
+    ) -> None:
+        self.spec_as_wanted = spec
+        self.spec = spec  # completed by what the replica said
+        self.name = spec.name
+        self.slot = candidate.slot
+        self.candidate = candidate
+        self.load = load
+        self.health = health
+        self.upstream = upstream
+        self.accuracy = accuracy
+        self.tallies: dict[str, Tally] = {}  # by model
+        self.resyncs = 0
+        self.faults = 0
+        self.trouble = ""  # what its last health check said, if that was bad
+        self.learned = False  # whether what follows is known of the process that is there now
+        self.native = False
+        self.incarnation: int | None = None
+        self.block_size = APPROXIMATE  # of its events; APPROXIMATE where it has none
+        self.models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
+        self.adapters: frozenset[str] = frozenset()
+        self.verified: str | None = None  # what is known of its tokenizer being ours
+        self.name_line = b"x-warmroute-replica: %b\r\n" % spec.name.encode()
+        self.key_line = b""  # `authorization` for this replica
+
+    def describe(self, facts: Facts) -> None:
+        """What the replica said of itself."""
+        self.spec = facts.spec
+        self.native = facts.native
+        self.models = facts.models
+        self.adapters = facts.adapters
+        self.candidate.max_model_len = facts.spec.max_model_len
+        self.load.describe(facts.spec.block_size or 0, facts.total_blocks or 0)
+        self.learned = True
+
+    def tally(self, model: str) -> Tally:
+        tally = self.tallies.get(model)
+        if tally is None:
+            tally = self.tallies[model] = Tally()
+        return tally
+
+
+class ServedModel:
+    """A name that clients may ask for, and the replicas that answer to it."""
+
+    def __init__(self, name: str, lora: str | None, tokens: Tokens) -> None:
+        self.name = name
+        self.lora = lora
+        self.tokens = tokens
+        self.members: list[Member] = []
+        self.candidates: list[Candidate] = []  # theirs, in the same order
+        self.slots: dict[int, int] = {}  # by block size, masks
+        self.all_slots: dict[int, int] = {}  # the same where no tokens are known
+        self.ring: Ring
+
+    def arrange(self) -> None:
+        self.candidates = [member.candidate for member in self.members]
+        self.slots = {}
+        for member in self.members:
+            self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot
+        self.all_slots = {APPROXIMATE: sum(1 << member.slot for member in self.members)}
+        self.ring = Ring(member.name for member in self.members)
+
+
+class Members:
+    """All replicas by name, and the models that they serve; call `arrange` when either has changed."""
+
+    def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
+        self.by_name: dict[str, Member] = {}
+        self.models: dict[str, ServedModel] = {}
+        self._tokens_of = tokens_of
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def model(self, name: str) -> ServedModel:
+        served = self.models.get(name)
+        if served is None:
+            raise unknown_model(name, self.models)
+        return served
+
+    def arrange(self) -> None:
+        models: dict[str, ServedModel] = {}
+        for member in self:
+            for name in member.models:
+                if name not in models:
+                    lora = name if name in member.adapters else None
+                    models[name] = ServedModel(name, lora, self._tokens_of(member.models[0]))
+                models[name].members.append(member)
+        for served in models.values():
+            served.arrange()
+        self.models = models

@@ -1,0 +1,138 @@
+"""Token ids by text, so that what has been said in a conversation is not encoded again at its next turn.
+
+A text is cut before one special token of the model's. That this changes nothing is a rule about tokenizers
+(`api.cuts`), which is not trusted blindly: `difference` compares, for texts that try it, the pieces with the whole.
+"""
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from api.tokenizer import Tokenizer
+from events.blocks import pack_tokens
+
+# A piece is known by the text after its cut. What stands before the first cut is another kind of piece.
+Key: TypeAlias = str | tuple[str]
+
+ENTRY_BYTES = 160  # of the dictionary, per entry: measured
+LARGEST_SHARE = 8  # no piece may take more of the cache than this part
+
+_WORDS = ("", "a", "b c", "  d ", "e\n", "é", "\u0301", "東京", "\u200d👧", "'s", "1")
+_TRIES = (*_WORDS, " ", "\n", "\n\n", "\t", "▁", "<", "|>")
+
+
+class LookUp(Struct):
+    """A text's pieces; `ids` holds None for each that is not known."""
+
+    keys: list[Key]
+    ids: list[bytes | None]
+    unknown_bytes: int
+
+
+class PieceCache:
+    """Packed ids of one tokenizer's pieces, least recently used forgotten first. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, cut: str, capacity_bytes: int) -> None:
+        self.cut = cut
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._tokenizer = tokenizer
+        self._ids: OrderedDict[Key, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def look_up(self, text: str) -> LookUp:
+        first, *others = text.split(self.cut)
+        keys: list[Key] = [(first,), *others] if first else [*others]
+        with self._lock:
+            ids = list(map(self._ids.get, keys))
+            touch = self._ids.move_to_end
+            if None not in ids:
+                for key in keys:
+                    touch(key)
+                return LookUp(keys, ids, 0)
+            for key, known in zip(keys, ids, strict=True):
+                if known is not None:
+                    touch(key)
+        unknown = sum(_text_bytes(key) for key, known in zip(keys, ids, strict=True) if known is None)
+        return LookUp(keys, ids, unknown)
+
+    def encode(self, found: LookUp) -> bytes:
+        """All ids of the text, packed; what was not known is encoded."""
+        if not found.unknown_bytes:
+            return b"".join(found.ids)  # type: ignore[arg-type]  # nothing is None
+        return b"".join(
+            self._encoded(key) if known is None else known for key, known in zip(found.keys, found.ids, strict=True)
+        )
+
+    def _encoded(self, key: Key) -> bytes:
+        known = self._ids.get(key)  # another thread, or the same text before
+        if known is None:
+            text = key[0] if isinstance(key, tuple) else self.cut + key
+            known = pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
+            self._keep(key, known)
+        return known
+
+    def _keep(self, key: Key, ids: bytes) -> None:
+        size = _entry_bytes(key, ids)
+        if size * LARGEST_SHARE > self.capacity_bytes:
+            return
+        with self._lock:
+            if key in self._ids:
+                return
+            self._ids[key] = ids
+            self.used_bytes += size
+            while self.used_bytes > self.capacity_bytes:
+                self.used_bytes -= _entry_bytes(*self._ids.popitem(last=False))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._ids.clear()
+            self.used_bytes = 0
+
+    def check(self) -> None:
+        with self._lock:
+            assert self.used_bytes == sum(_entry_bytes(key, ids) for key, ids in self._ids.items())
+            assert self.used_bytes <= self.capacity_bytes
+
+
+def _text_bytes(key: Key) -> int:
+    """Nearly; never 0, which would say that nothing is to be done."""
+    return 1 + len(key[0] if isinstance(key, tuple) else key)
+
+
+def _entry_bytes(key: Key, ids: bytes) -> int:
+    text = key[0] if isinstance(key, tuple) else key
+    return ENTRY_BYTES + sys.getsizeof(text) + sys.getsizeof(ids)
+
+
+def best_cut(cuts: Iterable[str], conversation: str) -> str | None:
+    """The token that cuts a conversation into most pieces; of several the one that stands last, before the next answer.
+
+    What follows it is all that the next turn changes.
+    """
+    found = Counter({cut: conversation.count(cut) for cut in cuts if cut in conversation})
+    return max(found, key=lambda cut: (found[cut], conversation.rfind(cut)), default=None)
+
+
+def tries(cut: str, conversations: Iterable[str], others: Iterable[str] = ()) -> list[str]:
+    """Texts that would show it if cutting made a difference."""
+    beside = [*_TRIES, *others]
+    pairs = [f"{left}{cut}{right}" for left in beside for right in beside]
+    return [*conversations, *beside, "".join(pairs), *pairs]
+
+
+def difference(tokenizer: Tokenizer, cut: str, texts: Sequence[str]) -> str | None:
+    """The first of the texts whose pieces are not the whole."""
+    cache = PieceCache(tokenizer, cut, sum(map(len, texts)) * 64 + 2**20)
+    for text in texts:
+        whole = pack_tokens(tokenizer.encode(text, add_special_tokens=False))
+        if any(cache.encode(cache.look_up(text)) != whole for _ in ("cold", "warm")):
+            return text
+    return None

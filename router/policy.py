@@ -1,0 +1,149 @@
+"""Which replica takes a prompt: pure choice, without I/O, clock or state; the reasons are built only when asked for."""
+
+import random
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from router.cost import (
+    COMPUTE_WEIGHT,
+    INFINITE,
+    Candidate,
+    Question,
+    comparable_rates,
+    is_too_long,
+    ttft_s,
+    weigh,
+)
+from router.decision import Decision, Nobody, Verdict
+from router.ring import Ring
+
+__all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose"]
+
+# Near-equals are drawn from, so that routers that see the same reports do not all pick the same replica. What the
+# prompt itself costs is certain; only the queue is an old estimate, so the tolerance grows with the queue alone.
+NEAR_S = 0.001
+NEAR_QUEUE_FRACTION = 0.05
+TIE_S = 1e-6
+LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
+FREE_REQUESTS = 4  # so few in flight never drive a session away
+
+
+def choose(
+    policy: str, question: Question, candidates: Sequence[Candidate], rng: random.Random, ring: Ring | None = None
+) -> Decision:
+    """`policy` is one of POLICIES; `session` needs the ring of the candidates' names."""
+    pick = POLICIES.get(policy)
+    if pick is None:
+        raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
+    rates = comparable_rates(candidates)
+    weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
+    decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, weight))
+    if min(decision.costs, default=INFINITE) == INFINITE:
+        decision.nobody = _why_nobody(question, candidates)
+        return decision
+    index = pick(decision, rng, ring)
+    decision.chosen = chosen = candidates[index]
+    decision.ttft_s = ttft_s(question, chosen, rates[index])
+    return decision
+
+
+def _why_nobody(question: Question, candidates: Sequence[Candidate]) -> Nobody:
+    if candidates and all(is_too_long(question, candidate) for candidate in candidates):
+        return "too_long"
+    up = [one for one in candidates if one.unavailable is None and not is_too_long(question, one)]
+    if any(one.name not in question.tried for one in up):
+        return "full"
+    return "tried" if up else "unavailable"
+
+
+# ---- policies: each returns the index of its choice; at least one cost is finite
+
+
+def _cheapest(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+    del ring
+    return _lowest(decision, decision.costs, rng)
+
+
+def _lowest(decision: Decision, costs: list[float], rng: random.Random) -> int:
+    """The lowest cost, near-equals by lot; cold prompts on idle replicas go where the most cache is empty."""
+    candidates = decision.candidates
+    best = min(costs)
+    index = costs.index(best)
+    slack_s = NEAR_S + NEAR_QUEUE_FRACTION * candidates[index].queued_tokens / decision.rates[index]
+    most = best + slack_s
+    near = [index for index, cost in enumerate(costs) if cost <= most]
+    if len(near) == 1:
+        return index
+    if candidates[index].empty_tokens is not None and max([costs[one] for one in near]) <= best + TIE_S:
+        near = _emptiest(candidates, near)
+        if len(near) == 1:
+            return near[0]
+    return _less_assigned(candidates, near, rng)
+
+
+def _emptiest(candidates: Sequence[Candidate], near: list[int]) -> list[int]:
+    empty = [tokens for index in near if (tokens := candidates[index].empty_tokens) is not None]
+    if len(empty) < len(near):
+        return near  # what is unknown cannot be compared
+    most = max(empty)
+    return [index for index, tokens in zip(near, empty, strict=True) if tokens == most]
+
+
+def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: random.Random) -> int:
+    """Two by lot, and of them the one that was given less: even, and yet unlike what another router does."""
+    one = int(rng.random() * len(near))
+    other = int(rng.random() * (len(near) - 1))
+    first, second = near[one], near[other + (other >= one)]
+    return first if candidates[first].assigned_tokens <= candidates[second].assigned_tokens else second
+
+
+def _longest_prefix(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+    """The most tokens in any medium; the cheapest of those."""
+    del ring
+    matched = decision.question.lower.get
+    held = [
+        matched(one.slot, 0) if cost < INFINITE else -1
+        for one, cost in zip(decision.candidates, decision.costs, strict=True)
+    ]
+    longest = max(held)
+    costs = [cost if tokens == longest else INFINITE for cost, tokens in zip(decision.costs, held, strict=True)]
+    return _lowest(decision, costs, rng)
+
+
+def _next_in_turn(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+    del rng, ring
+    able = _able(decision)
+    return able[decision.question.turn % len(able)]
+
+
+def _by_lot(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+    del ring
+    return rng.choice(_able(decision))
+
+
+def _of_the_session(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+    """The first on the session's way round the ring that is not loaded beyond the bound; without a session, by cost."""
+    session = decision.question.session
+    if session is not None and ring is not None:
+        able = {decision.candidates[index].name: index for index in _able(decision)}
+        in_flight = [decision.candidates[index].in_flight for index in able.values()]
+        most = max(FREE_REQUESTS, ceil(LOAD_BOUND * (sum(in_flight) + 1) / len(able)))
+        for name in ring.walk(session):
+            index = able.get(name)
+            if index is not None and decision.candidates[index].in_flight < most:
+                return index
+    return _lowest(decision, decision.costs, rng)
+
+
+def _able(decision: Decision) -> list[int]:
+    return [index for index, cost in enumerate(decision.costs) if cost < INFINITE]
+
+
+POLICIES: dict[str, Callable[[Decision, random.Random, Ring | None], int]] = {
+    "cost": _cheapest,
+    "prefix": _longest_prefix,
+    "least-loaded": _cheapest,  # of costs that leave the prompt out
+    "round-robin": _next_in_turn,
+    "random": _by_lot,
+    "session": _of_the_session,
+}

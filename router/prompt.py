@@ -1,0 +1,190 @@
+"""What the router reads of a request, and the prompt as the index and the policy know it.
+
+Reading refuses nothing that an engine might take: unknown fields stay unread, and a field of an odd type is read as a
+lenient engine reads it, or as if it were not there. The client's bytes go on to the replica as they came.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+from xxhash import xxh3_64_hexdigest
+
+from api.reading import read
+from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
+
+APPROXIMATE = 0  # in place of a block size: blocks of the prompt's bytes
+# Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (`python -m tests.bench tokens`).
+APPROXIMATE_BLOCK_BYTES = 256
+BYTES_PER_TOKEN = 4  # where nothing better is known: English text with a usual tokenizer
+
+_NOTHING = Raw(b"")
+
+
+class PeekMessage(Struct, gc=False):
+    role: Any = None
+    content: Any = None
+    tool_calls: Any = None
+
+
+class Peek(Struct):
+    """A few fields of the client's JSON; an absent one is None, and so is one that makes no sense."""
+
+    model: str
+    messages: list[PeekMessage] | None = None
+    prompt: Any = None
+    tools: Raw = _NOTHING
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+
+
+_decode = msgspec.json.Decoder(Peek).decode
+_FIELDS = [(field.name, field.type) for field in msgspec.structs.fields(Peek) if field.name != "model"]
+_Loose = msgspec.defstruct("_Loose", [("model", str), *((name, Any, None) for name, _ in _FIELDS)])
+
+
+def read_peek(body: bytes) -> Peek:
+    """ApiError 400 for what is not a JSON object that names a model."""
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _read_loosely(body)
+
+
+def _read_loosely(body: bytes) -> Peek:
+    loose: Any = read(body, _Loose)
+    given = ((name, type, getattr(loose, name)) for name, type in _FIELDS)
+    return Peek(loose.model, **{name: _lenient(value, type) for name, type, value in given if value is not None})
+
+
+def _lenient(value: Any, type: Any) -> Any:
+    """ "true", 1 and "8" count, as in engines that use pydantic."""
+    if type is Raw:
+        return Raw(msgspec.json.encode(value))
+    try:
+        return msgspec.convert(value, type, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+def salted(body: bytes, peek: Peek, salt: str) -> bytes:
+    """The body with this cache salt and no other."""
+    if peek.cache_salt is not None:
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        del fields["cache_salt"]
+        body = msgspec.json.encode(fields)
+    # At the end: if the client has set it to something that is not a salt, the last word counts.
+    return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
+
+
+class Prompt(Struct):
+    """One request as the index and the policy know it. The keys are those of the first prompt."""
+
+    model: str  # as it stands in the root of block keys
+    tokens: int  # of the first prompt; estimated where it is not exact
+    packed: list[bytes]  # token ids of each prompt; empty where it is not exact
+    exact: bool  # made with the model's own tokenizer
+    why_not: str | None  # why it is not
+    choices: int
+    lora: str | None
+    salt: str | None
+    peek: Peek
+    _keys: dict[int, list[int]] = {}
+    _text: bytes | None = None
+
+    def keys(self, block_size: int) -> list[int]:
+        """Of the full blocks of so many tokens; of blocks of text where the size is APPROXIMATE."""
+        known = self._keys.get(block_size)
+        if known is None:
+            root = root_key(self.model, self.lora, self.salt, block_size)
+            known = self._keys[block_size] = self._made(block_size, root)
+        return known
+
+    def _made(self, block_size: int, root: int) -> list[int]:
+        if block_size == APPROXIMATE:
+            return extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
+        return block_keys(self.packed[0], block_size, root) if self.exact else []
+
+    @property
+    def text(self) -> bytes:
+        """What stands for the prompt in approximate blocks."""
+        if self._text is None:
+            self._text = text_of(self.peek)
+        return self._text
+
+    @property
+    def approximate_block_tokens(self) -> float:
+        if not self.exact:
+            return APPROXIMATE_BLOCK_BYTES / BYTES_PER_TOKEN
+        return self.tokens * APPROXIMATE_BLOCK_BYTES / max(len(self.text), 1)
+
+
+def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
+    text = text_of(peek)
+    tokens = max(1, len(text) // BYTES_PER_TOKEN)
+    return Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+
+
+def count_choices(peek: Peek) -> int:
+    prompt = peek.prompt
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return (len(prompt) if several else 1) * max(peek.n or 1, 1)
+
+
+def text_of(peek: Peek) -> bytes:
+    """The first prompt in bytes: equal beginnings of conversations are equal bytes, however their JSON is written."""
+    if peek.messages is not None:
+        return _conversation_text(peek.messages, peek.tools)
+    return _prompt_text(peek.prompt)
+
+
+def _conversation_text(messages: Iterable[PeekMessage], tools: Raw) -> bytes:
+    # Message by message: one that is not ASCII is encoded far more slowly, and must not take the others with it.
+    parts = [
+        f"\0{message.role}\0{message.content}".encode()
+        if type(message.content) is str and message.tool_calls is None
+        else f"\0{message.role}\0{_message_text(message)}".encode()
+        for message in messages
+    ]
+    return b"".join((bytes(tools), *parts) if tools else parts)
+
+
+def _message_text(message: PeekMessage) -> str:
+    calls = _json(message.tool_calls) if message.tool_calls else ""
+    content = message.content
+    if isinstance(content, list):
+        return "\n".join(map(_part_text, content)) + calls
+    return ("" if content is None else content if isinstance(content, str) else _json(content)) + calls
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    # Of an image only a digest: its megabytes are not tokens.
+    return text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part))
+
+
+def _prompt_text(prompt: Any) -> bytes:
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt.encode()
+    if isinstance(prompt, list) and prompt:
+        try:
+            return pack_tokens(prompt)
+        except ValueError:
+            pass  # no token ids: the engine will say so
+    return _json(prompt).encode()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,420 @@
+"""One generation request: from its body to a replica, from there to its client, and to another replica if one fails.
+
+Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits.
+"""
+
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from api.errors import ApiError
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Native, wrap
+from api.responses import chat_id, completion_id
+from api.sse import CONTENT_TYPE as SSE_TYPE
+from api.sse import DONE, event
+from router.admission import Admitted
+from router.attempt import Attempt, refusal_code
+from router.http.exchange import Exchange
+from router.http.headers import FROM_FRAMES, TO_CLIENT, TO_NATIVE, TO_REPLICA, lines, request_to, value_of
+from router.index import Matches
+from router.members import APPROXIMATE, Member, ServedModel
+from router.policy import Decision
+from router.prompt import Peek, Prompt, read_peek, salted
+from router.record import Remembered
+from router.upstream import Broken
+
+if TYPE_CHECKING:
+    from router.core import Router
+
+SESSION_HEADER = b"x-session-id"
+MAX_LOST = 3  # replicas that one request may take down with it before it is given up
+GATEWAY_FAULTS = frozenset({502, 503, 504})
+CACHED = b'"cached_tokens"'
+CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
+
+
+class Routing:
+    __slots__ = (
+        "_attempt",
+        "_body",
+        "_client_is_full",
+        "_lost",
+        "_router",
+        "_tried",
+        "admitted",
+        "arrived_s",
+        "block_size",
+        "chat",
+        "chosen",
+        "created",
+        "decision",
+        "exchange",
+        "first_byte_s",
+        "is_over",
+        "model",
+        "peek",
+        "predicted_blocks",
+        "prompt",
+        "reported_tokens",
+        "response_id",
+        "resumes",
+        "retries",
+        "said",
+        "seed",
+        "sure",
+        "waited_s",
+        "why",
+    )
+
+    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted, chat: bool, now_s: float) -> None:
+        self.exchange = exchange
+        self.admitted = admitted
+        self.chat = chat
+        self.arrived_s = now_s
+        self.first_byte_s = 0.0
+        self.waited_s = 0.0
+        self.peek: Peek
+        self.prompt: Prompt
+        self.model: ServedModel | None = None
+        self.decision: Decision | None = None
+        self.chosen: Member | None = None
+        self.block_size = APPROXIMATE  # in which the prediction counts
+        self.predicted_blocks: int | None = None  # None: only guessed
+        self.sure = False  # whether the prediction rests on events alone
+        self.reported_tokens: int | None = None
+        self.retries = 0
+        self.resumes = 0
+        self.is_over = False
+        self.why = ""  # it ended without an answer
+        # What a resumed answer must have in common with the one it goes on with.
+        self.response_id = ""
+        self.created = 0
+        self.seed: int | None = None
+        self.said: dict[int, list[bytes]] = {}  # token ids by choice, packed
+        self._router = router
+        self._body = b""
+        self._attempt: Attempt | None = None
+        self._tried: frozenset[str] = frozenset()
+        self._lost = 0
+        self._client_is_full = False
+        exchange.answerer = self
+        exchange.on_end = self._over
+
+    # ---- from the body to a replica
+
+    def serve(self, exchange: Exchange) -> None:
+        """The whole body is there."""
+        self._body = bytes(exchange.body)
+        exchange.body.clear()
+        try:
+            self.peek = read_peek(self._body)
+            self.model = self._router.members.model(self.peek.model)
+            self._router.make_prompt(self, self.model, self._body, self._salt())
+        except ApiError as error:
+            self.refuse(error)
+
+    def prompted(self, prompt: Prompt) -> None:
+        """The prompt's tokens are known."""
+        self.prompt = prompt
+        self.place()
+
+    def place(self) -> None:
+        """Choose a replica, or wait until one has room."""
+        if self.is_over:
+            return
+        assert self.model is not None, "a model was found before the prompt was made"
+        try:
+            member = self._router.decide(self, self.model, self._tried)
+        except ApiError as error:
+            self._give_up(error)
+            return
+        if member is not None:  # or it waits, and the router calls again
+            self._send(member)
+
+    def predict(self, member: Member, matches: Mapping[int, Matches]) -> None:
+        """How many blocks the chosen replica will find in its cache."""
+        self.chosen = member
+        size = self.block_size = member.block_size if self.prompt.exact else APPROXIMATE
+        if size == APPROXIMATE:
+            self.predicted_blocks = None
+            return
+        found = matches[size]
+        blocks = found.lower.get(member.slot, 0)
+        self.sure = blocks == found.sure.get(member.slot, 0)
+        self.predicted_blocks = min(blocks, (self.prompt.tokens - 1) // size)  # the last token is always computed
+
+    def _send(self, member: Member) -> None:
+        router, salt = self._router, self._salt()
+        attempt = self._attempt = router.generation(self, member)
+        if member.native:
+            body, dropped, types = self._enveloped(salt), TO_NATIVE, NATIVE_TYPES
+        else:
+            body = self._body if salt == self.peek.cache_salt or salt is None else salted(self._body, self.peek, salt)
+            dropped, types = TO_REPLICA, b""
+        request = request_to(member, self.exchange, self.admitted, dropped, types, body)
+        attempt.sending = member.upstream.send(request, attempt)
+        if self._client_is_full:
+            attempt.sending.pause()
+
+    def _enveloped(self, salt: str | None) -> bytes:
+        if not self.response_id:
+            self.response_id = chat_id() if self.chat else completion_id()
+            self.created = int(time.time())
+            if self.peek.seed is None:
+                self.seed = random.getrandbits(63)
+        native = Native(
+            prompts=self.prompt.packed,
+            resume_token_ids=self._resumed(),
+            response_id=self.response_id,
+            created=self.created,
+            seed=self.seed,
+            cache_salt=salt,
+        )
+        return wrap(native, self._body)
+
+    def _resumed(self) -> list[bytes]:
+        if not self.said:
+            return []
+        choices = max(self.prompt.choices, max(self.said) + 1)
+        return [b"".join(self.said.get(choice, ())) for choice in range(choices)]
+
+    def _salt(self) -> str | None:
+        return self.admitted.cache_salt(self.peek.cache_salt)
+
+    @property
+    def session(self) -> str | None:
+        """What keeps requests together, where the policy wants that."""
+        header = value_of(self.exchange.scope["headers"], SESSION_HEADER)
+        return self.peek.prompt_cache_key if header is None else header.decode("latin-1")
+
+    # ---- from the replica to the client
+
+    def begun(self, attempt: Attempt) -> None:
+        exchange = self.exchange
+        self._router.answered(attempt)
+        if attempt.cached_tokens is not None and not self.resumes:
+            self.reported_tokens = attempt.cached_tokens
+        if exchange.response_started or exchange.disconnected:
+            return  # it goes on with what another one began
+        if attempt.framed:
+            if self.peek.stream:
+                content_type = value_of(attempt.headers, b"x-warmroute-content-type") or SSE_TYPE.encode()
+                exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
+            return  # a whole answer comes at the end, in one piece
+        length = value_of(attempt.headers, b"content-length")
+        exchange.start(
+            attempt.status,
+            self._head(attempt, None, TO_CLIENT),
+            length=int(length) if length is not None and length.isdigit() else None,
+        )
+
+    def _head(self, attempt: Attempt, content_type: bytes | None, dropped: frozenset[bytes]) -> bytes:
+        head = lines(attempt.headers, dropped) + attempt.member.name_line
+        return head if content_type is None else b"content-type: %b\r\n" % content_type + head
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        exchange = self.exchange
+        if not self.first_byte_s:
+            self.first_byte_s = self._router.now_s()
+        if self.reported_tokens is None and not attempt.framed and CACHED in body:
+            self.reported_tokens = cached_tokens_in(body)
+        if complete:
+            self._complete(attempt, body)
+        elif exchange.response_started:
+            if body:
+                exchange.send(body)
+            else:
+                exchange.flush()
+        else:
+            exchange.body += body  # the parts of a whole answer, kept until they can be counted
+
+    def _complete(self, attempt: Attempt, body: bytes) -> None:
+        exchange = self.exchange
+        self._router.attempt_over(attempt)
+        self._attempt = None
+        if exchange.response_started:
+            exchange.finish(body)
+            return
+        content_type = value_of(attempt.headers, b"x-warmroute-content-type") or b"application/json"
+        exchange.answer(attempt.status, self._head(attempt, content_type, FROM_FRAMES), bytes(exchange.body) + body)
+
+    # ---- what goes wrong
+
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """Status 400 or more: the client's fault, or one that another replica may not have."""
+        code = refusal_code(body) if attempt.status in (429, 503) else None
+        reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
+        if self._may_go_on(attempt, code):
+            attempt.cancel()
+            self._end_attempt(attempt, reason, code)
+            self._again(attempt.member)
+            return
+        if not complete:
+            self._pass_on(attempt, body)
+            return
+        self._end_attempt(attempt, reason, code)
+        if self.exchange.response_started:  # the client has half an answer already
+            self._break_off(f"{attempt.member.name} would not go on with it: {reason}")
+        else:
+            self.exchange.answer(attempt.status, self._head(attempt, None, TO_CLIENT), body)
+
+    def _end_attempt(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
+        """One that was refused: full and draining are no faults, nor is what the client did wrong."""
+        if code in ("draining", "loading"):
+            self._router.rests(attempt)
+        fault = attempt.status >= 500 and code not in ("draining", "loading")
+        self._router.attempt_over(attempt, reason if fault else None)
+        self._attempt = None
+
+    def _may_go_on(self, attempt: Attempt, code: str | int | None) -> bool:
+        others = self._router.others(self.model, self._tried | {attempt.member.name})
+        if not others or (self.exchange.response_started and attempt.status < 500 and code is None):
+            return False
+        if attempt.status == 429:
+            return code == "queue_full"
+        return attempt.status in GATEWAY_FAULTS and self._lost < MAX_LOST
+
+    def _pass_on(self, attempt: Attempt, body: bytes) -> None:
+        """A long refusal is streamed like an answer."""
+        if self.exchange.response_started:
+            attempt.cancel()
+            self._router.attempt_over(attempt)
+            self._break_off(f"{attempt.member.name} would not go on with it")
+            return
+        length = value_of(attempt.headers, b"content-length")
+        known = int(length) if length is not None and length.isdigit() else None
+        self.exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
+        self.exchange.send(body)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """The replica is lost to this request: the next one, from the start or from where this one was cut."""
+        self._router.attempt_over(attempt, str(broken), refused=broken.refused)
+        for choice, packed in attempt.token_ids.items():
+            self.said.setdefault(choice, []).extend(packed)
+        self._attempt = None
+        if not broken.refused:
+            self._lost += 1
+        if self.exchange.response_started and not attempt.framed:
+            self._break_off(f"{attempt.member.name}: {broken}")
+        elif self._lost >= MAX_LOST:
+            self._give_up(unreachable(f"{self._lost} replicas in a row were lost while they answered it"))
+        else:
+            if attempt.framed:
+                self.resumes += 1
+            self._again(attempt.member)
+
+    def _again(self, member: Member) -> None:
+        self.retries += 1
+        self._tried = self._tried | {member.name}
+        self.place()
+
+    def _give_up(self, error: ApiError) -> None:
+        if self.exchange.response_started:
+            self._break_off(error.message)
+        else:
+            self.refuse(error)
+
+    def _break_off(self, why: str) -> None:
+        """There is half an answer. A stream can say so; of anything else the client sees that it is not complete."""
+        self.why = why
+        exchange = self.exchange
+        if self.peek.stream:
+            error = ApiError(502, f"the answer broke off, and no other replica could go on with it: {why}")
+            error.type, error.code = "server_error", "broken_stream"
+            exchange.send(event(error.body()) + DONE)
+            exchange.finish()
+        else:
+            exchange.cut()
+
+    def refuse(self, error: ApiError) -> None:
+        self.why = error.message
+        self._router.counts.refused[error.code or str(error.status)] += 1
+        if not self.is_over:
+            self.exchange.refuse(error)
+
+    # ---- what the client does
+
+    def client_left(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._router.attempt_over(self._attempt)
+            self._attempt = None
+
+    def client_full(self) -> None:
+        self._client_is_full = True
+        if self._attempt is not None and self._attempt.sending is not None:
+            self._attempt.sending.pause()
+
+    def client_ready(self) -> None:
+        self._client_is_full = False
+        if self._attempt is not None and self._attempt.sending is not None:
+            self._attempt.sending.resume()
+
+    def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
+        self.is_over = True
+        self._router.over(self)
+
+    def told(self) -> dict[str, Any]:
+        """What the access log says of it."""
+        return {
+            "model": self.model.name if self.model else None,
+            "replica": self.chosen.name if self.chosen else None,
+            "prompt_tokens": self.prompt.tokens if self.decision else None,
+            "cached_tokens": self.reported_tokens,
+            "ttft_s": round(self.first_byte_s - self.arrived_s, 6) if self.first_byte_s else None,
+            "retries": self.retries,
+            "resumes": self.resumes,
+        }
+
+    def remembered(self, decision: Decision, now_s: float) -> Remembered:
+        predicted = self.predicted_blocks
+        return Remembered(
+            time.time(),
+            (self.arrived_s, self.first_byte_s, now_s, self.waited_s),
+            self.admitted.request_id,
+            self.peek.model,
+            self.chosen.name if self.chosen is not None else None,
+            self.prompt.tokens,
+            self.prompt.exact,
+            decision,
+            None if predicted is None else predicted * self.block_size,
+            self.reported_tokens,
+            self.retries,
+            self.resumes,
+            self.exchange.status,
+            self.why,
+        )
+
+    def settle(self, now_s: float) -> bool:
+        """Counts what came of it; False where the replica reported another number of cached blocks than predicted."""
+        member, status = self.chosen, self.exchange.status
+        if member is None or self.decision is None:
+            return True
+        tally = member.tally(self.peek.model)
+        tally.statuses[status] = tally.statuses.get(status, 0) + 1
+        tally.request_s.observe(now_s - self.arrived_s)
+        if self.first_byte_s:
+            tally.first_token_s.observe(self.first_byte_s - self.arrived_s)
+        tally.prompt_tokens += self.prompt.tokens
+        tally.matched_tokens += int(self.decision.question.matched.get(member.slot, 0))
+        if self.predicted_blocks is None or self.reported_tokens is None or self.resumes:
+            return True
+        reported_blocks = self.reported_tokens // self.block_size
+        tally.blocks_predicted += self.predicted_blocks
+        tally.blocks_reported += reported_blocks
+        return member.accuracy.compare(self.predicted_blocks, reported_blocks) or not self.sure
+
+
+def cached_tokens_in(body: bytes) -> int | None:
+    """What an engine's last bytes say of it: `"prompt_tokens_details": {"cached_tokens": N}`."""
+    found = CACHED_TOKENS.findall(body)
+    return int(found[-1]) if found else None
+
+
+def unreachable(why: str) -> ApiError:
+    headers = {"Retry-After": "1"}
+    message = f"no replica could answer: {why}; try again"
+    return ApiError(503, message, "service_unavailable", code="no_replica", headers=headers)

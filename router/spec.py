@@ -1,0 +1,267 @@
+"""A replica as somebody named it: where it is, what it runs, and what is known of it before it was asked.
+
+A new field goes last, with a default; `parse_replica`, files and registries take it by its name.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from events.curve import load_curve_client
+from events.subscriber import Source
+from router.target import Target, parse_target
+
+Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
+
+OFF = "off"  # as `events`: not even if the replica has some
+SOCKETS = ("events", "replay", "status", "snapshot")
+WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
+
+_NAME = re.compile(r"[A-Za-z0-9_.:@\[\]-]{1,128}")  # it is part of paths and of metrics' labels
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TCP = re.compile(r"tcp://(.+):(\d+)")
+_HOST = re.compile(r"[A-Za-z0-9._:%-]+")
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
+
+
+class BadSpec(ValueError):
+    """What was said of a replica cannot be used; the message names the value and the fix."""
+
+
+class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is None is not known, and asked of the replica if it can tell."""
+
+    name: str
+    url: str
+    engine: Engine = "auto"
+    model: str | None = None
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters that it serves beside the model
+    events: str | None = None  # an endpoint, or "off"
+    replay: str | None = None
+    status: str | None = None
+    snapshot: str | None = None
+    topic: str = ""
+    curve_server: str | None = None  # the file of the replica's public key
+    curve_secret: str | None = None  # the file of the router's own secret key
+    block_size: int | None = None
+    max_model_len: int | None = None
+    resume: bool = False  # a foreign engine's answers may go on elsewhere
+    api_key_env: str | None = None  # the variable that holds the key which the router sends
+    draining: bool = False
+    incarnation: int | str | None = None  # another one is another process, even at the same address
+
+    @property
+    def target(self) -> Target:
+        return parse_target(self.url)
+
+    def source(self) -> Source | None:
+        """Where its events are to be had; None: nowhere (that is known of)."""
+        if self.events is None or self.events == OFF:
+            return None
+        curve = None
+        if self.curve_server is not None and self.curve_secret is not None:
+            try:
+                curve = load_curve_client(self.curve_server, self.curve_secret)
+            except ValueError as error:
+                raise BadSpec(f"{self.name}: {error}") from error
+        sockets = (self.events, self.replay, self.status, self.snapshot)
+        return Source(self.name, *sockets, self.topic, self.model or "", curve)
+
+    def api_key(self, environment: Mapping[str, str], default: str | None = None) -> str | None:
+        """The key that the router sends to it."""
+        if self.api_key_env is None:
+            return default
+        key = environment.get(self.api_key_env)
+        if not key:
+            raise BadSpec(
+                f"{self.name}: api_key_env is {self.api_key_env!r}, which is not set; export it, or name another"
+            )
+        return key
+
+    def check(self) -> None:
+        """Refuses what could never work."""
+        if not _NAME.fullmatch(self.name):
+            raise BadSpec(f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -")
+        for field in ("block_size", "max_model_len"):
+            if (number := getattr(self, field)) is not None and not 0 < number < 2**31:
+                raise BadSpec(f"{self.name}: {field} is {number}; write a whole number above 0, or leave it out")
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            raise BadSpec(
+                f"{self.name}: api_key_env is no variable's name; write the name of the variable, not the key itself"
+            )
+        if (self.curve_server is None) != (self.curve_secret is None):
+            raise BadSpec(
+                f"{self.name}: curve_server and curve_secret belong together: the file of the replica's public key, "
+                "and that of your own secret one"
+            )
+        self._check_events()
+
+    def _check_events(self) -> None:
+        other = [field for field in SOCKETS[1:] if getattr(self, field) is not None]
+        if other and (self.events is None or self.events == OFF):
+            said = f"events is {self.events!r}" if self.events else "events is missing"
+            raise BadSpec(
+                f"{self.name}: {other[0]} without events ({said}); name that endpoint too: events=tcp://HOST:PORT"
+            )
+        for field in SOCKETS:
+            endpoint = getattr(self, field)
+            if endpoint is not None and (tcp := _TCP.fullmatch(endpoint)) and tcp[1] in WILDCARDS:
+                raise BadSpec(f"{self.name}: {field} is {endpoint!r}, where a publisher binds; name its host")
+        if self.events is not None and self.events != OFF:
+            try:
+                Source(self.name, self.events, self.replay, self.status, self.snapshot).check()
+            except ValueError as error:
+                raise BadSpec(str(error)) from error
+
+
+_FIELDS = {field.name: field.type for field in msgspec.structs.fields(ReplicaSpec)}
+# What only a registry says, and what stands for a list on the command line.
+_NOT_TYPED = frozenset({"draining", "incarnation", "adapters"})
+_TYPED = {**{name: kind for name, kind in _FIELDS.items() if name not in _NOT_TYPED}, "adapter": str}
+
+
+def parse_replica(text: str) -> ReplicaSpec:
+    """`http://HOST:PORT`, or `key=value` pairs between commas, of which the URL may be the first without its key."""
+    if text.startswith(("http://", "https://")):
+        text = f"url={text}"
+    fields: dict[str, Any] = {}
+    for pair in text.split(","):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadSpec(
+                f"{pair!r} in {text!r} is no key=value; write http://HOST:PORT, or url=http://HOST:PORT,key=value"
+            )
+        _known(key, _TYPED, text)
+        if not value:
+            raise BadSpec(f"{key} in {text!r} is empty; give it a value, or leave it out")
+        if key == "adapter":
+            fields.setdefault("adapters", []).append(value)
+        elif key in fields:
+            raise BadSpec(f"{key} in {text!r} is given twice; give it once")
+        else:
+            fields[key] = value
+    return spec_of(fields, strict=False)
+
+
+def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
+    """A checked spec from fields by name, as they stand in a file; not `strict`: numbers may be text."""
+    for key in fields:
+        _known(key, _FIELDS, str(fields.get("url", "the replica")))
+    url = fields.get("url")
+    if not isinstance(url, str):
+        raise BadSpec(f"{'the url is missing' if url is None else f'the url is {url!r}'}; write url=http://HOST:PORT")
+    target = _target(url)
+    named = {"name": target.authority, **fields, "url": target.url}
+    try:
+        spec = msgspec.convert(named, ReplicaSpec, strict=strict)
+    except msgspec.ValidationError as error:
+        raise BadSpec(f"{url}: {_sentence(error, named)}") from error
+    spec.check()
+    return spec
+
+
+def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
+    """Refuses a name that two have."""
+    named: dict[str, ReplicaSpec] = {}
+    for spec in specs:
+        if spec.name in named:
+            raise BadSpec(
+                f"two replicas are named {spec.name!r}: {named[spec.name].url} and {spec.url}; give one another name"
+            )
+        named[spec.name] = spec
+    return named
+
+
+# ---- what a native replica says of itself
+
+
+class Endpoints(Struct, frozen=True):
+    events: str
+    replay: str | None = None
+    status: str | None = None
+    snapshot: str | None = None
+
+
+class NativeAnswer(Struct, frozen=True):
+    """The part of GET /load that says what the replica is."""
+
+    model: str
+    block_size: int
+    max_model_len: int
+    topic: str | None = None
+    incarnation: int | None = None  # None: the model is still being loaded
+    endpoints: Endpoints | None = None
+    draining: bool = False
+
+
+def told(spec: ReplicaSpec, answer: NativeAnswer) -> ReplicaSpec:
+    """The spec, completed by what the replica said; what somebody named already stays."""
+    if spec.model is not None and spec.model != answer.model:
+        raise BadSpec(f"{spec.name} serves {answer.model!r}, not {spec.model!r}; correct model, or leave it out")
+    found: dict[str, Any] = {"engine": "warmroute", "model": answer.model}
+    if spec.block_size is None:
+        found["block_size"] = answer.block_size
+    if spec.max_model_len is None:
+        found["max_model_len"] = answer.max_model_len
+    if spec.incarnation is None:
+        found["incarnation"] = answer.incarnation
+    if spec.events is None and answer.endpoints is not None:
+        host = spec.target.host
+        found |= {field: _reachable(spec, getattr(answer.endpoints, field), host) for field in SOCKETS}
+        found["topic"] = spec.topic or answer.topic or ""
+    return msgspec.structs.replace(spec, **found)
+
+
+def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None:
+    """The endpoint as seen from here: a replica that listens everywhere does not know under which address."""
+    tcp = _TCP.fullmatch(endpoint or "")
+    if tcp is None:
+        return endpoint
+    if tcp[1] in WILDCARDS:
+        return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
+    if _LOOPBACK.fullmatch(tcp[1]) and not _LOOPBACK.fullmatch(host):
+        # Whoever listens at that port of this machine is somebody else.
+        raise BadSpec(
+            f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
+            "or name it with events=off"
+        )
+    return endpoint
+
+
+# ---- errors
+
+
+def _known(key: str, names: Mapping[str, object], where: str) -> None:
+    if key in names:
+        return
+    if key in ("api_key", "key"):
+        raise BadSpec(f"{key} in a replica's description would be for everybody to read; write api_key_env=VARIABLE")
+    near = get_close_matches(key, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(names)}"
+    raise BadSpec(f"{key!r} in {where!r} is no key of a replica; {hint}")
+
+
+def _target(url: str) -> Target:
+    target: Target | None
+    try:
+        target = parse_target(url)
+    except ValueError:
+        target = None
+    if target is None or not _HOST.fullmatch(target.host):
+        raise BadSpec(f"url is {url!r}; write http://HOST:PORT or https://HOST:PORT")
+    if target.path.endswith("/v1"):
+        raise BadSpec(f"url is {url!r}; leave out /v1, the router adds the paths of the API")
+    return target
+
+
+def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
+    """msgspec says `Expected ..., got ... - at `$.key``."""
+    said, _, path = str(error).partition(" - at ")
+    key = path.strip("`").removeprefix("$.").partition("[")[0]
+    if key == "engine":
+        return f"engine is {fields[key]!r}; write auto, warmroute, vllm, sglang or openai"
+    return f"{key} is {fields.get(key)!r}: {said[:1].lower()}{said[1:]}"

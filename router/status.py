@@ -1,0 +1,93 @@
+"""What the router believes of its replicas, for people and for tools."""
+
+from typing import Any
+
+import msgspec
+
+from router.core import Router
+from router.members import APPROXIMATE, Member
+
+
+def replica_status(router: Router, member: Member) -> dict[str, Any]:
+    candidate, spec = member.candidate, member.spec
+    feed = router.feeds.state(member.name)
+    return {
+        "name": member.name,
+        "url": spec.url,
+        "engine": spec.engine,
+        "models": list(member.models),
+        "available": candidate.unavailable is None,
+        "why": candidate.unavailable,
+        "state": state_of(router, member),
+        "inexact": None if feed is None else feed.reason,
+        "tokenizer": member.verified,
+        "block_size": member.block_size or None,
+        "max_model_len": spec.max_model_len,
+        "incarnation": member.incarnation,
+        "breaker": member.health.breaker,
+        "slowness": round(candidate.slowness, 3),
+        "load": {
+            "queued_tokens": round(candidate.queued_tokens),
+            "running": candidate.running,
+            "waiting": candidate.waiting,
+            "in_flight": candidate.in_flight,
+            "prefill_tokens_per_s": round(candidate.prefill_tokens_per_s, 1),
+            "empty_tokens": candidate.empty_tokens,
+        },
+        "index": {"blocks": blocks_of(router, member), "accuracy": round(member.accuracy.recent, 5)},
+        "events": None if feed is None else _events(feed),
+    }
+
+
+def state_of(router: Router, member: Member) -> str:
+    """`exact`, `partial` and `syncing` for one whose events are followed; `approximate` for others."""
+    feed = router.feeds.state(member.name)
+    if feed is None or member.block_size == APPROXIMATE:
+        return "approximate"
+    if feed.exact:
+        return "exact"
+    return "partial" if feed.partial else "syncing"
+
+
+def blocks_of(router: Router, member: Member) -> dict[str, int]:
+    index = router.guesses if router.feeds.state(member.name) is None else router.index
+    return index.blocks(member.slot)
+
+
+def _events(feed: Any) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(feed)
+    fields["block_sizes"] = sorted(feed.block_sizes)
+    return fields
+
+
+def index_status(router: Router) -> dict[str, Any]:
+    """The size of everything that could grow."""
+    return {
+        "replicas": {member.name: blocks_of(router, member) for member in router.members},
+        "bytes": router.index.bytes_used(),
+        "optimistic_entries": len(router.index.optimistic),
+        "approximate_bytes": router.guesses.bytes_used(),
+        "models": {
+            name: {
+                "replicas": [member.name for member in model.members],
+                "block_sizes": sorted(model.slots),
+                "tokenizer": model.tokens.why_not or "exact",
+                "message_cache": model.tokens.why_no_cache or "on",
+            }
+            for name, model in router.members.models.items()
+        },
+    }
+
+
+def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
+    """Why a load balancer should wait: no replica yet, or one that answers and whose cache is still being read."""
+    members = list(router.members)
+    if not members:
+        return "no replica is known yet"
+    down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
+    syncing = [one.name for one in members if one.name not in down and state_of(router, one) == "syncing"]
+    if syncing:
+        return f"the index is not complete: what {', '.join(syncing)} holds is still being read"
+    if len(down) == len(members) or (down and all_of_them):
+        return f"no requests are taken by {'; '.join(f'{name} ({why})' for name, why in down.items())}"
+    return None

@@ -1,0 +1,33 @@
+"""Where a replica listens, as its URL says."""
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+
+class Target(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+    path: str  # before every path of the API; empty or without a slash at its end
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
+
+
+def parse_target(url: str) -> Target:
+    """ValueError that quotes the URL and says what one looks like."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    except ValueError:  # of a port or an address
+        usable = False
+    if not usable or parts.query or parts.username or not parts.hostname:
+        raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))

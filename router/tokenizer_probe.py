@@ -1,0 +1,112 @@
+"""Whether our tokenizer is the replica's: what to send to its `POST /tokenize`, and what its answers say."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError
+from api.prompts import Prompts
+from api.requests import TokenizeRequest, read
+
+_TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"
+_SYSTEM = {"role": "system", "content": "You are terse.  Answer in one line.\n"}
+_USER = {"role": "user", "content": _TEXT}
+_ASSISTANT = {"role": "assistant", "content": "Why <b>?\n\n1. é"}
+_PARTS = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two "}]}
+_LONG = [_USER, _ASSISTANT] * 4
+_CONVERSATIONS: Sequence[dict[str, Any]] = (
+    {"messages": [_USER]},
+    {"messages": [_SYSTEM, _USER, _ASSISTANT, _USER]},
+    {"messages": [_PARTS]},
+)
+_LOCAL: Sequence[dict[str, Any]] = (
+    *_CONVERSATIONS,
+    {"messages": [*_LONG, _USER]},
+    {"messages": [_USER, _ASSISTANT], "add_generation_prompt": False},
+    {"messages": [_USER, {"role": "assistant", "content": " and"}], "continue_final_message": True},
+)
+
+
+class Probe(Struct, frozen=True):
+    body: bytes
+    expected: list[int]
+    what: str
+
+
+class Answer(Struct, frozen=True):
+    status: int
+    body: bytes
+
+
+class Verdict(Struct, frozen=True):
+    """`verified` None: the replica does not say."""
+
+    verified: bool | None
+    why: str
+
+
+class _Tokenized(Struct):
+    tokens: list[int]
+
+
+def probes(model: str, prompts: Prompts) -> list[Probe]:
+    """What our template refuses is not asked."""
+    asked: list[dict[str, Any]] = [
+        {"prompt": _TEXT},
+        {"prompt": _TEXT * 3, "add_special_tokens": False},
+        *_CONVERSATIONS,
+    ]
+    made = (_probe(prompts, {"model": model, **fields}) for fields in asked)
+    return [probe for probe in made if probe is not None]
+
+
+def _probe(prompts: Prompts, fields: dict[str, Any]) -> Probe | None:
+    body = msgspec.json.encode(fields)
+    try:
+        expected = prompts.tokenize(read(body, TokenizeRequest))
+    except ApiError:
+        return None
+    return Probe(body, expected, "a prompt" if "prompt" in fields else f"{len(fields['messages'])} messages")
+
+
+def verdict(asked: Sequence[Probe], answers: Iterable[Answer]) -> Verdict:
+    """One difference is enough; what no answer says is not known."""
+    unknown = None
+    for probe, answer in zip(asked, answers, strict=True):
+        found = _token_ids(answer)
+        if found is None:
+            unknown = unknown or f"POST /tokenize answers {answer.status} to {probe.what}"
+        elif found != probe.expected:
+            return Verdict(False, f"{probe.what}: {_difference(probe.expected, found)}")
+    if unknown or not asked:
+        return Verdict(None, unknown or "there is nothing to ask")
+    return Verdict(True, f"{len(asked)} answers of POST /tokenize are as expected")
+
+
+def _token_ids(answer: Answer) -> list[int] | None:
+    if answer.status != 200:
+        return None
+    try:
+        return msgspec.json.decode(answer.body, type=_Tokenized).tokens
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _difference(expected: Sequence[int], found: Sequence[int]) -> str:
+    for position, (ours, theirs) in enumerate(zip(expected, found, strict=False)):
+        if ours != theirs:
+            return f"token {position} is {theirs} there and {ours} here"
+    return f"{len(found)} tokens there and {len(expected)} here"
+
+
+def conversations(prompts: Prompts) -> list[str]:
+    """Some conversations as the model's template shows them."""
+    shown = []
+    for fields in _LOCAL:
+        try:
+            shown.append(prompts.render(msgspec.convert(fields, TokenizeRequest)))
+        except ApiError:
+            continue
+    return shown

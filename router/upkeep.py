@@ -1,0 +1,282 @@
+"""Keeps what the router knows of its replicas true: which there are, what they serve, whether they are well.
+
+Tasks and timers; what an answer means is decided by `facts`, `health` and `load`.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import ssl
+from contextlib import suppress
+
+from events.native import Status
+from router.accuracy import Accuracy
+from router.attempt import refusal_code
+from router.core import Router
+from router.discovery.wanted import Wanted, difference
+from router.facts import Facts, foreign_facts, native_facts, scraped_queue
+from router.fetch import Fetched, fetch
+from router.health import Health, HealthConfig
+from router.load import ReplicaLoad
+from router.members import Member
+from router.policy import Candidate
+from router.spec import BadSpec, ReplicaSpec
+from router.tokenizer_probe import Answer, probes, verdict
+from router.tokenizers import Tokenizers
+from router.upstream import Broken, Upstream
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+LATE_S = 0.3
+USUAL_BLOCK_TOKENS = 16  # of an engine whose events have not said it yet
+LOOK_S = 0.05  # whether a probe is due
+MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
+SCRAPED = ("vllm", "sglang")
+
+
+class Upkeep:
+    """Owns a task for each replica, from when it is wanted until it is not."""
+
+    def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
+        self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
+        self._router = router
+        self._config = router.config
+        self._tokenizers = tokenizers
+        self._wanted: Wanted = {}
+        self._rng = random.Random()
+        self._health_config = HealthConfig(
+            faults_to_open=self._config.breaker_faults,
+            most_backoff_s=MOST_BACKOFF_S,
+            slow_start_s=self._config.slow_start_s,
+            probe_interval_s=self._config.health_interval_s,
+        )
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    # ---- which replicas there are
+
+    def apply(self, wanted: Wanted) -> None:
+        """What discovery says; replicas added by request stay beside it."""
+        self._wanted = wanted
+        change = difference(
+            {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added
+        )
+        for name in (*change.removed, *change.changed):
+            self._remove(name)
+        for spec in (*change.added.values(), *change.changed.values()):
+            self._add(spec)
+        if change:
+            self._router.members.arrange()
+
+    def add(self, spec: ReplicaSpec) -> None:
+        """By request. BadSpec where the name is taken."""
+        if spec.name in self._members:
+            raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
+        self.added[spec.name] = spec
+        self.apply(self._wanted)
+
+    def remove(self, name: str) -> None:
+        """By request. BadSpec for one that discovery names: it would be back at once."""
+        if name in self._wanted:
+            raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
+        del self.added[name]
+        self.apply(self._wanted)
+
+    @property
+    def _members(self) -> dict[str, Member]:
+        return self._router.members.by_name
+
+    def _add(self, spec: ReplicaSpec) -> None:
+        router, config = self._router, self._config
+        candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit)
+        guessed = router.guesses.add()
+        assert guessed == candidate.slot, f"slot {candidate.slot} of the index is {guessed} among the guesses"
+        target = spec.target
+        tls = ssl.create_default_context() if target.tls else None
+        health = Health(candidate, self._rng, router.now_s(), self._health_config)
+        upstream = Upstream(target, config.connect_timeout_s, tls)
+        member = Member(spec, candidate, ReplicaLoad(candidate), health, upstream, Accuracy(config.accuracy_objective))
+        key = spec.api_key(os.environ, config.replica_api_key)
+        if key is not None:
+            member.key_line = b"authorization: Bearer %b\r\n" % key.encode()
+        if spec.draining:
+            health.drain()
+        self._members[spec.name] = member
+        self._tasks[spec.name] = asyncio.create_task(self._keep(member))
+        log.info("%s: added, %s", spec.name, spec.url)
+
+    def _remove(self, name: str) -> None:
+        """It gets nothing new; what it is answering may come to its end."""
+        member = self._members.pop(name)
+        self._tasks.pop(name).cancel()
+        self._router.feeds.leave(name)
+        self._router.approximate.drop(member.slot)
+        self._router.guesses.drop(member.slot)
+        self._router.index.drop(member.slot)
+        leaving = asyncio.create_task(self._leave(member))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        log.info("%s: removed", name)
+
+    async def _leave(self, member: Member) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                while member.upstream.sendings:
+                    await asyncio.sleep(TICK_S)
+        member.upstream.break_all("it was removed, and its time to drain is over")
+        member.upstream.close()
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *self._leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self._members.values():
+            member.upstream.close()
+
+    # ---- one replica
+
+    async def _keep(self, member: Member) -> None:
+        """Learn what it is, then ask again and again whether it is well."""
+        while True:
+            now_s = self._router.now_s()
+            if member.health.probe_due(now_s):
+                member.health.probing(now_s)
+                try:
+                    if not member.learned:
+                        await self._learn(member)
+                    await self._probe(member)
+                except (Broken, BadSpec) as error:
+                    self._failed(member, str(error))
+            await asyncio.sleep(LOOK_S)
+
+    def _failed(self, member: Member, reason: str) -> None:
+        member.learned = False  # whoever answers next may be another process
+        if member.trouble != reason:  # said once, and not every half second
+            log.warning("%s: %s", member.name, reason)
+        member.trouble = reason
+        member.faults += 1
+        member.health.probed(False, reason, self._router.now_s())
+
+    async def _learn(self, member: Member) -> None:
+        facts = await self._facts(member)
+        if facts.spec.model is None:
+            return
+        self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native)
+        member.verified = None
+        member.describe(facts)
+        self._follow(member, facts)
+        self._router.members.arrange()
+
+    async def _facts(self, member: Member) -> Facts:
+        spec = member.spec_as_wanted
+        if spec.engine in ("auto", "warmroute"):
+            answer = await self._ask(member, "/load")
+            facts = native_facts(spec, answer.body) if answer.status == 200 else None
+            if facts is not None:
+                return facts
+            if spec.engine == "warmroute":
+                raise BadSpec(f"{spec.name} does not answer /load as a replica of ours (status {answer.status})")
+        answer = await self._ask(member, "/v1/models")
+        if answer.status != 200:
+            raise BadSpec(f"{spec.name} answers /v1/models with status {answer.status}")
+        return foreign_facts(spec, answer.body)
+
+    def _follow(self, member: Member, facts: Facts) -> None:
+        source = facts.spec.source()
+        if source is None:
+            return
+        try:
+            self._router.feeds.leave(member.name)
+            self._router.feeds.follow(member.name, member.slot, source)
+        except ValueError as error:
+            raise BadSpec(str(error)) from error
+        member.block_size = facts.spec.block_size or USUAL_BLOCK_TOKENS
+
+    async def _probe(self, member: Member) -> None:
+        answer = await self._ask(member, "/ready" if member.native else "/health")
+        now_s = self._router.now_s()
+        if answer.status == 200:
+            if member.verified is None:
+                await self._verify(member)
+            member.trouble = ""
+            member.health.probed(True, "", now_s)
+        elif answer.status == 503 and refusal_code(answer.body) == "draining":
+            member.health.rests("it drains")
+        else:
+            self._failed(member, f"it answers its health check with status {answer.status}")
+        if member.spec.engine in SCRAPED:
+            scraped = await self._ask(member, "/metrics")
+            queue = scraped_queue(scraped.body) if scraped.status == 200 else None
+            if queue is not None:
+                member.load.scraped(*queue, now_s)
+
+    async def _verify(self, member: Member) -> None:
+        """Tokens that are not the replica's own would be worse than none."""
+        tokens = self._tokenizers.of(member.models[0])
+        if tokens.prompts is None or tokens.why_not is not None:
+            member.verified = "there is none here"
+            return
+        asked = probes(member.models[0], tokens.prompts)
+        answers = [await self._ask(member, "/tokenize", probe.body) for probe in asked]
+        found = verdict(asked, [Answer(answer.status, answer.body) for answer in answers])
+        member.verified = found.why
+        if found.verified is False:
+            tokens.go_approximate(f"the tokenizer here is not that of {member.name}: {found.why}")
+        elif found.verified is None:
+            log.warning("%s: it is not known whether its tokenizer is the one here: %s", member.name, found.why)
+
+    async def _ask(self, member: Member, path: str, body: bytes | None = None) -> Fetched:
+        return await fetch(member.upstream, path, body=body, lines=member.key_line)
+
+    # ---- what comes by itself
+
+    def heard(self, name: str, status: Status) -> None:
+        """A native replica's heartbeat."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        now_s = self._router.now_s()
+        if member.incarnation not in (None, status.incarnation):
+            member.load.forget()
+            member.learned = False
+            self._router.index.optimistic.drop(member.slot)
+            self._router.approximate.drop(member.slot)
+            self._router.guesses.clear(member.slot)
+        member.incarnation = status.incarnation
+        member.health.heard(now_s)
+        member.load.reported(status.load, now_s)
+
+    async def tick(self) -> None:
+        """Time passes: silence, slow starts, time-outs, what the streams have said."""
+        expected_s = self._router.now_s()
+        while True:
+            now_s = self._router.now_s()
+            late = now_s - expected_s > LATE_S  # it was we who did not listen: heartbeats are still to be read
+            for member in list(self._members.values()):
+                self._tick(member, now_s, late)
+            self._router.sweep(now_s)
+            expected_s = now_s + TICK_S
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self, member: Member, now_s: float, late: bool) -> None:
+        was = member.candidate.unavailable
+        if not late:
+            member.health.tick(now_s)
+        member.load.tick(now_s)
+        member.upstream.sweep(now_s)
+        unavailable = member.candidate.unavailable
+        if unavailable is not None and was is None:
+            log.warning("%s: takes no requests: %s", member.name, unavailable)
+            if member.health.silent:
+                member.upstream.break_all(unavailable)
+        elif unavailable is None and was is not None:
+            log.info("%s: takes requests again", member.name)
+        if unavailable is None and self._router.waiting:
+            self._router.room()
+        state = self._router.feeds.state(member.name)
+        if state is not None and state.block_sizes and member.block_size not in state.block_sizes:
+            member.block_size = min(state.block_sizes)
+            self._router.members.arrange()

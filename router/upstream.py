@@ -1,0 +1,324 @@
+"""Keep-alive connections to one replica: a request goes out as bytes, the answer comes back by callbacks, unparsed.
+
+No task runs per request. Nothing here decides: what a broken connection means is the listener's to say.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Protocol
+
+import httptools
+
+from router.target import Target
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_IDLE = 1024
+IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
+Header = tuple[bytes, bytes]
+
+
+class Broken(Exception):
+    """There will be no (more of the) answer. `refused`: the request cannot have reached the replica."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+class Listener(Protocol):
+    """What is told of an answer; after `complete` or `broke` nothing more."""
+
+    def answered(self, status: int, headers: list[Header]) -> None: ...
+    def received(self, body: bytes, complete: bool) -> None:
+        """What has come since the last call, once per read of the socket."""
+
+    def broke(self, broken: Broken) -> None: ...
+
+
+class Sending:
+    """One request under way; `cancel` closes its connection, so that the replica stops working on it."""
+
+    __slots__ = ("_bodiless", "_connection", "_fresh_only", "_listener", "_paused", "_request", "_upstream", "over")
+
+    def __init__(self, upstream: "Upstream", request: bytes, listener: Listener, bodiless: bool) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._listener = listener
+        self._bodiless = bodiless
+        self._connection: Connection | None = None
+        self._fresh_only = False
+        self._paused = False
+        self.over = False
+
+    def cancel(self) -> None:
+        if not self.over:
+            connection = self._connection
+            self._end()
+            if connection is not None:
+                connection.abort()
+
+    def pause(self) -> None:
+        """The client takes no more for now."""
+        self._paused = True
+        if self._connection is not None:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._connection is not None:
+            self._connection.transport.resume_reading()
+
+    # ---- for Upstream and Connection
+
+    def start(self, connection: "Connection") -> None:
+        self._connection = connection
+        connection.carry(self, self._request, self._bodiless)
+        if self._paused:
+            connection.transport.pause_reading()
+
+    def answered(self, status: int, headers: list[Header]) -> None:
+        if not self.over:
+            self._listener.answered(status, headers)
+
+    def received(self, body: bytes, complete: bool) -> None:
+        if self.over:
+            return
+        listener = self._listener
+        if complete:
+            self._end()
+        listener.received(body, complete)
+
+    def broke(self, broken: Broken) -> None:
+        if not self.over:
+            listener = self._listener
+            self._end()
+            listener.broke(broken)
+
+    def _end(self) -> None:
+        self.over = True
+        self._upstream.sendings.discard(self)
+        self._connection = None
+        del self._listener  # a cycle of references would wait for the collector
+
+    def lost(self, reason: str, connection: "Connection") -> None:
+        """The connection ended. One that had idled may have been closed before it carried anything: once more, then."""
+        if self.over:
+            return
+        if connection.reused and not connection.spoken and not self._fresh_only:
+            self._fresh_only = True
+            self._connection = None
+            self._upstream.open(self)
+        else:
+            self.broke(Broken(reason))
+
+
+class Upstream:
+    """The connections to one replica."""
+
+    def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
+        self.target = target
+        self.sendings: set[Sending] = set()
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._idle: deque[Connection] = deque()  # the one used last at the right
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def idle_connections(self) -> int:
+        return len(self._idle)
+
+    def send(self, request: bytes, listener: Listener, *, bodiless: bool = False) -> Sending:
+        sending = Sending(self, request, listener, bodiless)
+        self.sendings.add(sending)
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                sending.start(connection)
+                return sending
+        self.open(sending)
+        return sending
+
+    def open(self, sending: Sending) -> None:
+        task = self._loop.create_task(self._open(sending))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, sending: Sending) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self),
+                    self.target.host,
+                    self.target.port,
+                    ssl=self._tls,
+                    server_hostname=self.target.host if self._tls else None,
+                )
+        except TimeoutError:
+            sending.broke(Broken(f"no connection within {self._connect_timeout_s:g} s", refused=True))
+            return
+        except OSError as error:
+            sending.broke(Broken(f"no connection: {error.strerror or error}", refused=True))
+            return
+        if sending.over or self._closed:
+            connection.abort()
+            return
+        sending.start(connection)
+
+    def release(self, connection: "Connection") -> None:
+        if self._closed or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+        else:
+            connection.idle_since_s = self._loop.time()
+            self._idle.append(connection)
+
+    def forget(self, connection: "Connection") -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now_s: float) -> None:
+        """Closes what has idled for long; the oldest are at the left."""
+        while self._idle and now_s - self._idle[0].idle_since_s > IDLE_LIMIT_S:
+            self._idle.popleft().abort()
+
+    def break_all(self, reason: str) -> None:
+        """The replica is dead or frozen, as somebody else found out."""
+        for sending in list(self.sendings):
+            if not sending.over:
+                connection = sending._connection
+                sending.broke(Broken(reason))
+                if connection is not None:
+                    connection.abort()
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        while self._idle:
+            self._idle.popleft().abort()
+
+    def close(self) -> None:
+        self._closed = True
+        for sending in list(self.sendings):
+            sending.cancel()
+        for task in self._opening:
+            task.cancel()
+        self.drop_idle()
+
+
+class Connection(asyncio.Protocol):
+    """One connection; carries one request at a time."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.transport: asyncio.Transport
+        self.idle_since_s = 0.0
+        self.reused = False
+        self.spoken = False  # whether a byte of the present answer has come
+        self._upstream = upstream
+        self._sending: Sending | None = None
+        self._bodiless = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[Header] = []
+        self._head_bytes = 0
+        self._pieces: list[bytes] = []
+        self._head_complete = False
+        self._complete = False
+        self._keeps = True
+
+    def carry(self, sending: Sending, request: bytes, bodiless: bool) -> None:
+        self._sending = sending
+        self._bodiless = bodiless
+        self.spoken = False
+        self.transport.write(request)
+
+    def abort(self) -> None:
+        self._sending = None
+        self.transport.abort()
+
+    # ---- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        sending = self._sending
+        if sending is None:  # nobody asked
+            self.transport.abort()
+            return
+        self.spoken = True
+        if not self._head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(f"its answer is not HTTP ({error})")
+            return
+        if not self._head_complete:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(f"the headers of its answer are longer than {MAX_HEAD_BYTES:,} bytes")
+            return
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._complete:
+            self._done()
+            sending.received(body, True)
+        else:
+            sending.received(body, False)  # also without a body: the head alone is news
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._upstream.forget(self)
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return
+        if self._head_complete and not self._keeps and not self._framed():
+            sending.received(b"", True)  # the end of the connection is the end of the answer
+        else:
+            sending.lost(f"it ended the connection ({exc})" if exc else "it ended the connection", self)
+
+    def _framed(self) -> bool:
+        """Whether the answer itself says where it ends."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
+
+    def _fail(self, reason: str) -> None:
+        sending, self._sending = self._sending, None
+        self.transport.abort()
+        if sending is not None:
+            sending.broke(Broken(reason))
+
+    def _done(self) -> None:
+        """The answer is complete; the connection is free for the next request."""
+        keeps = self._keeps and not self._bodiless
+        self._sending = None
+        self.reused = True
+        self._headers = []
+        self._head_complete = self._complete = False
+        self._head_bytes = 0
+        if keeps:
+            self._upstream.release(self)
+        else:
+            self.transport.abort()
+
+    # ---- what the parser finds
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # provisional: the answer proper follows
+            self._headers = []
+            return
+        self._head_complete = True
+        self._keeps = self._parser.should_keep_alive()
+        sending = self._sending
+        if sending is not None:
+            sending.answered(status, self._headers)
+        if self._bodiless:
+            self._complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = self._head_complete

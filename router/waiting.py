@@ -1,0 +1,108 @@
+"""Requests that no replica has room for: a bounded queue by priority, in which nobody starves.
+
+An entry's rank is fixed when it comes: its arrival, later by STEP_S for each step of its priority. So all of them age
+alike, and one is overtaken only by what comes within STEP_S times the difference of the priorities. The queue is a
+sorted list: a place is found in O(log n), and n is small enough that moving pointers does not count.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+STEP_S = 10.0  # a lower priority by one is worth as much as so much earlier an arrival
+REMEMBERED_TAKES = 64
+IDLE_S = 5.0  # after so long without a take an empty queue forgets how fast it was
+LEAST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
+
+Entry = TypeVar("Entry", bound=Hashable)
+Place: TypeAlias = tuple[float, int]
+
+
+class Ticket(Struct, frozen=True, eq=False):
+    place: Place  # rank, number
+    deadline: Place  # deadline, number
+
+
+class Waiting(Generic[Entry]):
+    def __init__(self, capacity: int) -> None:
+        if capacity < 0:
+            raise ValueError(f"capacity is {capacity}; use 0 (nobody waits) or more")
+        self.capacity = capacity
+        self._tickets: dict[Entry, Ticket] = {}
+        self._places: list[Place] = []  # the best is first
+        self._deadlines: list[Place] = []
+        self._entries: dict[int, Entry] = {}  # by number
+        self._number = 0
+        self._taken_s: deque[float] = deque(maxlen=REMEMBERED_TAKES)  # after the time at which counting began
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._tickets
+
+    def offer(self, entry: Entry, priority: float, now_s: float, deadline_s: float = float("inf")) -> Entry | None:
+        """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`."""
+        if entry in self._tickets:
+            raise ValueError(f"{entry!r} waits already; cancel it first")
+        rank = now_s + STEP_S * priority
+        refused = None
+        if len(self._places) >= self.capacity:
+            if not self._places or self._places[-1][0] <= rank:
+                return entry
+            refused = self._entries[self._places[-1][1]]
+            self.cancel(refused)
+        if not self._places and not (self._taken_s and now_s - self._taken_s[-1] < IDLE_S):
+            self._taken_s.clear()
+            self._taken_s.append(now_s)
+        self._number += 1
+        ticket = Ticket((rank, self._number), (deadline_s, self._number))
+        self._tickets[entry] = ticket
+        self._entries[self._number] = entry
+        insort(self._places, ticket.place)
+        insort(self._deadlines, ticket.deadline)
+        return refused
+
+    def take(self, now_s: float) -> Entry | None:
+        """There is room: whose turn is it?"""
+        if not self._places:
+            return None
+        entry = self._entries[self._places[0][1]]
+        self.cancel(entry)
+        self._taken_s.append(now_s)
+        return entry
+
+    def cancel(self, entry: Entry) -> bool:
+        """Takes it out; false if it does not wait."""
+        ticket = self._tickets.pop(entry, None)
+        if ticket is None:
+            return False
+        del self._entries[ticket.place[1]]
+        del self._places[bisect_left(self._places, ticket.place)]
+        del self._deadlines[bisect_left(self._deadlines, ticket.deadline)]
+        return True
+
+    def expire(self, now_s: float) -> list[Entry]:
+        """Takes out whose deadline has come, the earliest first."""
+        gone = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            entry = self._entries[self._deadlines[0][1]]
+            self.cancel(entry)
+            gone.append(entry)
+        return gone
+
+    def estimated_wait_s(self, now_s: float) -> float:
+        """For Retry-After: how long a newcomer would wait, from how fast others were taken of late."""
+        if not self._taken_s:
+            return LEAST_WAIT_S
+        per_entry_s = (now_s - self._taken_s[0]) / max(1, len(self._taken_s) - 1)
+        return min(MOST_WAIT_S, max(LEAST_WAIT_S, (len(self._places) + 1) * per_entry_s))
+
+    def check(self) -> None:
+        assert len(self._places) == len(self._deadlines) == len(self._tickets) == len(self._entries) <= self.capacity
+        assert self._places == sorted(ticket.place for ticket in self._tickets.values())
+        assert self._deadlines == sorted(ticket.deadline for ticket in self._tickets.values())
+        assert all(self._entries[ticket.place[1]] == entry for entry, ticket in self._tickets.items())

@@ -1,0 +1,34 @@
+"""That the rule holds for texts is shown where it is used: `tests/router/test_piece_cache_property.py`."""
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from api.cuts import safe_cuts
+
+
+def cuts(*contents: str, **flags: Any) -> tuple[str, ...]:
+    return safe_cuts([AddedToken(content, **{"normalized": False} | flags) for content in contents])
+
+
+def test_special_tokens_and_others_are_cuts() -> None:
+    assert cuts("<|im_start|>", "<|im_end|>", "<s>") == ("<s>", "<|im_end|>", "<|im_start|>")
+    assert cuts("<think>", special=False) == ("<think>",)
+    assert cuts("<|user|>", rstrip=True) == ("<|user|>",), "what it takes after it belongs to its own piece"
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "single_word", "normalized"])
+def test_a_token_that_depends_on_what_stands_before_it_is_none(flag: str) -> None:
+    assert cuts("<s>", **{flag: True}) == ()
+
+
+@pytest.mark.parametrize("content", ["word", "_x", "9", "\n\n", " <s>", "é", "東", "::", "<a<", ""])
+def test_a_token_that_may_belong_to_what_stands_before_it_is_none(content: str) -> None:
+    assert cuts(content) == ()
+
+
+def test_tokens_that_overlap_are_none() -> None:
+    assert cuts("<s>", "<s><s>x") == ()
+    assert cuts("<ab>", ":<a") == (":<a",)
+    assert cuts("<a:b>", ":") == ("<a:b>",), "one inside the other"

@@ -1,0 +1,119 @@
+"""What a decision costs: the choice alone, and the whole of it from packed token ids."""
+
+import functools
+import random
+from collections.abc import Callable
+
+from events.blocks import block_keys, pack_tokens, root_key
+from events.native import Load
+from router.index import PrefixIndex
+from router.load import ReplicaLoad
+from router.policy import Candidate, Question, choose
+from router.ring import Ring
+from tests.bench.measure import cpu_us, heading, row
+
+BLOCK = 16
+PROMPT = 4096
+ROOT = root_key("m", None, None, BLOCK)
+DECISIONS = 2000
+KINDS = ("busy", "busy, two media", "idle and cold", "two kinds of GPU")
+
+
+def run(rounds: int) -> None:
+    heading("choosing a replica for a prompt of 4,096 tokens, CPU per decision")
+    for replicas, target in ((4, "<= 4 us"), (64, "<= 30 us")):
+        for kind in KINDS:
+            figures = cpu_us(functools.partial(choosing, "cost", replicas, kind), DECISIONS, rounds)
+            row(f"cost, {replicas} replicas, {kind}", figures, "us", target)
+        for policy in ("prefix", "session"):
+            row(
+                f"{policy}, {replicas} replicas, busy",
+                cpu_us(functools.partial(choosing, policy, replicas, "busy"), DECISIONS, rounds),
+                "us",
+            )
+    row("explaining one, 64 replicas", cpu_us(explaining, 100, rounds), "us")
+    print()
+    heading("from packed ids of 4,096 tokens to a decision over 64 replicas, CPU per decision")
+    row("keys, match and choice; each holds a part", cpu_us(deciding, DECISIONS // 4, rounds), "us", "<= 100 us")
+    print()
+    heading("keeping a replica's load, CPU per event")
+    row("a request of ours: sent, begun, ended", cpu_us(requests, 10_000, rounds), "us")
+    row("a status", cpu_us(reports, 10_000, rounds), "us")
+
+
+def replicas_of(kind: str, count: int) -> tuple[list[Candidate], Question]:
+    chance = random.Random(1)
+    candidates = []
+    for slot in range(count):
+        rate = 8000.0 * (2 if kind == "two kinds of GPU" and slot % 2 else 1) + chance.random()
+        candidate = Candidate(f"r{slot}", slot, prefill_tokens_per_s=rate, max_model_len=32768, limit=256)
+        if kind == "idle and cold":
+            candidate.empty_tokens = 400_000.0
+        else:
+            candidate.queued_tokens, candidate.running = float(chance.randrange(20_000)), chance.randrange(32)
+        candidates.append(candidate)
+    matched = {} if kind == "idle and cold" else {slot: 16.0 * chance.randrange(128) for slot in range(0, count, 2)}
+    lower = {slot: held + 64 for slot, held in matched.items()} if kind == "busy, two media" else matched
+    return candidates, Question(PROMPT, matched, lower, session="someone")
+
+
+def choosing(policy: str, count: int, kind: str) -> Callable[[], object]:
+    candidates, question = replicas_of(kind, count)
+    ring, rng = Ring(candidate.name for candidate in candidates), random.Random(2)
+
+    def work() -> None:
+        for _ in range(DECISIONS):
+            choose(policy, question, candidates, rng, ring)
+
+    return work
+
+
+def explaining() -> Callable[[], object]:
+    candidates, question = replicas_of("busy", 64)
+    decision = choose("cost", question, candidates, random.Random(2))
+    return lambda: [decision.explain() for _ in range(100)]
+
+
+def deciding() -> Callable[[], object]:
+    """Every replica holds the first of the prompt's blocks, and each another share of the rest."""
+    candidates, _ = replicas_of("busy", 64)
+    chance, rng, index = random.Random(3), random.Random(2), PrefixIndex()
+    packed = pack_tokens([chance.randrange(150_000) for _ in range(PROMPT)])
+    keys = block_keys(packed, BLOCK, ROOT)
+    for candidate in candidates:
+        candidate.slot = index.add()
+        index.store(candidate.slot, keys[: 16 + chance.randrange(len(keys) - 16)])
+    everyone = sum(1 << candidate.slot for candidate in candidates)
+
+    def work() -> None:
+        for _ in range(DECISIONS // 4):
+            matches = index.match(block_keys(packed, BLOCK, ROOT), everyone)
+            matched = {slot: blocks * BLOCK for slot, blocks in matches.gpu.items()}
+            choose("cost", Question(PROMPT, matched, matched), candidates, rng)
+
+    return work
+
+
+def requests() -> Callable[[], object]:
+    load = ReplicaLoad(Candidate("r0", 0), block_size=BLOCK)
+    load.reported(Load(free_blocks=10_000, prefill_tokens_per_s=8000.0), 0.0)
+
+    def work() -> None:
+        for number in range(10_000):
+            now_s = number / 1000
+            load.sent(number, 500, now_s)
+            load.begun(number, now_s + 0.1)
+            load.ended(number, now_s + 0.2)
+
+    return work
+
+
+def reports() -> Callable[[], object]:
+    load = ReplicaLoad(Candidate("r0", 0), block_size=BLOCK)
+    status = Load(4, 2, 3000, 9000, 2000, 8000.0)
+
+    def work() -> None:
+        for number in range(10_000):
+            load.reported(status, number / 4)
+
+    return work

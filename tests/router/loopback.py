@@ -1,0 +1,94 @@
+"""A small HTTP server on the loopback, for what a test needs to be told by another process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+DEADLINE_S = 10.0
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+class Reply:
+    """What a handler writes; one answer for each connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def whole(self, status: int, content: Any) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        head = f"HTTP/1.1 {status} -\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        await self._write(head.encode() + body)
+
+    async def begin(self) -> None:
+        await self._write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+
+    async def line(self, content: Any) -> None:
+        chunk = json.dumps(content).encode() + b"\n"
+        await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    async def end(self) -> None:
+        await self._write(b"0\r\n\r\n")
+
+    def drop(self) -> None:
+        self._writer.transport.abort()
+
+    async def _write(self, content: bytes) -> None:
+        self._writer.write(content)
+        await self._writer.drain()
+
+
+Handler = Callable[[Request, Reply], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(handle: Handler, port: int = 0) -> AsyncIterator[str]:
+    """The server's URL; what still runs at the end is cancelled."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        try:
+            await handle(await _read(reader), Reply(writer))
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            running.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", port)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in list(running):
+            task.cancel()
+        await asyncio.gather(*running)
+
+
+async def _read(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    url = urlsplit(target)
+    return Request(method, url.path, dict(parse_qsl(url.query)), headers, body)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what

@@ -1,0 +1,259 @@
+"""Who is let in: keys, limits, administration, sizes and names of requests."""
+
+from pathlib import Path
+
+import pytest
+
+from api.errors import ApiError
+from router.admission import MAX_HEADERS, Admission, Headers, WatchedKeys, is_local
+from router.keys import Key, digest_of, keys_from_options
+
+CHAT = "/v1/chat/completions"
+HOST = (b"host", b"127.0.0.1:8000")
+REMOTE = "10.0.0.9"
+
+
+def key(name: str, *, admin: bool = False, rpm: float | None = None, most: int | None = None) -> Key:
+    digest = digest_of(f"{name}-key")
+    return Key(name=name, digest=digest, salt=name, admin=admin, requests_per_minute=rpm, max_in_flight=most)
+
+
+def bearing(name: str) -> Headers:
+    return [HOST, (b"authorization", f"Bearer {name}-key".encode())]
+
+
+def refused(
+    admission: Admission,
+    headers: Headers,
+    path: str = CHAT,
+    client: str | None = REMOTE,
+    now_s: float = 0.0,
+    method: str = "POST",
+) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        admission.admit(headers, path, client, now_s, method=method)
+    admission.check()
+    return caught.value
+
+
+# ---- keys
+
+
+def test_without_keys_everybody_may_ask_whatever_key_they_send() -> None:
+    admission = Admission()
+    for headers in ([HOST], bearing("any"), [(b"authorization", b"Basic x")]):
+        admitted = admission.admit(headers, CHAT, REMOTE, 0.0)
+        assert admitted.key is None
+        assert admitted.cache_salt("mine") == "mine"
+        admission.release(admitted)
+
+
+def test_with_keys_a_request_has_to_bring_one() -> None:
+    admission = Admission([key("a"), key("b")], demand_key=True)
+    admitted = admission.admit(bearing("b"), CHAT, REMOTE, 0.0)
+    assert admitted.key is not None and admitted.key.name == "b"
+    assert (admitted.cache_salt(None), admitted.cache_salt("mine")) == ("b", "b.mine")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [HOST],
+        bearing("wrong"),
+        [(b"authorization", b"Basic a-key")],
+        [(b"authorization", b"a-key")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"Bearer \xff\xfe")],
+        [(b"authorization", b"Bearer a-key"), (b"authorization", b"Bearer a-key")],
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/explain", "/replicas", "/docs", "/health/", "/no-such-path"])
+def test_without_a_right_key_the_answer_is_401(headers: Headers, path: str) -> None:
+    error = refused(Admission([key("a")], demand_key=True), headers, path)
+    assert (error.status, error.code) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER   "])
+def test_the_scheme_is_written_in_any_case(scheme: bytes) -> None:
+    admission = Admission([key("a")], demand_key=True)
+    assert admission.admit([(b"authorization", scheme + b"a-key ")], CHAT, REMOTE, 0.0).key is not None
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_probes_need_no_key(path: str) -> None:
+    assert Admission([key("a")], demand_key=True).admit([HOST], path, REMOTE, 0.0).key is None
+
+
+# ---- administration
+
+ADMIN = ["/replicas", "/replicas/a/drain", "/debug", "/debug/index", "/decisions", "/explain"]
+
+
+@pytest.mark.parametrize("path", ADMIN)
+def test_an_administrators_key_is_demanded_where_there_is_one(path: str) -> None:
+    for demand in (True, False):
+        admission = Admission([key("a"), key("root", admin=True)], demand_key=demand)
+        assert admission.admit(bearing("root"), path, REMOTE, 0.0).key is not None
+        assert refused(admission, bearing("a"), path, "127.0.0.1").status == 403
+        assert refused(admission, [HOST], path, "127.0.0.1").status == 401
+        assert refused(admission, bearing("wrong"), path, "127.0.0.1").status == 401
+
+
+def test_an_admin_key_alone_leaves_other_paths_open() -> None:
+    admission = Admission([key("root", admin=True)])
+    for headers in ([HOST], bearing("any"), bearing("root")):
+        assert admission.admit(headers, CHAT, REMOTE, 0.0).key is None
+
+
+@pytest.mark.parametrize("path", ADMIN)
+def test_without_an_administrators_key_only_this_machine_administers(path: str) -> None:
+    admission = Admission()
+    for client in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", None):
+        admission.admit([HOST], path, client, 0.0)
+    error = refused(admission, [HOST], path, REMOTE)
+    assert (error.status, error.code) == (403, "admin_key_required")
+    assert "start it with --admin-key" in error.message
+    guarded = Admission([key("a")], demand_key=True)
+    guarded.admit(bearing("a"), path, "::1", 0.0)
+    assert refused(guarded, bearing("a"), path, REMOTE).status == 403
+    assert refused(guarded, [HOST], path, "::1").status == 401
+
+
+def test_the_list_of_replicas_is_for_whoever_has_a_key() -> None:
+    admission = Admission([key("a"), key("root", admin=True)], demand_key=True)
+    admission.admit(bearing("a"), "/replicas", REMOTE, 0.0, method="GET")
+    assert refused(admission, bearing("a"), "/replicas", REMOTE, method="DELETE").status == 403
+    assert refused(admission, bearing("a"), "/replicas/a", REMOTE, method="GET").status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [HOST, (b"x-forwarded-for", b"10.0.0.9")],
+        [HOST, (b"forwarded", b"for=10.0.0.9")],
+        [HOST, (b"via", b"1.1 proxy")],
+        [(b"host", b"evil.example:8000")],
+        [(b"host", b"127.0.0.1.evil.example")],
+        [HOST, (b"origin", b"https://evil.example")],
+        [HOST, (b"origin", b"null")],
+        [],
+    ],
+)
+def test_proxies_and_pages_of_others_are_not_this_machine(headers: Headers) -> None:
+    assert not is_local(headers, "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"localhost:8000", b"127.0.0.1", b"[::1]:8000"])
+def test_pages_of_the_router_itself_are(host: bytes) -> None:
+    assert is_local([(b"host", host), (b"origin", b"http://" + host)], "127.0.0.1")
+
+
+# ---- limits
+
+
+def test_a_key_has_so_many_requests_in_flight_and_gets_them_back() -> None:
+    admission = Admission([key("a", most=2), key("b", most=1)], demand_key=True)
+    first, _ = (admission.admit(bearing("a"), CHAT, REMOTE, 0.0) for _ in range(2))
+    error = refused(admission, bearing("a"))
+    assert (error.status, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert error.headers["Retry-After"] == "1"
+    admission.admit(bearing("b"), CHAT, REMOTE, 0.0)
+    admission.release(first)
+    admission.release(first)  # twice is once
+    assert admission.in_flight() == {"a": 1, "b": 1}
+    admission.admit(bearing("a"), CHAT, REMOTE, 0.0)
+    assert refused(admission, bearing("a")).status == 429
+
+
+def test_a_refused_request_takes_no_place() -> None:
+    admission = Admission([key("a", rpm=6, most=1)], demand_key=True)
+    admission.release(admission.admit(bearing("a"), CHAT, REMOTE, 0.0))
+    error = refused(admission, bearing("a"), now_s=2.5)
+    assert (error.status, error.headers["Retry-After"]) == (429, "8")
+    assert "6 requests a minute; try again in 7.5 s" in error.message
+    assert admission.in_flight() == {"a": 0}
+    admission.release(admission.admit(bearing("a"), CHAT, REMOTE, 10.0))
+
+
+def test_a_key_may_send_so_many_requests_a_minute() -> None:
+    admission = Admission([key("a", rpm=60)], demand_key=True)
+
+    def sent(now_s: float) -> int:
+        count = 0
+        while True:
+            try:
+                admission.release(admission.admit(bearing("a"), CHAT, REMOTE, now_s))
+            except ApiError:
+                return count
+            count += 1
+
+    assert sent(100.0) == 10  # a sixth at once
+    assert [sent(100.0 + second) for second in range(1, 50)] == [1] * 49
+    assert sent(1000.0) == 10
+
+
+def test_what_was_used_outlives_a_change_of_the_keys() -> None:
+    admission = Admission([key("a", rpm=6, most=2), key("b")], demand_key=True)
+    running = admission.admit(bearing("a"), CHAT, REMOTE, 0.0)
+    admission.use([key("a", rpm=12, most=2), key("c")])
+    assert admission.in_flight() == {"a": 1, "c": 0}
+    assert refused(admission, bearing("a"), now_s=1.0).status == 429
+    assert refused(admission, bearing("b")).status == 401
+    admission.release(running)
+    assert admission.in_flight()["a"] == 0
+
+
+# ---- headers and names
+
+
+def test_headers_have_limits() -> None:
+    admission = Admission()
+    many = [(b"x", b"y")] * MAX_HEADERS
+    admission.admit(many, CHAT, REMOTE, 0.0)
+    for headers in ([*many, HOST], [(b"x", b"y" * 32 * 1024)]):
+        for path in (CHAT, "/health"):
+            error = refused(admission, headers, path)
+            assert (error.status, error.code) == (431, "headers_too_large")
+
+
+def test_a_sane_request_id_is_kept_and_others_are_made() -> None:
+    admission = Admission()
+
+    def request_id(given: bytes) -> str:
+        return admission.admit([(b"x-request-id", given)], CHAT, REMOTE, 0.0).request_id
+
+    for sane in (b"abc-123", b"!" * 128, b"{9f0}"):
+        assert request_id(sane) == sane.decode()
+    made = [request_id(bad) for bad in (b"", b"a b", b"a\r\nset-cookie: x", b"\xc3\xa9", b"x" * 129, b"\x7f")]
+    assert len(set(made)) == len(made)
+    assert all(each.startswith("req-") and len(each) < 40 for each in made)
+    assert Admission().admit([], CHAT, None, 0.0).request_id != Admission().admit([], CHAT, None, 0.0).request_id
+
+
+# ---- the file
+
+
+def test_keys_of_a_file_change_while_the_router_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text("[keys.a]\nkey = 'a-key'")
+    watched = WatchedKeys(str(path), beside=keys_from_options(["option-key"], None))
+
+    def names() -> list[str] | None:
+        found = watched.look()
+        return None if found is None else [key.name for key in found]
+
+    assert names() == ["key-1", "a"]
+    assert names() is None
+    path.write_text("[keys.b]\nkey = 'b-key'\n[keys.c]\nkey = 'c-key'")
+    assert names() == ["key-1", "b", "c"]
+    for broken in ("[keys.b]\nkey = ", "[keys.key-1]\nkey = 'longer'"):
+        path.write_text(broken)
+        assert [names(), names()] == [None, None]
+        assert watched.problem is not None and str(path) in watched.problem
+    path.unlink()
+    assert names() is None
+    assert "the keys stay as they were" in caplog.text
+    path.write_text("[keys.d]\nkey = 'd-key'")
+    assert names() == ["key-1", "d"]
+    assert watched.problem is None

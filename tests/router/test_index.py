@@ -1,0 +1,223 @@
+"""All replicas in one structure."""
+
+import pytest
+
+from events.messages import BlockStored
+from events.resolver import Cleared, Removed, Stored
+from router.index import PrefixIndex
+
+KEYS = list(range(100, 110))
+
+
+def stored(keys: list[int], medium: str = "GPU", chain: list[int] | None = None) -> Stored:
+    event = BlockStored(list(keys), None, [], 4, None, medium, None)
+    return Stored(medium, keys, chain or keys, 0, event)
+
+
+def holding(*lengths: int) -> PrefixIndex:
+    index = PrefixIndex()
+    for length in lengths:
+        index.store(index.add(), KEYS[:length])
+    index.check()
+    return index
+
+
+# ---- one walk
+
+
+def test_one_walk_gives_every_replicas_longest_prefix() -> None:
+    index = holding(10, 0, 3, 3, 1)
+    index.store(1, KEYS[1:])  # all but the first
+    matches = index.match(KEYS, 0b11111)
+    assert matches.gpu == {0: 10, 2: 3, 3: 3, 4: 1}
+    assert matches.lower is matches.gpu and matches.sure is matches.gpu
+
+
+def test_only_the_replicas_asked_about_are_told() -> None:
+    assert holding(10, 5, 3).match(KEYS, 0b101).gpu == {0: 10, 2: 3}
+    assert holding(10, 5, 3).match(KEYS, 0).gpu == {}
+
+
+def test_a_block_evicted_in_the_middle_ends_the_prefix_until_it_returns() -> None:
+    index = holding(10, 10)
+    index.remove(0, [KEYS[4]])
+    assert index.match(KEYS, 0b11).gpu == {0: 4, 1: 10}
+    index.store(0, [KEYS[4]])
+    assert index.match(KEYS, 0b11).gpu == {0: 10, 1: 10}
+
+
+def test_prompts_that_nobody_or_nothing_matches() -> None:
+    assert holding(3).match([1, 2], 1).gpu == {}
+    assert holding(3).match([], 1).gpu == {}
+    assert PrefixIndex().match(KEYS, 0b111).gpu == {}
+
+
+def test_700_replicas_may_hold_one_block() -> None:
+    index = holding(*[1 + slot % 10 for slot in range(700)])
+    assert index.match(KEYS, (1 << 700) - 1).gpu == {slot: 1 + slot % 10 for slot in range(700)}
+    assert index.match(KEYS, 1 << 699).gpu == {699: 10}
+
+
+# ---- media
+
+
+def test_lower_media_count_together_with_gpu_memory() -> None:
+    index = holding(4, 10)
+    index.store(0, KEYS[4:6], "CPU")
+    index.store(0, KEYS[6:9], "DISK")
+    index.check()
+    matches = index.match(KEYS, 0b11)
+    assert (matches.gpu, matches.lower) == ({0: 4, 1: 10}, {0: 9, 1: 10})
+    assert index.blocks(0) == {"GPU": 4, "CPU": 2, "DISK": 3}
+
+
+def test_a_medium_that_fills_a_hole_joins_what_gpu_memory_has_on_both_sides() -> None:
+    index = holding(10)
+    index.remove(0, [KEYS[2]])
+    index.store(0, [KEYS[2]], "CPU")
+    assert index.match(KEYS, 1)[:2] == ({0: 2}, {0: 10})
+
+
+def test_a_medium_that_nobody_uses_any_more_costs_nothing() -> None:
+    index = holding(4)
+    index.store(0, KEYS[4:6], "CPU")
+    index.remove(0, KEYS[4:6], "CPU")
+    index.remove(0, KEYS[4:6], "TAPE")
+    matches = index.match(KEYS, 1)
+    assert matches.lower is matches.gpu
+    assert (index.blocks(0), list(index._media)) == ({"GPU": 4}, ["GPU"])
+    index.check()
+
+
+# ---- optimistic entries
+
+
+def test_optimistic_entries_count_as_gpu_memory_but_not_as_sure() -> None:
+    index = holding(3, 0)
+    index.optimistic.add(0, KEYS[3:5], 1.0)
+    index.optimistic.add(1, KEYS[:7], 1.0)
+    assert index.match(KEYS, 0b11) == ({0: 5, 1: 7}, {0: 5, 1: 7}, {0: 3})
+    assert index.match([1, 2], 0b11) == ({}, {}, {})
+    assert index.blocks(0) == {"GPU": 3} and index.blocks(1) == {}
+    index.optimistic.expire(1.0)
+    assert index.match(KEYS, 0b11).gpu == {0: 3}
+
+
+def test_an_optimistic_entry_counts_after_a_block_that_a_lower_medium_holds() -> None:
+    index = holding(3)
+    index.store(0, [KEYS[3]], "CPU")
+    index.optimistic.add(0, KEYS[4:6], 1.0)
+    assert index.match(KEYS, 1) == ({0: 3}, {0: 6}, {0: 3})
+
+
+def test_stored_confirms_whatever_of_the_chain_was_awaited() -> None:
+    index = holding(0)
+    index.optimistic.add(0, KEYS[:4], 1.0)
+    index.apply(0, stored([KEYS[1]], chain=KEYS[:2]))
+    assert sorted(index.optimistic.holders.masks) == KEYS[2:4]
+    index.apply(0, stored(KEYS[2:4], "CPU"))  # the GPU's copy may still come
+    assert sorted(index.optimistic.holders.masks) == KEYS[2:4]
+    index.optimistic.check()
+
+
+def test_a_confirmed_block_that_is_evicted_is_gone_whatever_its_deadline_was() -> None:
+    index = holding(0)
+    index.optimistic.add(0, KEYS[:4], 1.0)
+    index.apply(0, stored(KEYS[:4]))
+    index.apply(0, Removed("GPU", KEYS[2:4]))
+    assert index.match(KEYS, 1).gpu == {0: 2}
+
+
+# ---- changes
+
+
+def test_cleared_undoes_exactly_that_replicas_keys() -> None:
+    index = holding(5, 5)
+    index.apply(0, stored([1, 2], "CPU"))
+    index.apply(1, stored([2], "CPU"))
+    index.apply(0, Cleared((("CPU", {1, 2}), ("GPU", {99}))))
+    index.check()
+    assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5, "CPU": 1})
+
+
+def test_cleared_without_the_keys_finds_them_all_the_same() -> None:
+    index = holding(5, 5)
+    index.apply(0, stored([1, 2], "CPU"))
+    index.apply(0, stored([7, 8]))
+    index.apply(0, Cleared())
+    index.check()
+    assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5})
+
+
+def test_a_freed_slot_is_used_again_and_inherits_nothing() -> None:
+    index = holding(5, 5, 5)
+    index.optimistic.add(1, KEYS, 9.0)
+    index.drop(1)
+    index.check()
+    assert index.match(KEYS, 0b111).gpu == {0: 5, 2: 5}
+    assert (index.add(), index.add()) == (1, 3)
+    assert index.match(KEYS, 0b1111).gpu == {0: 5, 2: 5}
+    index.check()
+
+
+def test_a_replica_leaves_without_a_look_at_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = holding(5, 5)
+    index.apply(1, stored([1, 2], "CPU"))
+
+    def scan(*_: object) -> list[int]:
+        raise AssertionError("the whole index was searched")
+
+    monkeypatch.setattr("router.holders.Holders.of", scan)
+    index.drop(0)
+    index.apply(1, Cleared((("CPU", {1, 2}),)))
+    index.drop(1)
+    index.store(index.add(), KEYS)
+    index.apply(0, stored([1]))
+    with pytest.raises(AssertionError, match="was searched"):  # nobody has said what it held
+        index.drop(0)
+
+
+def test_check_finds_a_count_that_drifted() -> None:
+    index = holding(5)
+    index._media["GPU"].masks[1] = 1
+    with pytest.raises(AssertionError, match="6"):
+        index.check()
+
+
+def test_a_block_stored_twice_is_one() -> None:
+    index = holding(0)
+    index.store(0, [1, 1, 2])
+    index.store(0, (key for key in (2, 3)))
+    assert index.blocks(0) == {"GPU": 3}
+    index.remove(0, [1, 1, 9])
+    assert index.blocks(0) == {"GPU": 2}
+    index.check()
+
+
+# ---- memory
+
+
+def test_replicas_that_hold_the_same_blocks_keep_one_object_for_each_key() -> None:
+    index = holding(0, 0, 0, 0)
+    kept = []
+    for slot in range(4):
+        keys = index.intern([2**60 + key for key in range(10)])
+        assert keys == [2**60 + key for key in range(10)]
+        index.store(slot, keys)
+        kept.append([id(key) for key in keys])
+    assert kept[1] == kept[2] == kept[3]
+
+
+def test_churn_leaves_nothing_behind() -> None:
+    index = holding(0, 0)
+    for first in range(0, 60_000, 60):
+        index.store(0, range(first, first + 60))
+        index.store(1, range(first, first + 30), "CPU")
+        if first >= 600:
+            index.remove(0, range(first - 600, first - 540))
+            index.remove(1, range(first - 600, first - 570), "CPU")
+        if first == 6000:
+            used = index.bytes_used()
+    index.check()
+    assert index.bytes_used() <= used
+    assert index.blocks(0) == {"GPU": 600}

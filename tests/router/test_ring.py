@@ -1,0 +1,52 @@
+from collections import Counter
+
+from router.ring import Ring
+
+NAMES = [f"replica-{number}" for number in range(8)]
+SESSIONS = [f"session-{number}" for number in range(4000)]
+
+
+def owners(ring: Ring) -> dict[str, str]:
+    return {session: next(ring.walk(session)) for session in SESSIONS}
+
+
+def test_every_replica_gets_about_its_share() -> None:
+    shares = Counter(owners(Ring(NAMES)).values())
+    assert set(shares) == set(NAMES)
+    assert max(shares.values()) < 1.5 * len(SESSIONS) / len(NAMES)
+
+
+def test_removing_a_replica_moves_only_its_sessions() -> None:
+    ring = Ring(NAMES)
+    before = owners(ring)
+    ring.remove(NAMES[3])
+    after = owners(ring)
+    assert all(after[session] == owner for session, owner in before.items() if owner != NAMES[3])
+    assert NAMES[3] not in ring and NAMES[3] not in after.values()
+
+
+def test_adding_a_replica_moves_sessions_only_to_it() -> None:
+    ring = Ring(NAMES)
+    before = owners(ring)
+    ring.add("newcomer")
+    moved = {session for session, owner in owners(ring).items() if owner != before[session]}
+    assert all(next(ring.walk(session)) == "newcomer" for session in moved)
+    assert 0.5 < len(moved) / (len(SESSIONS) / 9) < 1.5
+
+
+def test_a_ring_does_not_depend_on_the_order_of_joining() -> None:
+    turned = Ring(reversed(NAMES))
+    turned.add("gone")
+    turned.remove("gone")
+    assert owners(turned) == owners(Ring(NAMES))
+
+
+def test_a_walk_names_every_replica_once() -> None:
+    assert sorted(Ring(NAMES).walk("anyone")) == NAMES
+    assert list(Ring().walk("anyone")) == []
+
+
+def test_adding_twice_changes_nothing() -> None:
+    ring = Ring(NAMES)
+    ring.add(NAMES[0])
+    assert len(ring) == len(NAMES) and owners(ring) == owners(Ring(NAMES))

@@ -1,0 +1,42 @@
+import random
+import statistics
+
+import pytest
+
+from router import load
+from tests.router.side_by_side import World
+
+PROMPTS = 200
+SEEDS = range(10)
+
+
+def mixed_prompts(seed: int) -> list[int]:
+    """Lengths with a mean of about 2,400 tokens and a long tail."""
+    rng = random.Random(seed)
+    return [int(min(30_000, rng.lognormvariate(7.3, 1.0))) for _ in range(PROMPTS)]
+
+
+def imbalance(routers: int, over_s: float, *, reports: bool = True, elsewhere_tokens: int = 0) -> float:
+    found = [
+        World(routers, 4, 10 * seed, reports=reports).run(mixed_prompts(seed), over_s, elsewhere_tokens)
+        for seed in SEEDS
+    ]
+    return statistics.mean(found)
+
+
+@pytest.mark.parametrize("routers", [1, 2, 4])
+@pytest.mark.parametrize("over_s", [0.2, 2.0])
+def test_routers_side_by_side_do_not_herd_on_a_burst(routers: int, over_s: float) -> None:
+    assert imbalance(routers, over_s) < 1.2
+
+
+@pytest.mark.parametrize("routers", [2, 4])
+def test_they_do_herd_if_each_takes_itself_for_the_only_one(routers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = imbalance(routers, 0.2)
+    monkeypatch.setattr(load, "MOST_CROWD", 1.0)
+    assert imbalance(routers, 0.2) > counted + 0.06
+
+
+def test_without_reports_nobody_sees_what_comes_from_elsewhere() -> None:
+    assert imbalance(2, 2.0, elsewhere_tokens=80_000) < 1.2
+    assert imbalance(2, 2.0, reports=False, elsewhere_tokens=80_000) > 1.3

@@ -1,0 +1,90 @@
+import pytest
+
+from router.waiting import LEAST_WAIT_S, MOST_WAIT_S, STEP_S, Waiting
+
+
+def drained(waiting: Waiting[str]) -> list[str]:
+    found = []
+    while (entry := waiting.take(100.0)) is not None:
+        found.append(entry)
+    return found
+
+
+def test_lower_priority_goes_first_and_then_arrival() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    for entry, priority in (("b1", 1), ("a1", 0), ("b2", 1), ("a2", 0)):
+        assert waiting.offer(entry, priority, 1.0) is None
+    assert drained(waiting) == ["a1", "a2", "b1", "b2"]
+
+
+def test_a_full_queue_refuses_the_newcomer_or_the_worst_if_the_newcomer_is_better() -> None:
+    waiting: Waiting[str] = Waiting(2)
+    waiting.offer("first", 1, 1.0)
+    waiting.offer("second", 1, 2.0)
+    assert waiting.offer("third", 1, 3.0) == "third"
+    assert waiting.offer("urgent", 0, 3.0) == "second"
+    assert drained(waiting) == ["urgent", "first"]
+
+
+def test_nobody_waits_where_there_is_no_room_at_all() -> None:
+    waiting: Waiting[str] = Waiting(0)
+    assert waiting.offer("first", 0, 1.0) == "first" and len(waiting) == 0
+    with pytest.raises(ValueError, match="capacity is -1"):
+        Waiting[str](-1)
+
+
+def test_nobody_starves() -> None:
+    waiting: Waiting[str] = Waiting(1000)
+    waiting.offer("patient", 3, 0.0)
+    served_s = None
+    for second in range(100):  # as many urgent ones come as are served
+        waiting.offer(f"urgent {second}", 0, float(second))
+        if waiting.take(float(second)) == "patient":
+            served_s = second
+            break
+    assert served_s == 3 * STEP_S
+
+
+def test_a_cancelled_entry_is_gone() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    waiting.offer("first", 0, 1.0)
+    waiting.offer("second", 0, 1.0)
+    assert "first" in waiting and waiting.cancel("first") and not waiting.cancel("first")
+    assert drained(waiting) == ["second"]
+
+
+def test_an_entry_waits_once() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    waiting.offer("first", 0, 1.0)
+    with pytest.raises(ValueError, match="'first' waits already"):
+        waiting.offer("first", 0, 2.0)
+
+
+def test_entries_expire_at_their_own_deadlines() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    waiting.offer("late", 0, 1.0, 9.0)
+    waiting.offer("soon", 1, 1.0, 5.0)
+    waiting.offer("never", 0, 1.0)
+    assert waiting.expire(4.9) == []
+    assert waiting.expire(5.0) == ["soon"]
+    assert waiting.expire(100.0) == ["late"]
+    assert drained(waiting) == ["never"]
+
+
+def test_the_estimated_wait_follows_how_fast_others_left() -> None:
+    waiting: Waiting[str] = Waiting(100)
+    assert waiting.estimated_wait_s(0.0) == LEAST_WAIT_S
+    for number in range(20):
+        waiting.offer(f"{number}", 0, 0.0)
+    for second in range(1, 11):
+        waiting.take(second * 2.0)
+    assert waiting.estimated_wait_s(20.0) == pytest.approx(11 * 2.0)
+    assert waiting.estimated_wait_s(1e6) == MOST_WAIT_S  # nobody leaves any more
+
+
+def test_a_quiet_hour_does_not_count_as_slowness() -> None:
+    waiting: Waiting[str] = Waiting(100)
+    waiting.offer("old", 0, 0.0)
+    waiting.take(0.1)
+    waiting.offer("new", 0, 3600.0)
+    assert waiting.estimated_wait_s(3600.2) == LEAST_WAIT_S
