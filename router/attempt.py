@@ -34,6 +34,8 @@ class Attempt:
         "_owner",
         "_refusal",
         "cached_tokens",
+        "ended_s",
+        "fault",
         "framed",
         "headers",
         "id",
@@ -52,6 +54,8 @@ class Attempt:
         self.id = id
         self.sent_s = now_s
         self.touched_s = now_s  # kept by the clock's sweep, not per byte
+        self.ended_s = 0.0  # 0: not yet
+        self.fault: str | None = None  # how it ended, if that was the replica's doing
         self.spoken = False  # since the last sweep
         self.status = 0
         self.headers: list[Header] = []
@@ -63,6 +67,10 @@ class Attempt:
         self._owner = owner
         self._frames: FrameReader | None = None
         self._refusal: bytearray | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.sending is not None and self.sending.paused
 
     def cancel(self) -> None:
         if self.sending is not None:

@@ -10,6 +10,8 @@ from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
+from starlette.types import Scope
+
 from api.errors import ApiError, internal, queue_full, too_long
 from router.access_log import Line, line_of
 from router.admission import Admission, Admitted
@@ -30,11 +32,13 @@ from router.waiting import Waiting
 
 if TYPE_CHECKING:
     from router.routing import Routing
+    from router.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 THREADS = 2
 APPROXIMATE_BLOCKS = 16 * 1024  # for each replica: about a million tokens
+RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
@@ -66,6 +70,7 @@ class Router:
         self.counts = Counts()
         self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
         self.on_answer: Callable[[Line], None] | None = None  # the access log
+        self.tracing: Tracing | None = None
         self.draining = False
         self.open_requests = 0
         self._loop = asyncio.get_running_loop()
@@ -84,7 +89,9 @@ class Router:
 
     def make_prompt(self, routing: "Routing", model: ServedModel, body: bytes, salt: str | None) -> None:
         """Here or, where it takes long, on a thread; then `routing.prompted`."""
-        draft = partial(model.tokens.draft, routing.chat, body, routing.peek, model.lora, salt)
+        draft = partial(
+            model.tokens.draft, routing.chat, body, routing.peek, model.lora, salt, max_model_len=model.max_model_len
+        )
         drafted = draft() if model.tokens.is_quick(body) else None
         if drafted is not None and drafted.is_quick:
             routing.prompted(drafted.finish())
@@ -165,8 +172,8 @@ class Router:
     def _wait(self, routing: "Routing", decision: Decision) -> None:
         match decision.nobody:
             case "full":
-                now_s = self.now_s()
-                refused = self.waiting.offer(routing, 0.0, now_s, now_s + self.config.queue_timeout_s)
+                since_s = routing.queued_s = routing.queued_s or self.now_s()  # who has waited keeps its place
+                refused = self.waiting.offer(routing, 0.0, since_s, since_s + self.config.queue_timeout_s)
                 if refused is not None:
                     refused.refuse(self.busy())
             case "too_long":
@@ -212,6 +219,7 @@ class Router:
             return
         self._attempts.discard(attempt)
         now_s = self.now_s()
+        attempt.ended_s, attempt.fault = now_s, fault
         member = attempt.member
         member.load.ended(attempt.id, now_s)
         if fault is not None:
@@ -231,12 +239,37 @@ class Router:
         return any(one.unavailable is None and one.name not in tried for one in candidates)
 
     def room(self) -> None:
-        """A replica may have room for one that waits."""
-        routing = self.waiting.take(self.now_s())
-        if routing is not None:
-            routing.place()
+        """Replicas may have room for some that wait: in their order, but past those it is no use for."""
+        now_s = self.now_s()
+        full: set[str] = set()  # models
+        for routing in self.waiting.in_order():
+            name = routing.peek.model
+            if name in full:
+                continue
+            if self._has_room(name, routing.tried):
+                self.waiting.take(now_s, routing)
+                routing.waited_s = now_s - routing.queued_s
+                routing.place()
+            elif not routing.tried:
+                full.add(name)
+                if len(full) == len(self.members.models):
+                    return
+
+    def _has_room(self, name: str, tried: frozenset[str]) -> bool:
+        model = self.members.models.get(name)
+        return model is None or any(
+            one.unavailable is None and one.name not in tried and not 0 < one.limit <= one.in_flight
+            for one in model.candidates
+        )
 
     # ---- the end
+
+    def turned_away(self, scope: Scope, error: ApiError) -> None:
+        """Whoever asked was not admitted."""
+        self.counts.refused[error.code or str(error.status)] += 1
+        if self.on_answer is not None:
+            sent = len(error.body())
+            self.on_answer(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=sent, request_id=""))
 
     def released(self, exchange: Exchange, admitted: Admitted, begun_s: float, **more: Any) -> None:
         """A request of the front has ended, whichever way."""
@@ -258,9 +291,12 @@ class Router:
 
     def over(self, routing: "Routing") -> None:
         now_s = self.now_s()
-        self.waiting.cancel(routing)
+        if self.waiting.cancel(routing):
+            routing.waited_s = now_s - routing.queued_s
         more = routing.told() if self.on_answer is not None else {}
         self.released(routing.exchange, routing.admitted, routing.arrived_s, **more)
+        if routing.trace is not None:
+            routing.trace.end(routing, now_s)
         if routing.exchange.disconnected:
             self.counts.client_left += 1
         self.counts.retries += routing.retries
@@ -271,6 +307,10 @@ class Router:
             self._resync(routing.chosen)
 
     def _resync(self, member: Member) -> None:
+        now_s = self.now_s()
+        if now_s < member.resync_after_s:
+            return
+        member.resync_after_s = now_s + RESYNC_PAUSE_S
         log.warning("%s: its cache is read anew: predictions of what it has cached fail too often", member.name)
         member.resyncs += 1
         member.accuracy.forget()
@@ -279,7 +319,7 @@ class Router:
     def sweep(self, now_s: float) -> None:
         """A few times a second: what takes too long."""
         for attempt in list(self._attempts):
-            if attempt.spoken:
+            if attempt.spoken or attempt.is_paused:  # a client that takes no more is no fault of the replica's
                 attempt.spoken, attempt.touched_s = False, now_s
                 continue
             silent_s = now_s - attempt.touched_s
@@ -289,6 +329,7 @@ class Router:
                 attempt.cancel()
                 attempt.broke(Broken(f"{what} within {limit_s:g} s"))
         for routing in self.waiting.expire(now_s):
+            routing.waited_s = now_s - routing.queued_s
             routing.refuse(self.busy())
         self.index.optimistic.expire(now_s)
 

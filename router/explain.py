@@ -124,7 +124,7 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
 def heading(explanation: Explanation) -> str:
     tokens = f"{explanation.prompt_tokens:,.0f} tokens"
     if explanation.exact:
-        blocks = f" in {explanation.blocks:,} blocks of {explanation.block_size}"
+        blocks = f" in {explanation.blocks:,} block{'s' * (explanation.blocks != 1)} of {explanation.block_size}"
         prompt = f"{tokens}{blocks if explanation.blocks else ', less than a block'}"
     else:
         why = f": {explanation.why_not}" if explanation.why_not else ""

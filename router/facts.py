@@ -103,7 +103,10 @@ def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
     """Running and waiting requests, out of the /metrics of vLLM or SGLang; None: they are not there."""
     counts = {"running": 0.0, "waiting": 0.0}
     found = False
-    for name, value in _METRIC.findall(metrics):
-        found = True
-        counts["running" if name.startswith(b"running") else "waiting"] += float(value)
-    return (int(counts["running"]), int(counts["waiting"])) if found else None
+    try:
+        for name, value in _METRIC.findall(metrics):
+            found = True
+            counts["running" if name.startswith(b"running") else "waiting"] += float(value)
+        return (int(counts["running"]), int(counts["waiting"])) if found else None
+    except (ValueError, OverflowError):
+        return None

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from api.errors import ApiError
 from router.admission import Admitted
-from router.attempt import Attempt
+from router.attempt import Attempt, refusal_code
 from router.http.exchange import Exchange
 from router.http.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.members import Member
@@ -16,6 +16,8 @@ from router.upstream import Broken
 
 if TYPE_CHECKING:
     from router.core import Router
+
+RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 
 
 class _Named(Struct):
@@ -91,6 +93,17 @@ class Forwarding:
             self._exchange.flush()
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """What is full, or ends, has not begun with it."""
+        code = refusal_code(body) if attempt.status in (429, 503) else None
+        if code in RESTING:
+            self._router.rests(attempt)
+        if code in RESTING or code == "queue_full":
+            tried = self._tried | {attempt.member.name}
+            if self._router.others(None, tried):
+                attempt.cancel()
+                self._router.attempt_over(attempt)
+                self._again(tried)
+                return
         self._start(attempt)
         self.take(attempt, body, complete)
 
@@ -101,14 +114,17 @@ class Forwarding:
         if self._exchange.response_started:
             self._exchange.cut()
         elif broken.refused:
-            self._tried = self._tried | {attempt.member.name}
-            try:
-                self._send(self._choose())
-            except ApiError as error:
-                self._exchange.refuse(error)
+            self._again(self._tried | {attempt.member.name})
         else:
             message = f"{attempt.member.name} was lost before it answered: {broken}"
             self._exchange.refuse(ApiError(502, message, "server_error", code="replica_lost"))
+
+    def _again(self, tried: frozenset[str]) -> None:
+        self._attempt, self._tried = None, tried
+        try:
+            self._send(self._choose())
+        except ApiError as error:
+            self._exchange.refuse(error)
 
     # ---- what the client does
 

@@ -49,6 +49,10 @@ class Front:
         self.discovery = Together(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
+        if config.otlp_endpoint is not None:
+            from router.tracing import Tracing  # an extra
+
+            self.router.tracing = Tracing(config.otlp_endpoint)
         app = build_app(self.router, self.upkeep)
         limits: Limits = connection_limits(config.max_connections)
         protocol = front_protocol(limits, Openings(self.router).find)
@@ -98,6 +102,8 @@ class Front:
         await self.upkeep.close()
         self.router.feeds.close()
         self.router.close()
+        if self.router.tracing is not None:
+            self.router.tracing.close()
         if self._access_log:
             self._access_log.close()
 

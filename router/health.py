@@ -49,13 +49,13 @@ class Health:
         self._retry_at_s = 0.0
         self._closed_since_s: float | None = None  # while it comes back
         self._heard_s: float | None = None
-        self._silent_s = 0.0  # 0: not silent
+        self.silent_s = 0.0  # 0: not silent
         self._probe_at_s = now_s
         self.tick(now_s)
 
     @property
     def silent(self) -> bool:
-        return self._silent_s > 0
+        return self.silent_s > 0
 
     # ---- what happened
 
@@ -93,7 +93,7 @@ class Health:
     def heard(self, now_s: float) -> None:
         """A status came. After silence it is a sign of life: an open breaker need not wait any longer."""
         self._heard_s = now_s
-        if self._silent_s:
+        if self.silent_s:
             self._retry_at_s = now_s
             self.tick(now_s)
 
@@ -121,7 +121,7 @@ class Health:
             self._probe_at_s = now_s
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
-            self._silent_s = silent_s if silent_s > self.config.silence_s else 0.0
+            self.silent_s = silent_s if silent_s > self.config.silence_s else 0.0
         if self._closed_since_s is not None:
             self._comes_back(now_s - self._closed_since_s)
         self._publish()
@@ -174,8 +174,8 @@ class Health:
             return f"not reached yet: {self._last_fault}" if self._last_fault else "not reached yet"
         if self.breaker == "open":
             return f"{self._last_fault} (faults in a row: {self._faults})"
-        if self._silent_s:
-            return f"silent for {self._silent_s:.1f} s"
+        if self.silent_s:
+            return f"silent for {self.silent_s:.1f} s"
         if self.breaker == "half-open" and self.config.probe_interval_s:
             return f"being tried again after: {self._last_fault}"
         return None

@@ -1,8 +1,10 @@
 """Which replicas there are, what is known of each, and which of them serve a model."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from api.errors import unknown_model
+from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.facts import Facts
 from router.health import Health
@@ -35,8 +37,11 @@ class Member:
         "name",
         "name_line",
         "native",
+        "quiet_since_s",
+        "resync_after_s",
         "resyncs",
         "slot",
+        "source",
         "spec",
         "spec_as_wanted",
         "tallies",
@@ -65,10 +70,13 @@ class Member:
         self.accuracy = accuracy
         self.tallies: dict[str, Tally] = {}  # by model
         self.resyncs = 0
+        self.resync_after_s = 0.0
         self.faults = 0
+        self.quiet_since_s = math.inf  # no byte of an answer has come since, though answers are awaited
         self.trouble = ""  # what its last health check said, if that was bad
         self.learned = False  # whether what follows is known of the process that is there now
         self.native = False
+        self.source: Source | None = None  # of the events that are followed
         self.incarnation: int | None = None
         self.block_size = APPROXIMATE  # of its events; APPROXIMATE where it has none
         self.models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
@@ -103,12 +111,15 @@ class ServedModel:
         self.tokens = tokens
         self.members: list[Member] = []
         self.candidates: list[Candidate] = []  # theirs, in the same order
+        self.max_model_len: int | None = None  # what is too long for all of them; None: not known
         self.slots: dict[int, int] = {}  # by block size, masks
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
         self.ring: Ring
 
     def arrange(self) -> None:
         self.candidates = [member.candidate for member in self.members]
+        lengths = [one.max_model_len for one in self.candidates if one.max_model_len is not None]
+        self.max_model_len = max(lengths) if len(lengths) == len(self.candidates) else None
         self.slots = {}
         for member in self.members:
             self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot

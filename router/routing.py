@@ -10,14 +10,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from api.errors import ApiError
-from api.native import FRAMES_TYPE, REQUEST_TYPE, Native, wrap
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Native, pack_ids, unpack_ids, wrap
 from api.responses import chat_id, completion_id
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
 from router.admission import Admitted
 from router.attempt import Attempt, refusal_code
+from router.continuation import COMPLETIONS_PATH, Continuation, why_alone, with_ids
 from router.http.exchange import Exchange
-from router.http.headers import FROM_FRAMES, TO_CLIENT, TO_NATIVE, TO_REPLICA, lines, request_to, value_of
+from router.http.headers import (
+    FROM_FRAMES,
+    TO_CLIENT,
+    TO_NATIVE,
+    TO_READ,
+    TO_REPLICA,
+    TRACED,
+    lines,
+    request_to,
+    value_of,
+)
 from router.index import Matches
 from router.members import APPROXIMATE, Member, ServedModel
 from router.policy import Decision
@@ -41,9 +52,11 @@ class Routing:
         "_attempt",
         "_body",
         "_client_is_full",
+        "_continuation",
+        "_last",
         "_lost",
+        "_reads_events",
         "_router",
-        "_tried",
         "admitted",
         "arrived_s",
         "block_size",
@@ -58,6 +71,7 @@ class Routing:
         "peek",
         "predicted_blocks",
         "prompt",
+        "queued_s",
         "reported_tokens",
         "response_id",
         "resumes",
@@ -65,6 +79,8 @@ class Routing:
         "said",
         "seed",
         "sure",
+        "trace",
+        "tried",
         "waited_s",
         "why",
     )
@@ -76,6 +92,7 @@ class Routing:
         self.arrived_s = now_s
         self.first_byte_s = 0.0
         self.waited_s = 0.0
+        self.queued_s = 0.0  # when it began to wait for room; 0: never
         self.peek: Peek
         self.prompt: Prompt
         self.model: ServedModel | None = None
@@ -83,7 +100,7 @@ class Routing:
         self.chosen: Member | None = None
         self.block_size = APPROXIMATE  # in which the prediction counts
         self.predicted_blocks: int | None = None  # None: only guessed
-        self.sure = False  # whether the prediction rests on events alone
+        self.sure = False  # whether the prediction rests on events alone, and nothing of ours can have changed it
         self.reported_tokens: int | None = None
         self.retries = 0
         self.resumes = 0
@@ -94,12 +111,16 @@ class Routing:
         self.created = 0
         self.seed: int | None = None
         self.said: dict[int, list[bytes]] = {}  # token ids by choice, packed
+        self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
         self._router = router
         self._body = b""
         self._attempt: Attempt | None = None
-        self._tried: frozenset[str] = frozenset()
+        self._continuation: Continuation | None = None  # of a stream that is read on its way
+        self.tried: frozenset[str] = frozenset()
         self._lost = 0
         self._client_is_full = False
+        self._reads_events = False  # the client, so that its answer can end in words
+        self._last = b""  # the end of what it was sent of them
         exchange.answerer = self
         exchange.on_end = self._over
 
@@ -125,9 +146,9 @@ class Routing:
         """Choose a replica, or wait until one has room."""
         if self.is_over:
             return
-        assert self.model is not None, "a model was found before the prompt was made"
         try:
-            member = self._router.decide(self, self.model, self._tried)
+            self.model = self._router.members.model(self.peek.model)  # there may be other replicas by now
+            member = self._router.decide(self, self.model, self.tried)
         except ApiError as error:
             self._give_up(error)
             return
@@ -143,21 +164,67 @@ class Routing:
             return
         found = matches[size]
         blocks = found.lower.get(member.slot, 0)
-        self.sure = blocks == found.sure.get(member.slot, 0)
+        # With others beside it, what they store and evict meanwhile is no fault of the index.
+        self.sure = blocks == found.sure.get(member.slot, 0) and not member.candidate.in_flight
         self.predicted_blocks = min(blocks, (self.prompt.tokens - 1) // size)  # the last token is always computed
 
     def _send(self, member: Member) -> None:
-        router, salt = self._router, self._salt()
-        attempt = self._attempt = router.generation(self, member)
+        if not self._can_answer(member):
+            self.tried = self.tried | {member.name}
+            self.place()
+            return
+        attempt = self._attempt = self._router.generation(self, member)
         if member.native:
-            body, dropped, types = self._enveloped(salt), TO_NATIVE, NATIVE_TYPES
+            body, dropped, types, path = self._enveloped(self._salt()), TO_NATIVE, NATIVE_TYPES, None
         else:
-            body = self._body if salt == self.peek.cache_salt or salt is None else salted(self._body, self.peek, salt)
-            dropped, types = TO_REPLICA, b""
-        request = request_to(member, self.exchange, self.admitted, dropped, types, body)
+            body, path = self._foreign_body(member)
+            dropped, types = TO_REPLICA if self._continuation is None else TO_READ, b""
+        if self.trace is not None:
+            dropped, types = TRACED[dropped], types + self.trace.line(attempt)
+        request = request_to(member, self.exchange, self.admitted, dropped, types, body, path)
         attempt.sending = member.upstream.send(request, attempt)
         if self._client_is_full:
             attempt.sending.pause()
+
+    def _can_answer(self, member: Member) -> bool:
+        """Whether it can begin, or go on with what the client has begun to read."""
+        if not self.exchange.response_started:
+            resumes = self._router.config.resume and member.spec.resume and says_ids(member, self.chat)
+            self._continuation = self._new_continuation() if resumes and self.peek.stream else None
+            return True
+        if self._continuation is None:
+            if member.native:
+                return True
+            self._continuation = self._continuation_of_ours()
+        return self._continuation is not None and self._continuation.fits(member.native, member.spec)
+
+    def _new_continuation(self) -> Continuation | None:
+        assert self.model is not None
+        prompts = self.model.tokens.prompts
+        if prompts is None or why_alone(self.prompt, self._body) is not None:
+            return None
+        return Continuation(self.chat, self.prompt, self._body, prompts.tokenizer)
+
+    def _continuation_of_ours(self) -> Continuation | None:
+        """Of a stream that a native replica began."""
+        continuation = self._new_continuation()
+        if continuation is not None and self.exchange.sent_bytes:
+            continuation.begun_by_ours((self.response_id, self.created, self.peek.model))
+            continuation.settle(unpack_ids(b"".join(self.said.get(0, ()))))
+        return continuation
+
+    def _foreign_body(self, member: Member) -> tuple[bytes, bytes | None]:
+        """The client's own where nothing has to be added; with another path where it goes on within the answer."""
+        salt, body = self._salt(), self._body
+        if salt is not None and salt != self.peek.cache_salt:
+            body = salted(body, self.peek, salt)
+        continuation = self._continuation
+        if continuation is None:
+            return body, None
+        if continuation.ids:
+            return continuation.resume(body, member.spec.max_model_len), COMPLETIONS_PATH
+        continuation.relay()
+        return with_ids(body) if says_ids(member, self.chat) else body, None
 
     def _enveloped(self, salt: str | None) -> bytes:
         if not self.response_id:
@@ -176,6 +243,9 @@ class Routing:
         return wrap(native, self._body)
 
     def _resumed(self) -> list[bytes]:
+        if self._continuation is not None:
+            self._continuation.relay_native()
+            return [pack_ids(self._continuation.ids)] if self._continuation.ids else []
         if not self.said:
             return []
         choices = max(self.prompt.choices, max(self.said) + 1)
@@ -203,8 +273,15 @@ class Routing:
             if self.peek.stream:
                 content_type = value_of(attempt.headers, b"x-warmroute-content-type") or SSE_TYPE.encode()
                 exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
+                self._reads_events = True
             return  # a whole answer comes at the end, in one piece
-        length = value_of(attempt.headers, b"content-length")
+        streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE.encode())
+        if not streams:
+            self._continuation = None
+            if not self.peek.stream:
+                return  # until it is complete, another replica can give it
+        length = None if self._continuation is not None else value_of(attempt.headers, b"content-length")
+        self._reads_events = streams and length is None
         exchange.start(
             attempt.status,
             self._head(attempt, None, TO_CLIENT),
@@ -219,27 +296,51 @@ class Routing:
         exchange = self.exchange
         if not self.first_byte_s:
             self.first_byte_s = self._router.now_s()
-        if self.reported_tokens is None and not attempt.framed and CACHED in body:
+        if self.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
             self.reported_tokens = cached_tokens_in(body)
+        if self._continuation is not None:
+            shown = self._read(self._continuation, attempt, body, complete)
+            if shown is None:
+                return
+            body = shown
         if complete:
             self._complete(attempt, body)
         elif exchange.response_started:
             if body:
                 exchange.send(body)
+                self._last = (self._last + body[-len(DONE) :])[-len(DONE) :]
             else:
                 exchange.flush()
         else:
             exchange.body += body  # the parts of a whole answer, kept until they can be counted
 
+    def _read(self, continuation: Continuation, attempt: Attempt, body: bytes, complete: bool) -> bytes | None:
+        """What the client is to have of it; None: the replica has said itself that it is lost."""
+        shown = continuation.feed(body)
+        lost = continuation.broken
+        if lost is None and complete and not (continuation.done or continuation.why_not):
+            lost = "its stream ended before it was complete"
+        if lost is None:
+            return shown + continuation.rest() if complete else shown
+        self.exchange.send(shown)
+        attempt.cancel()
+        self.failed(attempt, Broken(lost))
+        return None
+
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange = self.exchange
-        self._router.attempt_over(attempt)
+        # A long refusal is passed on like an answer, and comes to its end here.
+        self._router.attempt_over(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
         self._attempt = None
         if exchange.response_started:
             exchange.finish(body)
             return
-        content_type = value_of(attempt.headers, b"x-warmroute-content-type") or b"application/json"
-        exchange.answer(attempt.status, self._head(attempt, content_type, FROM_FRAMES), bytes(exchange.body) + body)
+        if attempt.framed:
+            content_type = value_of(attempt.headers, b"x-warmroute-content-type") or b"application/json"
+            head = self._head(attempt, content_type, FROM_FRAMES)
+        else:
+            head = self._head(attempt, None, TO_CLIENT)
+        exchange.answer(attempt.status, head, bytes(exchange.body) + body)
 
     # ---- what goes wrong
 
@@ -270,7 +371,7 @@ class Routing:
         self._attempt = None
 
     def _may_go_on(self, attempt: Attempt, code: str | int | None) -> bool:
-        others = self._router.others(self.model, self._tried | {attempt.member.name})
+        others = self._router.others(self.model, self.tried | {attempt.member.name})
         if not others or (self.exchange.response_started and attempt.status < 500 and code is None):
             return False
         if attempt.status == 429:
@@ -279,6 +380,7 @@ class Routing:
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
         """A long refusal is streamed like an answer."""
+        self._continuation = None
         if self.exchange.response_started:
             attempt.cancel()
             self._router.attempt_over(attempt)
@@ -297,18 +399,49 @@ class Routing:
         self._attempt = None
         if not broken.refused:
             self._lost += 1
-        if self.exchange.response_started and not attempt.framed:
-            self._break_off(f"{attempt.member.name}: {broken}")
+        if self._reads_events and self._last == DONE:
+            self.exchange.finish()
+            return
+        self.exchange.body.clear()  # parts of a whole answer, which will be given anew
+        why_not = self._settle(attempt) if self.exchange.response_started else None
+        if why_not is not None:
+            self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
+        elif self._ends_here(attempt.member):
+            pass
         elif self._lost >= MAX_LOST:
             self._give_up(unreachable(f"{self._lost} replicas in a row were lost while they answered it"))
         else:
-            if attempt.framed:
+            if attempt.framed or self.exchange.response_started:
                 self.resumes += 1
             self._again(attempt.member)
 
+    def _settle(self, attempt: Attempt) -> str | None:
+        """What the client has of the answer; why nobody can go on with that."""
+        if not self._router.config.resume:
+            return "resuming is switched off"
+        continuation = self._continuation
+        if continuation is None:
+            return None if attempt.framed else "its token ids are not known"
+        if continuation.head is not None:
+            self.response_id, self.created, _ = continuation.head
+        elif attempt.framed and self.exchange.sent_bytes:
+            continuation.begun_by_ours((self.response_id, self.created, self.peek.model))
+        continuation.settle(unpack_ids(b"".join(attempt.token_ids.get(0, ()))) if attempt.framed else None)
+        return continuation.why_not
+
+    def _ends_here(self, member: Member) -> bool:
+        """All tokens were generated, so the rest of the stream can be said without a replica."""
+        continuation = self._continuation
+        if not self.exchange.response_started or continuation is None or continuation.head is None:
+            return False
+        if not continuation.is_complete(member.spec.max_model_len):
+            return False
+        self.exchange.finish(continuation.ending())
+        return True
+
     def _again(self, member: Member) -> None:
         self.retries += 1
-        self._tried = self._tried | {member.name}
+        self.tried = self.tried | {member.name}
         self.place()
 
     def _give_up(self, error: ApiError) -> None:
@@ -321,10 +454,11 @@ class Routing:
         """There is half an answer. A stream can say so; of anything else the client sees that it is not complete."""
         self.why = why
         exchange = self.exchange
-        if self.peek.stream:
+        if self._reads_events:
             error = ApiError(502, f"the answer broke off, and no other replica could go on with it: {why}")
             error.type, error.code = "server_error", "broken_stream"
-            exchange.send(event(error.body()) + DONE)
+            end_of_half_an_event = b"" if self._last.endswith(b"\n\n") or not self._last else b"\n\n"
+            exchange.send(end_of_half_an_event + event(error.body()) + DONE)
             exchange.finish()
         else:
             exchange.cut()
@@ -406,6 +540,11 @@ class Routing:
         tally.blocks_predicted += self.predicted_blocks
         tally.blocks_reported += reported_blocks
         return member.accuracy.compare(self.predicted_blocks, reported_blocks) or not self.sure
+
+
+def says_ids(member: Member, chat: bool) -> bool:
+    """Whether such an engine streams its token ids when it is asked to; SGLang refuses to in chats."""
+    return member.spec.engine == "vllm" or (member.spec.engine == "sglang" and not chat)
 
 
 def cached_tokens_in(body: bytes) -> int | None:

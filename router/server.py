@@ -1,6 +1,7 @@
 """A router's life as a process: listen, serve, drain, end. Nothing that users get wrong ends in a traceback."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -20,6 +21,7 @@ def serve(config: RouterConfig) -> int:
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells of its life is said here
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     try:
         listener = listen(config.host, config.port)
     except OSError as error:
@@ -37,6 +39,9 @@ async def _serve(config: RouterConfig, listener: socket.socket) -> int:
         return _failed(str(error))
     try:
         await front.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
+        gc.set_threshold(50_000, 20, 50)
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.tls_cert else "http"
         with suppress(OSError):  # nobody reads it, and the router serves all the same

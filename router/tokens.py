@@ -77,6 +77,9 @@ class Tokens:
             self._set_up_cache(prompts, cache_bytes)
 
     def _set_up_cache(self, prompts: Prompts, cache_bytes: int) -> None:
+        if not cache_bytes:
+            self.why_no_cache = "it is switched off"
+            return
         shown = conversations(prompts)
         cut = best_cut(prompts.tokenizer.cuts, max(shown, key=len, default="".join(prompts.tokenizer.cuts)))
         if cut is None:
@@ -137,7 +140,10 @@ class Tokens:
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
         if self._strict:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # with its traceback it would be a cycle, and keep the body until that is collected
         param = re.match(r"\w*", error.param or "")
         return self._approximate(named, error.message, f"refused: {param[0] if param else ''}")
 

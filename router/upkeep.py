@@ -19,7 +19,7 @@ from router.facts import Facts, foreign_facts, native_facts, scraped_queue
 from router.fetch import Fetched, fetch
 from router.health import Health, HealthConfig
 from router.load import ReplicaLoad
-from router.members import Member
+from router.members import APPROXIMATE, Member
 from router.policy import Candidate
 from router.spec import BadSpec, ReplicaSpec
 from router.tokenizer_probe import Answer, probes, verdict
@@ -34,6 +34,10 @@ USUAL_BLOCK_TOKENS = 16  # of an engine whose events have not said it yet
 LOOK_S = 0.05  # whether a probe is due
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 SCRAPED = ("vllm", "sglang")
+PROBE_S = 2.0  # for an answer
+NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
+GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: a long one is no death
+QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
 
 
 class Upkeep:
@@ -66,14 +70,18 @@ class Upkeep:
         for name in (*change.removed, *change.changed):
             self._remove(name)
         for spec in (*change.added.values(), *change.changed.values()):
-            self._add(spec)
+            try:
+                self._add(spec)
+            except BadSpec as error:  # the others are as good as ever
+                log.error("%s: not added: %s", spec.name, error)
         if change:
             self._router.members.arrange()
 
     def add(self, spec: ReplicaSpec) -> None:
-        """By request. BadSpec where the name is taken."""
+        """By request. BadSpec where the name is taken, or its key is not to be had."""
         if spec.name in self._members:
             raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
+        spec.api_key(os.environ)
         self.added[spec.name] = spec
         self.apply(self._wanted)
 
@@ -90,6 +98,7 @@ class Upkeep:
 
     def _add(self, spec: ReplicaSpec) -> None:
         router, config = self._router, self._config
+        key = spec.api_key(os.environ, config.replica_api_key)
         candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit)
         guessed = router.guesses.add()
         assert guessed == candidate.slot, f"slot {candidate.slot} of the index is {guessed} among the guesses"
@@ -98,7 +107,6 @@ class Upkeep:
         health = Health(candidate, self._rng, router.now_s(), self._health_config)
         upstream = Upstream(target, config.connect_timeout_s, tls)
         member = Member(spec, candidate, ReplicaLoad(candidate), health, upstream, Accuracy(config.accuracy_objective))
-        key = spec.api_key(os.environ, config.replica_api_key)
         if key is not None:
             member.key_line = b"authorization: Bearer %b\r\n" % key.encode()
         if spec.draining:
@@ -142,7 +150,7 @@ class Upkeep:
         """Learn what it is, then ask again and again whether it is well."""
         while True:
             now_s = self._router.now_s()
-            if member.health.probe_due(now_s):
+            if member.health.probe_due(now_s) or self._is_quiet(member, now_s):
                 member.health.probing(now_s)
                 try:
                     if not member.learned:
@@ -158,7 +166,16 @@ class Upkeep:
             log.warning("%s: %s", member.name, reason)
         member.trouble = reason
         member.faults += 1
-        member.health.probed(False, reason, self._router.now_s())
+        now_s = self._router.now_s()
+        member.health.probed(False, reason, now_s)
+        if self._is_quiet(member, now_s):
+            member.health.fault(reason, now_s, refused=True)
+            member.upstream.break_all(reason)
+
+    @staticmethod
+    def _is_quiet(member: Member, now_s: float) -> bool:
+        """Its engine may well go on saying how it is, while the process that answers requests is frozen."""
+        return member.native and not member.upstream.spoken and now_s - member.quiet_since_s > QUIET_S
 
     async def _learn(self, member: Member) -> None:
         facts = await self._facts(member)
@@ -186,17 +203,19 @@ class Upkeep:
 
     def _follow(self, member: Member, facts: Facts) -> None:
         source = facts.spec.source()
-        if source is None:
-            return
-        try:
+        if source != member.source:  # if it is the same, the feed itself notices a restart
             self._router.feeds.leave(member.name)
-            self._router.feeds.follow(member.name, member.slot, source)
-        except ValueError as error:
-            raise BadSpec(str(error)) from error
-        member.block_size = facts.spec.block_size or USUAL_BLOCK_TOKENS
+            member.source = source
+            if source is not None:
+                try:
+                    self._router.feeds.follow(member.name, member.slot, source)
+                except ValueError as error:
+                    raise BadSpec(str(error)) from error
+        member.block_size = APPROXIMATE if source is None else facts.spec.block_size or USUAL_BLOCK_TOKENS
 
     async def _probe(self, member: Member) -> None:
-        answer = await self._ask(member, "/ready" if member.native else "/health")
+        path, timeout_s = ("/ready", NATIVE_PROBE_S) if member.native else ("/health", PROBE_S)
+        answer = await self._ask(member, path, timeout_s=timeout_s)
         now_s = self._router.now_s()
         if answer.status == 200:
             if member.verified is None:
@@ -228,8 +247,8 @@ class Upkeep:
         elif found.verified is None:
             log.warning("%s: it is not known whether its tokenizer is the one here: %s", member.name, found.why)
 
-    async def _ask(self, member: Member, path: str, body: bytes | None = None) -> Fetched:
-        return await fetch(member.upstream, path, body=body, lines=member.key_line)
+    async def _ask(self, member: Member, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
+        return await fetch(member.upstream, path, body=body, lines=member.key_line, timeout_s=timeout_s)
 
     # ---- what comes by itself
 
@@ -262,7 +281,9 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
 
     def _tick(self, member: Member, now_s: float, late: bool) -> None:
-        was = member.candidate.unavailable
+        was, was_silent_s = member.candidate.unavailable, member.health.silent_s
+        if late or member.upstream.spoken or not member.candidate.in_flight:
+            member.upstream.spoken, member.quiet_since_s = False, now_s
         if not late:
             member.health.tick(now_s)
         member.load.tick(now_s)
@@ -270,10 +291,10 @@ class Upkeep:
         unavailable = member.candidate.unavailable
         if unavailable is not None and was is None:
             log.warning("%s: takes no requests: %s", member.name, unavailable)
-            if member.health.silent:
-                member.upstream.break_all(unavailable)
         elif unavailable is None and was is not None:
             log.info("%s: takes requests again", member.name)
+        if was_silent_s <= GIVEN_UP_S < member.health.silent_s:  # whether or not it still took new ones
+            member.upstream.break_all("no heartbeat comes from it any more")
         if unavailable is None and self._router.waiting:
             self._router.room()
         state = self._router.feeds.state(member.name)

@@ -39,7 +39,7 @@ class Listener(Protocol):
 class Sending:
     """One request under way; `cancel` closes its connection, so that the replica stops working on it."""
 
-    __slots__ = ("_bodiless", "_connection", "_fresh_only", "_listener", "_paused", "_request", "_upstream", "over")
+    __slots__ = ("_bodiless", "_connection", "_fresh_only", "_listener", "_request", "_upstream", "over", "paused")
 
     def __init__(self, upstream: "Upstream", request: bytes, listener: Listener, bodiless: bool) -> None:
         self._upstream = upstream
@@ -48,7 +48,7 @@ class Sending:
         self._bodiless = bodiless
         self._connection: Connection | None = None
         self._fresh_only = False
-        self._paused = False
+        self.paused = False
         self.over = False
 
     def cancel(self) -> None:
@@ -60,12 +60,12 @@ class Sending:
 
     def pause(self) -> None:
         """The client takes no more for now."""
-        self._paused = True
+        self.paused = True
         if self._connection is not None:
             self._connection.transport.pause_reading()
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         if self._connection is not None:
             self._connection.transport.resume_reading()
 
@@ -74,7 +74,7 @@ class Sending:
     def start(self, connection: "Connection") -> None:
         self._connection = connection
         connection.carry(self, self._request, self._bodiless)
-        if self._paused:
+        if self.paused:
             connection.transport.pause_reading()
 
     def answered(self, status: int, headers: list[Header]) -> None:
@@ -94,6 +94,10 @@ class Sending:
             listener = self._listener
             self._end()
             listener.broke(broken)
+
+    def unconnected(self, reason: str) -> None:
+        """No connection opens. If one had carried the request, that may be what ended the replica."""
+        self.broke(Broken(reason, refused=not self._fresh_only))
 
     def _end(self) -> None:
         self.over = True
@@ -118,7 +122,10 @@ class Upstream:
 
     def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = target
+        self.path = target.path.encode()  # before that of each request
+        self.host_line = b"host: %b\r\n" % target.authority.encode()
         self.sendings: set[Sending] = set()
+        self.spoken = False  # whether a byte has come since somebody set this to False
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._idle: deque[Connection] = deque()  # the one used last at the right
@@ -157,10 +164,11 @@ class Upstream:
                     server_hostname=self.target.host if self._tls else None,
                 )
         except TimeoutError:
-            sending.broke(Broken(f"no connection within {self._connect_timeout_s:g} s", refused=True))
+            sending.unconnected(f"no connection within {self._connect_timeout_s:g} s")
             return
-        except OSError as error:
-            sending.broke(Broken(f"no connection: {error.strerror or error}", refused=True))
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
+            reason = error.strerror if isinstance(error, OSError) else None
+            sending.unconnected(f"no connection: {reason or error}")
             return
         if sending.over or self._closed:
             connection.abort()
@@ -221,6 +229,8 @@ class Connection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._head_bytes = 0
         self._pieces: list[bytes] = []
+        self._status = 0
+        self._told = False  # whether the sending knows of the head
         self._head_complete = False
         self._complete = False
         self._keeps = True
@@ -245,18 +255,25 @@ class Connection(asyncio.Protocol):
         if sending is None:  # nobody asked
             self.transport.abort()
             return
-        self.spoken = True
+        self.spoken = self._upstream.spoken = True
         if not self._head_complete:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"its answer is not HTTP ({error})")
-            return
+            if not self._complete:
+                self._fail(f"its answer is not HTTP ({error})")
+                return
+            self._keeps = False  # what follows the answer was not asked for
         if not self._head_complete:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._fail(f"the headers of its answer are longer than {MAX_HEAD_BYTES:,} bytes")
             return
+        if not self._told:
+            self._told = True
+            sending.answered(self._status, self._headers)
+            if self._sending is not sending:  # it was cancelled
+                return
         pieces = self._pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -292,7 +309,7 @@ class Connection(asyncio.Protocol):
         self._sending = None
         self.reused = True
         self._headers = []
-        self._head_complete = self._complete = False
+        self._head_complete = self._complete = self._told = False
         self._head_bytes = 0
         if keeps:
             self._upstream.release(self)
@@ -300,6 +317,10 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     # ---- what the parser finds
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise _Unasked
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -309,11 +330,8 @@ class Connection(asyncio.Protocol):
         if status < 200:  # provisional: the answer proper follows
             self._headers = []
             return
-        self._head_complete = True
+        self._status, self._head_complete = status, True
         self._keeps = self._parser.should_keep_alive()
-        sending = self._sending
-        if sending is not None:
-            sending.answered(status, self._headers)
         if self._bodiless:
             self._complete = True
 
@@ -322,3 +340,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = self._head_complete
+
+
+class _Unasked(Exception):
+    """Another answer follows: makes the parser stop."""

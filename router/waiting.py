@@ -7,7 +7,7 @@ sorted list: a place is found in O(log n), and n is small enough that moving poi
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -66,12 +66,18 @@ class Waiting(Generic[Entry]):
         insort(self._deadlines, ticket.deadline)
         return refused
 
-    def take(self, now_s: float) -> Entry | None:
-        """There is room: whose turn is it?"""
-        if not self._places:
+    def in_order(self) -> Iterator[Entry]:
+        """Whose turn it is, and who comes after; they may be taken meanwhile."""
+        for _, number in list(self._places):
+            if (entry := self._entries.get(number)) is not None:
+                yield entry
+
+    def take(self, now_s: float, entry: Entry | None = None) -> Entry | None:
+        """There is room, for this one or for whose turn it is."""
+        if entry is None:
+            entry = next(self.in_order(), None)
+        if entry is None or not self.cancel(entry):
             return None
-        entry = self._entries[self._places[0][1]]
-        self.cancel(entry)
         self._taken_s.append(now_s)
         return entry
 

@@ -87,6 +87,8 @@ class HttpProtocol(HttpToolsProtocol):
     # ---- what the parser finds
 
     def on_message_begin(self) -> None:
+        if self._is_cut_off():
+            raise _Enough
         if len(self._open) >= self._limits.pipelined:
             # The last one taken says that the connection closes; the client sends the rest again (RFC 9112, 9.3.2).
             self._open[-1].keep_alive = False
@@ -120,7 +122,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._digested()
-        self._awaited = ""
+        if not self._is_cut_off():
+            self._awaited = ""
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, draining, internal, invalid, method_not_allowed, not_found
@@ -19,8 +20,10 @@ from api.responses import Model, ModelList
 from router.access_log import line_of
 from router.admission import OPEN_PATHS
 from router.core import Router
+from router.http.document import DIRECT, control, direct, document
 from router.http.exchange import too_large
 from router.http.explaining import explained
+from router.http.opening import POST_ONLY
 from router.metrics import CONTENT_TYPE, metrics_text
 from router.spec import BadSpec, spec_of
 from router.status import index_status, not_ready, replica_status
@@ -49,6 +52,9 @@ class Endpoints:
         lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]
         longest = max(lengths, default=None)
         return Model(id=name, created=self._router.started, max_model_len=msgspec.UNSET if longest is None else longest)
+
+    async def direct(self) -> Response:
+        raise AssertionError("such a request goes past the app; the route is here for the document, and for status 405")
 
     # ---- health
 
@@ -153,6 +159,7 @@ class Guard:
                 scope["headers"], scope["path"], host, router.now_s(), method=scope["method"]
             )
         except ApiError as error:
+            router.turned_away(scope, error)
             await error_response(error)(scope, receive, send)
             return
         scope["state"]["admitted"] = admitted
@@ -197,6 +204,7 @@ def build_app(router: Router, upkeep: Upkeep) -> FastAPI:
     app = FastAPI(title="warmroute router", version=version("warmroute"), redirect_slashes=False)
     _add_routes(app, Endpoints(router, upkeep))
     _add_error_answers(app)
+    app.openapi = lambda: document(app, router.members.models)  # type: ignore[method-assign]
     app.add_middleware(Guard, router=router)
     if router.config.cors_origins:  # outside the guard: a browser asks first, without the key
         app.add_middleware(
@@ -207,10 +215,12 @@ def build_app(router: Router, upkeep: Upkeep) -> FastAPI:
 
 def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     def add(method: str, path: str, endpoint: Callable[..., Awaitable[Response]]) -> None:
-        app.add_api_route(path, endpoint, methods=[method])
+        app.add_api_route(path, endpoint, methods=[method], openapi_extra=control(method, path))
 
+    for path in DIRECT:
+        app.add_api_route(path, endpoints.direct, methods=["POST"], openapi_extra=direct(path))
     add("GET", "/v1/models", endpoints.models)
-    app.add_api_route("/v1/models/{model:path}", endpoints.model_named, methods=["GET"])
+    add("GET", "/v1/models/{model:path}", endpoints.model_named)
     add("GET", "/health", endpoints.health)
     add("GET", "/ready", endpoints.ready)
     add("GET", "/metrics", endpoints.metrics)
@@ -226,6 +236,18 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     add("GET", "/debug/index", endpoints.debug_index)
 
 
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Of all routes of a path; Starlette's own answer names those of the first one."""
+    return sorted(
+        {
+            method
+            for route in app.routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+    )
+
+
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
@@ -235,11 +257,12 @@ def _add_error_answers(app: FastAPI) -> None:
     async def routing_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path
         match error.status_code:
+            case 404 if path in POST_ONLY:
+                return error_response(method_not_allowed(request.method, path, ["POST"]))
             case 404:
                 return error_response(not_found(path))
             case 405:
-                allowed = (error.headers or {}).get("Allow", "").split(", ")
-                return error_response(method_not_allowed(request.method, path, allowed))
+                return error_response(method_not_allowed(request.method, path, _methods(app, request.scope)))
         return error_response(ApiError(error.status_code, str(error.detail)))
 
     @app.exception_handler(RequestValidationError)

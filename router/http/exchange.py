@@ -4,16 +4,19 @@ To its connection it is what uvicorn calls a cycle, but no task runs it: what ha
 the exchange when the whole body is there.
 """
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Scope
 
-from api.errors import ApiError
+from api.errors import ApiError, internal
 
 if TYPE_CHECKING:
     from router.http.front import FrontConnection
+
+log = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
@@ -127,7 +130,17 @@ class Exchange:
             self._connection.flow.resume_reading()  # uvicorn pauses it when much has come; we take it all
         else:
             serve, self._served = self._served, None
-            serve(self)
+            try:
+                serve(self)
+            except Exception:  # the parser that calls us would take it for a mistake of the client's
+                log.exception("A request failed")
+                self._fail()
+
+    def _fail(self) -> None:
+        if self.response_started:
+            self.cut()
+        else:
+            self.refuse(internal())
 
     def full(self) -> None:
         if self.answerer is not None:
@@ -195,9 +208,10 @@ class Exchange:
             self.finish(body)
 
     def refuse(self, error: ApiError) -> None:
-        if self.more_body:
+        if self.more_body or error.status == 413:
             self.keep_alive = False  # what still comes of the body is not worth reading
-        lines = b"".join(b"%s: %s\r\n" % (n.lower().encode(), v.encode()) for n, v in error.headers.items())
+        headers = {name.lower(): value for name, value in error.headers.items() if name != "Connection"}
+        lines = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
         self.answer(error.status, b"content-type: application/json\r\n" + lines, error.body())
 
     def cut(self) -> None:
@@ -210,6 +224,7 @@ class Exchange:
         if self.response_complete:
             return
         self.response_complete = True
+        self.body.clear()  # an idle connection keeps its last exchange
         answerer, self.answerer = self.answerer, None
         if self.disconnected and answerer is not None:
             answerer.client_left()

@@ -16,13 +16,15 @@ from router.http.exchange import Exchange
 
 # Given a request's method and path: who opens it, or None for the app.
 Direct = Callable[[str, str], Callable[[Exchange], None] | None]
-LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is dropped
+# Found without parsing, as nearly every request has one of them.
+USUAL_PATHS = {b"/v1/chat/completions": "/v1/chat/completions", b"/v1/completions": "/v1/completions"}
 
 
 class FrontConnection(HttpProtocol):
     def __init__(self, limits: Limits, direct: Direct, *arguments: Any, **options: Any) -> None:
         super().__init__(limits, *arguments, **options)
         self._direct = direct
+        self._idle_since_s = 0.0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # As the classes above do it, but in one call: each request has some of these.
@@ -37,19 +39,25 @@ class FrontConnection(HttpProtocol):
 
     def on_headers_complete(self) -> None:
         method = self.parser.get_method().decode("ascii")
-        url = httptools.parse_url(self.url)
-        path = (url.path or b"/").decode("ascii")
-        if "%" in path:
-            path = urllib.parse.unquote(path)
+        raw_path, query = self.url, b""
+        path = USUAL_PATHS.get(raw_path)
+        if path is None:
+            url = httptools.parse_url(raw_path)
+            raw_path, query = url.path or b"/", url.query or b""
+            path = raw_path.decode("ascii")
+            if "%" in path:
+                path = urllib.parse.unquote(path)
         opens = None if self._spare else self._direct(method, path)
         if opens is None:
             super().on_headers_complete()
+            if self._answered_now() is not None:
+                self.flow.resume_reading()  # or nobody would see that the client leaves
             return
         self._digested()
         version = self.parser.get_http_version()
         scope = self.scope
         scope["method"], scope["path"], scope["http_version"] = method, path, version
-        scope["raw_path"], scope["query_string"] = url.path or b"/", url.query or b""
+        scope["raw_path"], scope["query_string"] = raw_path, query
         exchange = Exchange(
             self,
             scope,  # type: ignore[arg-type]
@@ -63,8 +71,27 @@ class FrontConnection(HttpProtocol):
         if before is None or before.response_complete:
             exchange.begin()
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.appendleft((self.cycle, self.app))  # read on: the client may leave
+
+    def on_response_complete(self) -> None:
+        # As the classes above do it, but without a timer for each idle connection: the sweep ends those.
+        if self._open:
+            self._open.popleft()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since_s = self.loop.time()
+
+    def end_if_overdue(self, now_s: float) -> None:
+        idle = not (self._open or self._awaited or self.transport.is_closing())
+        if idle and now_s - self._idle_since_s > self.timeout_keep_alive:
+            self.transport.close()
+        else:
+            super().end_if_overdue(now_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
         if isinstance(cycle, Exchange):

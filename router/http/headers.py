@@ -7,8 +7,7 @@ from starlette.types import Scope
 from router.admission import Admitted
 from router.http.exchange import Exchange
 from router.members import Member
-from router.target import Target
-from router.upstream import Header
+from router.upstream import Header, Upstream
 
 # `expect` was answered by our own server; what frames a body is written anew for each connection.
 HOP_BY_HOP = frozenset(
@@ -17,10 +16,15 @@ HOP_BY_HOP = frozenset(
 )
 # Ours to say; a replica's key is not the router's.
 TO_REPLICA = HOP_BY_HOP | {b"authorization", b"x-request-id"}
-AUTHORIZATION = frozenset({b"authorization"})
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
-TO_CLIENT = HOP_BY_HOP | {b"x-request-id", b"x-warmroute-content-type", b"x-warmroute-replica"}
+# Which pages may ask is the router's to say: engines let in all of them by default.
+CORS = frozenset(b"access-control-allow-%b" % part for part in (b"credentials", b"headers", b"methods", b"origin"))
+TO_CLIENT = HOP_BY_HOP | CORS | {b"x-request-id", b"x-warmroute-content-type", b"x-warmroute-replica"}
+TO_READ = TO_REPLICA | {b"accept-encoding"}  # where the answer is not only passed on
 FROM_FRAMES = TO_CLIENT | {b"content-type"}
+TRACED = {dropped: dropped | {b"traceparent"} for dropped in (TO_REPLICA, TO_NATIVE, TO_READ)}
+WITH_KEY = {dropped: dropped - {b"authorization"} for dropped in (*TRACED, *TRACED.values())}
 
 
 def lines(headers: Iterable[Header], dropped: frozenset[bytes]) -> bytes:
@@ -44,20 +48,27 @@ def id_line(admitted: Admitted) -> bytes:
 
 
 def request_to(
-    member: Member, exchange: Exchange, admitted: Admitted, dropped: frozenset[bytes], more: bytes, body: bytes
+    member: Member,
+    exchange: Exchange,
+    admitted: Admitted,
+    dropped: frozenset[bytes],
+    more: bytes,
+    body: bytes,
+    path: bytes | None = None,
 ) -> bytes:
     """A client's request as it goes to a replica; its key does not where keys are ours, or the replica has its own."""
-    scope = exchange.scope
+    scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
     if admitted.key is None and not member.key_line:
-        dropped = dropped - AUTHORIZATION
+        dropped = WITH_KEY[dropped]
     kept = lines(scope["headers"], dropped) + member.key_line + id_line(admitted) + more
-    return request_head(scope, member.upstream.target, kept, len(body)) + body
+    return request_head(scope, member.upstream, kept, len(body)) + body
 
 
-def request_head(scope: Scope, target: Target, kept: bytes, length: int) -> bytes:
+def request_head(scope: Scope, upstream: Upstream, kept: bytes, length: int) -> bytes:
     """Of a request to a replica; `kept` are complete lines. A request without a body has none of length 0."""
-    query = scope["query_string"]
-    path = target.path.encode() + scope["raw_path"] + (b"?" + query if query else b"")
-    framing = b"content-length: %d\r\n" % length if length or scope["method"] in ("POST", "PUT", "PATCH") else b""
-    method, host = scope["method"].encode(), target.authority.encode()
-    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (method, path, host, kept, framing)
+    query, method = scope["query_string"], scope["method"]
+    path = upstream.path + scope["raw_path"]
+    if query:
+        path = b"%b?%b" % (path, query)
+    framing = b"content-length: %d\r\n" % length if length or method in WITH_BODY else b""
+    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (method.encode(), path, upstream.host_line, kept, framing)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from api.errors import draining
+from api.errors import ApiError, draining
 from router.admission import Admitted
 from router.core import Router
 from router.forwarding import Forwarding
@@ -12,7 +12,8 @@ from router.routing import Routing
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FORWARDED = frozenset({"/tokenize", "/detokenize"})
-OURS = ("/v1/models", "/v1/models/")
+POST_ONLY = FORWARDED | {CHAT, COMPLETIONS}
+MODELS, ONE_MODEL = "/v1/models", "/v1/models/"
 
 
 class Openings:
@@ -26,8 +27,8 @@ class Openings:
             return self._chat if method == "POST" else None
         if path == COMPLETIONS:
             return self._completion if method == "POST" else None
-        if method == "OPTIONS" or path.startswith(OURS):
-            return None
+        if method == "OPTIONS" or path == MODELS or path.startswith(ONE_MODEL) or "/.." in path:
+            return None  # the last of these leads elsewhere, where a server resolves it
         if path.startswith("/v1/") or (path in FORWARDED and method == "POST"):
             return self._forward
         return None
@@ -52,10 +53,14 @@ class Openings:
         headers, client = scope["headers"], scope["client"]
         if self._cors:
             self._allow_origin(exchange, headers)
-        if router.draining:
-            raise draining()
         host = client[0] if client else None
-        admitted = router.admission.admit(headers, scope["path"], host, router.now_s(), method=scope["method"])
+        try:
+            if router.draining:
+                raise draining()
+            admitted = router.admission.admit(headers, scope["path"], host, router.now_s(), method=scope["method"])
+        except ApiError as error:
+            router.turned_away(scope, error)
+            raise
         exchange.extra += id_line(admitted)
         router.open_requests += 1
         return admitted

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("core", "workloads", "forks", "serving", "events", "index", "decisions", "tokens", "native")
+PARTS = ("core", "workloads", "forks", "serving", "events", "index", "decisions", "tokens", "native", "front", "router")
 
 
 def machine() -> str:

@@ -232,10 +232,10 @@ class Client:
     async def head(self) -> tuple[int, dict[str, str]]:
         async with asyncio.timeout(DEADLINE_S):
             first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        pairs = [line.split(": ", 1) for line in lines if line]
+        pairs = [(name, value) for name, _, value in (line.partition(": ") for line in lines if line)]
         names = [name for name, _ in pairs if name != "set-cookie"]
         assert len(set(names)) == len(names), f"twice: {names}"
-        return int(first.split()[1]), {name: value for name, value in pairs}
+        return int(first.split()[1]), dict(pairs)
 
     async def answer(self, *, bodiless: bool = False) -> Answer:
         status, headers = await self.head()
@@ -290,6 +290,9 @@ class Served:
     def member(self, name: str) -> Any:
         return self.router.members.by_name[name]
 
+    async def opened(self, count: int) -> None:
+        await until(lambda: self.router.open_requests == count, "so many requests have come")
+
     async def idle(self) -> None:
         """Until nothing is left of any request."""
         await until(lambda: self.router.open_requests == 0, "no request is open")
@@ -319,10 +322,23 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
             running = Served(front, listener.getsockname()[1], names)
             if ready:
                 await until(lambda: up(front, names), "every replica takes requests")
+                for member in front.router.members:
+                    member.upstream.drop_idle()  # used once already, and so tried twice
             yield running
             await running.idle()
         finally:
-            await front.close()
+            await close_at_once(front)
+
+
+async def close_at_once(front: Front) -> None:
+    """Without the naps that uvicorn takes at its end."""
+    server = front._server
+    for socket_server in server.servers:
+        socket_server.close()
+    for connection in server._connections():
+        connection.abort()
+    front._tasks[0].cancel()
+    await front.close()
 
 
 def up(front: Front, names: dict[str, Scripted]) -> bool:
@@ -367,6 +383,22 @@ def drops(call: Call) -> None:
 async def silent(call: Call) -> None:
     """Takes the request, and answers nothing until the router leaves."""
     await call.left()
+
+
+class Script:
+    """What replicas do with the first request that any of them gets, with the second, and so on; the last repeats."""
+
+    def __init__(self, *handlers: Handler) -> None:
+        self._handlers = list(handlers)
+        self.calls: list[Call] = []
+
+    def __call__(self, call: Call) -> Awaitable[None] | None:
+        self.calls.append(call)
+        handler = self._handlers.pop(0) if len(self._handlers) > 1 else self._handlers[0]
+        return handler(call)
+
+    def replicas(self, count: int, *, native: bool = False) -> list[Scripted]:
+        return [Scripted(f"r{number}", self, native=native) for number in range(count)]
 
 
 def events_of(stream: bytes) -> list[Any]:

@@ -1,0 +1,101 @@
+"""What the router's OpenAPI document says of its routes, those that go past the app included."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from msgspec import Struct
+
+from api import schema
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, Model, ModelList, Tokens
+from api.sse import CONTENT_TYPE as SSE_TYPE
+
+# What replicas answer: the app never sees these requests (`opening.py`).
+DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
+    "/v1/chat/completions": (ChatRequest, ChatCompletion),
+    "/v1/completions": (CompletionRequest, Completion),
+    "/tokenize": (TokenizeRequest, Tokens),
+    "/detokenize": (DetokenizeRequest, DetokenizedPrompt),
+}
+ERRORS = {
+    400: "The request cannot be understood, or asks for what cannot be given",
+    401: "The API key is missing or wrong",
+    403: "Only an administrator may ask for this",
+    404: "There is no such model, replica or path",
+    409: "Discovery names this replica: it would be back at once",
+    413: "The body, or the prompt, is too long",
+    429: "The key's limit is reached, or every replica is at its own; Retry-After says when to try again",
+    500: "The server failed",
+    502: "The replica was lost while it answered",
+    503: "No replica takes requests, or the router drains",
+}
+_ANY: dict[str, Any] = {"application/json": {}}
+_TEXT = {"type": "string"}
+_LIMIT = {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}}
+_REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
+
+
+def direct(path: str) -> dict[str, Any]:
+    """Of a route that goes past the app."""
+    request, answer = DIRECT[path]
+    found = _with_errors(schema.operation(request, answer))
+    if answer in (ChatCompletion, Completion):
+        found["responses"]["200"]["content"] |= {SSE_TYPE: {}}
+    return found
+
+
+def control(method: str, path: str) -> dict[str, Any]:
+    """Of a route of the app's own."""
+    match method, path:
+        case _, "/v1/models":
+            found = schema.operation(None, ModelList)
+        case _, "/v1/models/{model:path}":
+            found = schema.operation(None, Model) | {"parameters": [_in_path("model")]}
+        case _, "/metrics":
+            found = _answers("Prometheus text", {"text/plain": {}})
+        case "POST", "/replicas":
+            found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
+        case _, "/explain":
+            asked = {"anyOf": [schema.reference(ChatRequest), schema.reference(CompletionRequest)]}
+            found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}
+        case _, "/decisions":
+            found = _answers("The newest first", _ANY) | {"parameters": [_LIMIT]}
+        case _:
+            found = _answers("Done", _ANY)
+            if "{name}" in path:
+                found["parameters"] = [_in_path("name")]
+    return _with_errors(found)
+
+
+def document(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
+    """`models` are those that are served now."""
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = copy.deepcopy(schema.components())
+    named = list(models)
+    for request, _ in DIRECT.values() if named else ():
+        if "model" in schemas[request.__name__].get("required", ()):
+            schemas[request.__name__]["properties"]["model"] = {"enum": named}
+    found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return found
+
+
+def _with_errors(operation: dict[str, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": schema.reference(Error)}}
+    for status, description in ERRORS.items():
+        operation["responses"][str(status)] = {"description": description, "content": error}
+    return operation
+
+
+def _answers(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    return {"responses": {str(status): {"description": description, "content": content}}}
+
+
+def _body(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": asked}}}
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": _TEXT}

@@ -1,0 +1,36 @@
+"""Cuts what comes of a stream of server-sent events into whole events; every byte stays in one of them."""
+
+import re
+
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+DONE = b"[DONE]"
+
+_END = re.compile(rb"\r?\n\r?\n")
+
+
+class EventReader:
+    """ValueError for an event that is longer than MAX_EVENT_BYTES."""
+
+    def __init__(self) -> None:
+        self.rest = b""  # the beginning of an event
+
+    def feed(self, body: bytes) -> list[bytes]:
+        looked_at = max(0, len(self.rest) - 3)  # an end may have begun there
+        held = self.rest + body if self.rest else body
+        events: list[bytes] = []
+        start = 0
+        for end in _END.finditer(held, looked_at):
+            events.append(held[start : end.end()])
+            start = end.end()
+        self.rest = held[start:]
+        if len(self.rest) > MAX_EVENT_BYTES:
+            raise ValueError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
+        return events
+
+
+def payload_of(event: bytes) -> bytes | None:
+    """What its only line of `data` says; None: it is a comment, or more than that."""
+    line = event.strip()
+    if not line.startswith(b"data:") or b"\n" in line:
+        return None
+    return line[5:].strip()

@@ -1,0 +1,161 @@
+"""What a request costs the router's front, without sockets: parsing, admission, choice, sending, answering, accounting.
+
+The system calls come on top; `tests.bench.peers` measures whole routers beside others.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+import uvloop
+
+from api.http.connection import Limits
+from api.http.server import http_server
+from router.admission import Admission
+from router.config import RouterConfig
+from router.core import Router
+from router.facts import Facts
+from router.feeds import Feeds
+from router.http.app import build_app
+from router.http.front import front_protocol
+from router.http.opening import Openings
+from router.index import PrefixIndex
+from router.members import Members
+from router.spec import parse_replica
+from router.tokenizers import Tokenizers
+from router.upkeep import Upkeep
+from router.upstream import Connection
+from tests.bench.measure import cpu_us, heading, row
+
+REQUESTS = 2000
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
+EVENT = b"data: " + b"y" * 180 + b"\n\n"
+STREAM = [
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
+    *[b"%x\r\n%b\r\n" % (len(EVENT), EVENT)] * 16,
+    b"0\r\n\r\n",
+]
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)}.get(name, default)
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class FrontOnWires:
+    """A router whose client and replicas are wires."""
+
+    def __init__(self, replicas: int = 2) -> None:
+        config, index = RouterConfig(), PrefixIndex()
+        tokenizers = Tokenizers({}, {}, 10**6)
+        self.router = Router(
+            config, Members(tokenizers.of), Feeds(index, lambda *_: None), index, Admission(config.keys)
+        )
+        self.upkeep = Upkeep(self.router, tokenizers)
+        specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]
+        self.upkeep.apply({spec.name: spec for spec in specs})
+        self.connections = [self._connect(member) for member in self.router.members]
+        self.router.members.arrange()
+        server = http_server(
+            build_app(self.router, self.upkeep), protocol=front_protocol(Limits(), Openings(self.router).find)
+        )
+        server.config.load()
+        self.front: Any = server.config.http_protocol_class(  # type: ignore[call-arg]
+            config=server.config, server_state=server.server_state, app_state={}
+        )
+        self.client = Wire()
+        self.front.connection_made(self.client)
+
+    def _connect(self, member: Any) -> Connection:
+        spec = msgspec.structs.replace(member.spec, model="m")
+        member.describe(Facts(spec=spec, native=False, models=("m",)))
+        member.health.probed(True, "", self.router.now_s())
+        connection = Connection(member.upstream)
+        connection.connection_made(Wire())
+        member.upstream.release(connection)
+        return connection
+
+    def ask(self, body: bytes, answer: list[bytes]) -> None:
+        self.front.data_received(HEAD % len(body) + body)
+        for connection in self.connections:
+            wire: Any = connection.transport
+            if wire.written:
+                wire.written.clear()
+                for piece in answer:
+                    connection.data_received(piece)
+        assert self.client.written, "there is no answer"
+        self.client.written.clear()
+
+    async def close(self) -> None:
+        await self.upkeep.close()
+        self.router.feeds.close()
+        self.router.close()
+
+
+def bodies(characters: int, stream: bool, start: int) -> list[bytes]:
+    """Half of each prompt is shared with others; none is repeated."""
+    shared = "word " * (characters // 10)
+    return [
+        json.dumps(
+            {
+                "model": "m",
+                "max_tokens": 16,
+                "stream": stream,
+                "messages": [{"role": "user", "content": f"{n % 16} {shared}{n:012d} {shared}"}],
+            }
+        ).encode()
+        for n in range(start, start + REQUESTS)
+    ]
+
+
+def run(rounds: int) -> None:
+    logging.disable(logging.WARNING)
+    uvloop.run(_run(rounds))
+    logging.disable(logging.NOTSET)
+
+
+async def _run(rounds: int) -> None:
+    heading("a request through the front, approximate mode, 2 replicas, no sockets")
+    for name, characters, stream, answer in (
+        ("800 characters, one answer", 800, False, [PLAIN]),
+        ("16,000 characters, 16 events", 16_000, True, STREAM),
+    ):
+        front = FrontOnWires()
+        starts = count(0, REQUESTS)
+
+        def prepare(
+            front: FrontOnWires = front,
+            starts: Iterator[int] = starts,
+            characters: int = characters,
+            stream: bool = stream,
+            answer: list[bytes] = answer,
+        ) -> Callable[[], object]:
+            asked = bodies(characters, stream, next(starts))
+            return lambda: [front.ask(body, answer) for body in asked]
+
+        prepare()()
+        row(name, cpu_us(prepare, REQUESTS, rounds), "us")
+        await front.close()
+    print()

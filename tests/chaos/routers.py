@@ -1,0 +1,168 @@
+"""Whole routers as users run them, with fleets of simulated replicas behind them that can be killed and come back."""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from router.config import RouterConfig
+from router.front import Front
+from router.spec import ReplicaSpec
+from tests.chaos.replicas import Command, can_bind, children, command, until, wait_gone
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.serving import Replica
+from tests.router.scripted import close_at_once
+
+PORTS = 5  # of a replica: HTTP, events, replay, status, snapshot
+# Of an answer, what is another one each time although nothing else is.
+CHANCE = re.compile(rb'"id":"[^"]*"|"created":\d+|"cached_tokens":\d+')
+
+
+class RouterProcess(Replica):
+    """`warmroute router` on a port of its own choice, or of ours."""
+
+    def __init__(self, *options: object, port: int = 0) -> None:
+        self._start([sys.executable, "-m", "fleet", "router", "--port", str(port), *map(str, options)])
+
+    def is_ready(self) -> bool:
+        return self.get("/ready").status == 200
+
+    def status_of(self, name: str) -> Any:
+        [found] = [one for one in self.get("/replicas").json["replicas"] if one["name"] == name]
+        return found
+
+    def decisions(self, limit: int = 1000) -> list[Any]:
+        """The newest first."""
+        found: list[Any] = self.get(f"/decisions?limit={limit}").json["decisions"]
+        return found
+
+
+@contextmanager
+def router(*options: object, ready: bool = True, port: int = 0) -> Iterator[RouterProcess]:
+    running = RouterProcess(*options, port=port)
+    try:
+        running.wait_ready()
+        if ready:
+            wait_until(running.is_ready, "the router is ready")
+        yield running
+    finally:
+        running.process.kill()
+        running.end(None)
+
+
+class Fleet:
+    """Replicas named r0, r1, ... on ports that stay theirs when they are started anew."""
+
+    def __init__(self, stack: ExitStack, count: int, options: tuple[object, ...]) -> None:
+        self._stack = stack
+        self._options = options
+        self.first_port = steady_ports(PORTS * count)
+        self.replicas = [self._begun(number) for number in range(count)]
+        for replica in self.replicas:
+            replica.wait_ready()
+
+    def __getitem__(self, number: int) -> Command:
+        return self.replicas[number]
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def urls(self) -> list[str]:
+        return [replica.url for replica in self.replicas]
+
+    @property
+    def specs(self) -> list[ReplicaSpec]:
+        return [ReplicaSpec(name=f"r{number}", url=url) for number, url in enumerate(self.urls)]
+
+    @property
+    def as_options(self) -> list[str]:
+        return [text for spec in self.specs for text in ("--replica", f"url={spec.url},name={spec.name}")]
+
+    def start(self, number: int, *, ready: bool = True) -> None:
+        """In the place of one that has ended."""
+        assert self.replicas[number].process.poll() is not None, f"r{number} still runs"
+        replica = self.replicas[number] = self._begun(number)
+        if ready:
+            replica.wait_ready()
+
+    def signal(self, number: int, sign: int, *, http: bool = True, engine: bool = True) -> None:
+        """To one of its two processes, or to both."""
+        pids = [self[number].process.pid] * http + children(self[number].process.pid) * engine
+        for pid in pids:
+            os.kill(pid, sign)
+
+    def kill(self, number: int) -> None:
+        engine = children(self[number].process.pid)
+        self[number].signal(signal.SIGKILL)
+        self[number].process.wait(DEADLINE_S)
+        wait_gone(*engine)
+
+    def _begun(self, number: int) -> Command:
+        port = self.first_port + PORTS * number
+        options = (*self._options, "--replica-name", f"r{number}", "--log-level", "warning")
+        return self._stack.enter_context(command(*options, port=port, events_port=port + 1, ready=False))
+
+
+def steady_ports(count: int) -> int:
+    """Neighbouring free ports that no outgoing connection takes while their owner is away, which many clients make."""
+    first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        first = random.randrange(min(10_000, first_taken // 2), first_taken - count)
+        if all(can_bind(port) for port in range(first, first + count)):
+            return first
+
+
+@contextmanager
+def fleet(count: int, *options: object) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        yield Fleet(stack, count, options)
+
+
+@asynccontextmanager
+async def front(specs: list[ReplicaSpec], **config: Any) -> AsyncIterator[Front]:
+    """A router in this process, so that its index can be looked into."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        running = Front(RouterConfig(replicas=tuple(specs), **config), listener)
+        await running.start()
+        try:
+            members = running.router.members
+            up: Callable[[], bool] = lambda: all(  # noqa: E731
+                spec.name in members.by_name and members.by_name[spec.name].candidate.unavailable is None
+                for spec in specs
+            )
+            await until(up, "every replica takes requests")
+            yield running
+        finally:
+            await close_at_once(running)
+
+
+def port_of(running: Front) -> int:
+    port: int = running.listener.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def http_client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S, limits=limits) as made:
+        yield made
+
+
+def without_chance(body: bytes) -> bytes:
+    return CHANCE.sub(b"", body)
+
+
+def events_in(body: bytes) -> list[Any]:
+    """Of a stream that says itself that it is complete."""
+    assert body.endswith(b"data: [DONE]\n\n"), body[-300:]
+    return [json.loads(line[6:]) for line in body.split(b"\n\n")[:-2]]

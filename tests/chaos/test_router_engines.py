@@ -1,0 +1,261 @@
+"""The real bytes that other engines have published, played to a router over sockets by `warmroute events replay`.
+
+The index then holds exactly the keys that the oracle's resolver has, and engines that name the same tokens by other
+hashes are matched alike. WARMROUTE_ALL_VECTORS=1 plays every release and every trace at once.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from events.blocks import block_keys, root_key
+from events.messages import EventBatch, encode_batch
+from events.recording import Recorder
+from events.records import Record
+from events.resolver import Resolver
+from events.stream import Stream, StreamConfig
+from events.subscriber import Source
+from events.view import CacheView
+from router.front import Front
+from router.spec import spec_of
+from tests.api.tokenizers import saved
+from tests.api.trained import FAMILIES
+from tests.chaos.replicas import until
+from tests.chaos.routers import front, http_client, port_of
+from tests.events.processes import FREE, Tool, tool, wait_until
+from tests.oracle.test_capture import load
+from tests.oracle.test_hash import MODEL, VLLM, Chain
+from tests.oracle.vectors import Record as Line
+from tests.oracle.vectors import files, read, records
+from tests.router.scripted import Scripted, says
+
+pytestmark = pytest.mark.chaos
+
+TOPIC = b"kv@a@model"
+ENGINES = ("vllm", "sglang")
+ALL = bool(os.environ.get("WARMROUTE_ALL_VECTORS"))
+MOST = 10  # of one kind, if not all
+REMOVALS = "blockpool/fuzz_0.jsonl"
+SEEDED = "random_101-plain-16-0"
+
+
+class Story(NamedTuple):
+    """What a publisher sent, from its first batch on."""
+
+    name: str
+    engine: str
+    payloads: list[bytes]
+
+
+def view_of(payloads: Iterable[bytes]) -> CacheView:
+    """The oracle: the same bytes, in order, without sockets."""
+    view = CacheView("oracle", Stream(StreamConfig(can_replay=False)), Resolver(MODEL))
+    view.perform(view.stream.connected(0.0))
+    for seq, payload in enumerate(payloads):
+        view.perform(view.stream.live(seq, payload, 0.0))
+    view.resolver.check()
+    return view
+
+
+def keys_of(view: CacheView) -> dict[str, set[int]]:
+    return {medium: view.resolver.keys(medium) for medium, _ in view.resolver.held()}
+
+
+# ---- what there is
+
+
+def releases() -> list[Story]:
+    """All batches of an engine's release, as one stream."""
+    by_release: dict[tuple[str, str], list[bytes]] = {}
+    for record in records("wire_vectors*.jsonl"):
+        if record["source"] == "real classes" and record["engine"] in ENGINES:
+            payload = bytes.fromhex(record["payload_hex"])
+            by_release.setdefault((record["engine"], record["version"]), []).append(payload)
+    return [Story(f"{engine} {version}", engine, payloads) for (engine, version), payloads in by_release.items()]
+
+
+def traces() -> list[Story]:
+    """What real block managers published; without those whose hits nobody could tell from stores."""
+    found = {path: read(path) for path in files("blockpool/*.jsonl")}
+    return [
+        Story(path.stem, "vllm", payloads_of(lines))
+        for path, lines in found.items()
+        if not any(line.get("report_mode") == "full" for line in lines)
+    ]
+
+
+def payloads_of(lines: list[Line]) -> list[bytes]:
+    return [bytes.fromhex(line["payload_hex"]) for line in lines if "payload_hex" in line]
+
+
+def some(stories: list[Story]) -> list[Story]:
+    """Evenly from the oldest to the newest."""
+    return stories if ALL else stories[:: -(-len(stories) // MOST)]
+
+
+# ---- and how it comes to a router
+
+
+def record_story(path: Path, story: Story) -> None:
+    source = Source("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", model=MODEL)
+    with Recorder(path, [source]) as recorder:
+        recorder.write(Record(1.0, 0, "connected", []))
+        for seq, payload in enumerate(story.payloads):
+            recorder.write(Record(2.0 + seq / 1000, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
+
+
+def record_capture(path: Path, capture: Path) -> None:
+    """The frames that a late subscriber received, and its replay requests, as a recorder would have them."""
+    source = Source("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", model=MODEL)
+    known = load(capture)
+    first_live = known.live[0][0]
+    with Recorder(path, [source]) as recorder:
+        recorder.write(Record(1.0, 0, "connected", []))
+        for seq, payload in known.answer(0):
+            if seq < first_live:
+                recorder.write(Record(1.5, 0, "replay", [b"", TOPIC, seq.to_bytes(8, "big"), payload]))
+        recorder.write(Record(1.5, 0, "replay", [b"", b"", b"\xff" * 8, b""]))
+        for seq, payload in known.live:
+            recorder.write(Record(2.0 + seq / 1000, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
+
+
+@contextmanager
+def playing(path: Path) -> Iterator[Tool]:
+    with tool("replay", path, "--bind", FREE, "--replay-bind", FREE, "--speed", "max", "--stay", "60") as running:
+        yield running
+
+
+def endpoints_of(playing: Tool) -> tuple[str, str]:
+    wait_until(lambda: playing.err or playing.process.poll() is not None, "it says where it publishes")
+    events, replay = playing.err[0].removeprefix("publishing at ").strip().split(", ")
+    return events, replay
+
+
+@asynccontextmanager
+async def routed(recordings: list[tuple[str, Path]], **config: Any) -> AsyncIterator[Front]:
+    """A router in front of servers of OpenAI's API, whose events are played by processes."""
+    async with AsyncExitStack() as stack:
+        players = [stack.enter_context(playing(path)) for _, path in recordings]
+        specs = []
+        for number, ((engine, _), player) in enumerate(zip(recordings, players, strict=True)):
+            server = Scripted(f"r{number}", says(), models=[MODEL])
+            await stack.enter_async_context(server.running())
+            events, replay = endpoints_of(player)
+            fields = {"name": server.name, "url": server.spec.url, "engine": engine}
+            specs.append(spec_of({**fields, "events": events, "replay": replay}))
+        yield await stack.enter_async_context(front(specs, **config))
+
+
+def indexed(running: Front, name: str) -> dict[str, set[int]]:
+    slot = running.router.members.by_name[name].slot
+    by_medium = {medium: set(holders.of(slot)) for medium, holders in running.router.index._media.items()}
+    return {medium: keys for medium, keys in by_medium.items() if keys}
+
+
+def expected_of(capture: Path) -> CacheView:
+    """What a late subscriber can know."""
+    known = load(capture)
+    view = view_of([])
+    for seq, payload in known.received.items():
+        view.perform(view.stream.live(seq, payload, 0.0))
+    return view
+
+
+async def heard(running: Front, name: str, seq: int) -> None:
+    def is_there() -> bool:
+        state = running.router.feeds.state(name)
+        return state is not None and state.seq >= seq and state.lag_batches == 0
+
+    await until(is_there, f"{name} has played batch {seq}")
+
+
+# ---- and what the router makes of it
+
+
+@pytest.mark.parametrize("kind", [releases, traces])
+async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
+    tmp_path: Path, kind: Callable[[], list[Story]]
+) -> None:
+    told = some(kind())
+    for number, story in enumerate(told):
+        record_story(tmp_path / f"{number}.wre", story)
+    recordings = [(story.engine, tmp_path / f"{number}.wre") for number, story in enumerate(told)]
+    async with routed(recordings) as running:
+        for number, story in enumerate(told):
+            await heard(running, f"r{number}", len(story.payloads) - 1)
+            oracle, state = view_of(story.payloads), running.router.feeds.state(f"r{number}")
+            assert indexed(running, f"r{number}") == keys_of(oracle), story.name
+            assert state is not None and state.reason == oracle.inexact, story.name
+        running.router.index.check()
+        print(", ".join(f"{story.name}: {len(story.payloads)} batches" for story in told))
+        assert not told or len(running.router.index._media["GPU"]) > 20
+
+
+async def test_the_index_holds_what_frames_from_the_wire_mean(tmp_path: Path) -> None:
+    captures = files("live_capture*.jsonl")
+    for number, capture in enumerate(captures):
+        record_capture(tmp_path / f"{number}.wre", capture)
+    async with routed([("vllm", tmp_path / f"{number}.wre") for number in range(len(captures))]) as running:
+        for number, capture in enumerate(captures):
+            known, oracle = load(capture), expected_of(capture)
+            await heard(running, f"r{number}", known.published - 1)
+            state = running.router.feeds.state(f"r{number}")
+            assert indexed(running, f"r{number}") == keys_of(oracle), capture.name
+            assert state is not None and state.exact == known.complete, capture.name
+
+
+def seeded() -> list[Chain]:
+    """The same tokens, as engines with other algorithms and other values of PYTHONHASHSEED name them."""
+    return [chain for chain in VLLM if SEEDED in chain.name][: None if ALL else 4]
+
+
+async def test_engines_with_other_hash_seeds_are_matched_alike(tmp_path: Path) -> None:
+    chains = seeded()
+    assert len({tuple(chain.ints) for chain in chains}) == len(chains) > 1, "their hashes are the same"
+    for number, chain in enumerate(chains):
+        batches = [encode_batch(EventBatch(1.0, [chain.stored(chain.forms[number % 2])]))]
+        record_story(tmp_path / f"{number}.wre", Story(chain.name, "vllm", batches))
+    folder = saved(FAMILIES["gpt2"](), tmp_path)
+    recordings = [("vllm", tmp_path / f"{number}.wre") for number in range(len(chains))]
+    async with routed(recordings, model_dirs={MODEL: str(folder)}) as running:
+        for number in range(len(chains)):
+            await heard(running, f"r{number}", 0)
+        prompt = {"model": MODEL, "prompt": chains[0].token_ids}
+        async with http_client(f"http://127.0.0.1:{port_of(running)}") as http:
+            explained = (await http.post("/explain", json=prompt)).json()
+        assert explained["exact"], explained["why_not"]
+        blocks = len(chains[0].keys)
+        assert [one["sure_tokens"] for one in explained["candidates"]] == [16 * blocks] * len(chains)
+        assert explained["hits"] == {f"r{number}": [[0, blocks - 1]] for number in range(len(chains))}
+
+
+async def test_a_recorded_prompt_is_matched_as_the_engine_that_played_it_would_hit_it(tmp_path: Path) -> None:
+    """After evictions, by what a block manager held at the end, and half-way."""
+    [path] = files(REMOVALS)
+    lines = read(path)
+    whole = payloads_of(lines)
+    halves = [Story("whole", "vllm", whole), Story("half", "vllm", whole[: len(whole) // 2])]
+    for number, story in enumerate(halves):
+        record_story(tmp_path / f"{number}.wre", story)
+    folder = saved(FAMILIES["gpt2"](), tmp_path)
+    recordings = [("vllm", tmp_path / f"{number}.wre") for number in range(2)]
+    asked = [line for line in lines if "tokens" in line and line.get("lora") is None][-40:]
+    found = 0
+    async with routed(recordings, model_dirs={MODEL: str(folder)}) as running:
+        oracles = [view_of(story.payloads).resolver for story in halves]
+        for number, story in enumerate(halves):
+            await heard(running, f"r{number}", len(story.payloads) - 1)
+        async with http_client(f"http://127.0.0.1:{port_of(running)}") as http:
+            for line in asked:
+                prompt = {"model": MODEL, "prompt": line["tokens"], "cache_salt": line["cache_salt"]}
+                explained = (await http.post("/explain", json=prompt)).json()
+                tokens = [one["sure_tokens"] for one in explained["candidates"]]
+                root = root_key(MODEL, None, line["cache_salt"], 16)
+                keys = block_keys(line["tokens"], 16, root)
+                assert tokens == [16 * oracle.matched(keys) for oracle in oracles], line["tokens"]
+                found += sum(tokens) // 16
+    assert found > 10

@@ -1,0 +1,301 @@
+"""Replicas and routers that are killed, frozen and drained under load: no client sees anything of it.
+
+WARMROUTE_RESTART_BLOCKS says how many blocks each of the eight replicas holds that a killed router finds again (3,000
+by default; the promise is for 25,000).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+
+from tests.chaos.replicas import wait_gone
+from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, http_client, router, without_chance
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.replica.serving import MODEL
+
+RESTART_BLOCKS = int(os.environ.get("WARMROUTE_RESTART_BLOCKS", "3000"))
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+STREAMS = 64
+TOKENS = 60
+AROUND_WITHIN_S = 2.0
+EXACT_WITHIN_S = 1.0
+DRAINERS = 16
+STAND_INS = 8
+PACE = (
+    *("--simulated-prefill-tokens-per-s", 200_000, "--simulated-decode-tokens-per-s", 30),
+    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+)
+QUICK = (*PACE[:2], "--simulated-decode-tokens-per-s", 400, *PACE[4:])
+QUIET = ("--log-level", "error")
+
+
+def asked(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "seed": number, "ignore_eos": True, "stream": True}
+    if number % 4 == 1:
+        body |= {"n": 2}
+    if number % 4 == 2:
+        body |= {"stream_options": {"include_usage": True}}
+    body |= fields
+    text = f"Once upon a time there were {number} replicas. " * (1 + number % 5)
+    if number % 2:
+        return "/v1/completions", body | {"prompt": text}
+    return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}
+
+
+class Told(NamedTuple):
+    status: int
+    body: bytes
+    replica: str
+    took_s: float
+    longest_pause_s: float
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Of two choices, each in its own order: how they are mixed is up to the clock."""
+        events = without_chance(self.body).split(b"\n\n")
+        return (
+            sorted(events, key=lambda event: event[event.find(b'"index":') :][:9])
+            if b'"index":1' in self.body
+            else events
+        )
+
+
+async def stream(http: httpx2.AsyncClient, number: int, **fields: Any) -> Told:
+    path, body = asked(number, **fields)
+    began_s = last_s = time.monotonic()
+    pause_s, heard = 0.0, bytearray()
+    async with http.stream("POST", path, json=body) as response:
+        async for piece in response.aiter_raw():
+            heard += piece
+            now_s = time.monotonic()
+            pause_s, last_s = max(pause_s, now_s - last_s), now_s
+    replica = response.headers.get("x-warmroute-replica", "")
+    return Told(response.status_code, bytes(heard), replica, last_s - began_s, pause_s)
+
+
+async def all_streams(http: httpx2.AsyncClient) -> list[Told]:
+    async with asyncio.timeout(4 * DEADLINE_S):
+        return await asyncio.gather(*(stream(http, number) for number in range(STREAMS)))
+
+
+def check_same(told: list[Told], undisturbed: list[Told]) -> None:
+    for number, (one, other) in enumerate(zip(told, undisturbed, strict=True)):
+        assert one.status == 200, one
+        events_in(one.body)
+        assert one.lines == other.lines, f"stream {number}, begun by {one.replica}"
+
+
+def resumes_of(served: RouterProcess) -> Counter[str]:
+    decisions = served.decisions()
+    return Counter(
+        retries=sum(one["retries"] for one in decisions),
+        resumes=sum(one["resumes"] for one in decisions),
+        resumed=sum(one["resumes"] > 0 for one in decisions),
+    )
+
+
+async def unblocked(function: Any, *arguments: Any, **options: Any) -> Any:
+    return await asyncio.to_thread(function, *arguments, **options)
+
+
+# ---- kill -9
+
+
+async def test_no_client_notices_that_a_replica_was_killed() -> None:
+    with fleet(4, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            undisturbed = await all_streams(http)
+            streams = asyncio.create_task(all_streams(http))
+            await asyncio.sleep(TOKENS / 30 / 2)
+            await unblocked(replicas.kill, 1)
+            told = await streams
+        check_same(told, undisturbed)
+        counts = resumes_of(served)
+        assert counts["resumed"] > 5, "hardly any stream was on the replica that was killed"
+        print(f"{counts}; longest pause {max(one.longest_pause_s for one in told):.3f} s")
+
+
+async def test_without_resume_clients_are_told() -> None:
+    """The negative control."""
+    with fleet(2, *PACE) as replicas, router(*replicas.as_options, *QUIET, "--no-resume") as served:
+        async with http_client(served.url) as http:
+            streams = asyncio.create_task(all_streams(http))
+            await asyncio.sleep(TOKENS / 30 / 2)
+            await unblocked(replicas.kill, 1)
+            told = await streams
+        broken = [one for one in told if b'"error"' in one.body]
+        assert len(broken) > 5
+        assert all(json.loads(one.body.split(b"\n\n")[-3][6:])["error"]["code"] == "broken_stream" for one in broken)
+
+
+# ---- SIGSTOP
+
+
+@pytest.mark.parametrize("part", ["both", "http"])
+async def test_a_frozen_replica_is_routed_around_within_two_seconds(part: str) -> None:
+    frozen = {"http": part != "engine", "engine": part != "http"}
+    with fleet(3, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            undisturbed = await all_streams(http)
+            streams = asyncio.create_task(all_streams(http))
+            await asyncio.sleep(TOKENS / 30 / 4)
+            replicas.signal(0, signal.SIGSTOP, **frozen)
+            try:
+                later = [asyncio.create_task(ask_later(http, number)) for number in range(12)]
+                told = await streams
+                asked_later = await asyncio.gather(*later)
+            finally:
+                replicas.signal(0, signal.SIGCONT, **frozen)
+            check_same(told, undisturbed)
+            assert resumes_of(served)["resumed"] > 5, "hardly any stream was on the replica that was frozen"
+            pause_s = max(one.longest_pause_s for one in told)
+            slowest_s = max(one.took_s for one in asked_later)
+            print(f"{part}: longest pause of a stream {pause_s:.2f} s, slowest later request {slowest_s:.2f} s")
+            assert all(one.status == 200 for one in asked_later)
+            assert max(pause_s, slowest_s) < AROUND_WITHIN_S
+        await unblocked(wait_until, lambda: served.status_of("r0")["available"], "it takes requests again")
+
+
+async def ask_later(http: httpx2.AsyncClient, number: int) -> Told:
+    await asyncio.sleep(number / 4)
+    return await stream(http, 1000 + number, max_tokens=3)
+
+
+# ---- the router itself
+
+
+@contextmanager
+def stand_ins(count: int, blocks: int) -> Iterator[list[str]]:
+    command = [sys.executable, "-m", "tests.chaos.publishing", str(count), str(blocks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["urls"]
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(60 + RESTART_BLOCKS / 200)
+def test_a_router_that_was_killed_is_exact_within_a_second_of_its_first_connection() -> None:
+    with stand_ins(STAND_INS, RESTART_BLOCKS) as urls:
+        options = [text for url in urls for text in ("--replica", url)]
+        with router(*options, *QUIET) as first:
+            check_complete(first)
+            first.process.send_signal(signal.SIGKILL)
+            wait_gone(first.process.pid)
+        asked_of(urls[0], "/forget")
+        with router(*options, *QUIET, ready=False) as second:
+            wait_until(lambda: second.is_ready() and check_complete(second), "the index is exact")
+            took_s = time.monotonic() - asked_of(urls[0], "/first")
+            print(f"{STAND_INS} x {RESTART_BLOCKS} blocks: exact {took_s:.3f} s after the first connection")
+            assert took_s < EXACT_WITHIN_S
+
+
+def check_complete(served: RouterProcess) -> bool:
+    """A router that says that it is ready has all blocks."""
+    blocks = [one["index"]["blocks"].get("GPU", 0) for one in served.get("/replicas").json["replicas"]]
+    assert blocks == [RESTART_BLOCKS] * STAND_INS
+    return True
+
+
+def asked_of(url: str, path: str) -> Any:
+    with httpx2.Client(base_url=url) as http:
+        return http.get(path).json()
+
+
+# ---- draining
+
+
+class Crowd:
+    """Clients who ask one thing after another; every answer has to be a good one."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self._http = http
+        self.answered = 0
+        self.faults: list[Any] = []
+        self.over = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._client(number) for number in range(DRAINERS)))
+
+    async def _client(self, number: int) -> None:
+        while not self.over:
+            number += DRAINERS
+            told = await stream(self._http, number, stream=number % 3 != 0, stream_options=None, n=1)
+            good = told.status == 200 and b'"error"' not in told.body and (number % 3 == 0 or events_in(told.body))
+            if good:
+                self.answered += 1
+            else:
+                self.faults.append(told)
+
+
+@asynccontextmanager
+async def under_load(served: RouterProcess) -> AsyncIterator[Crowd]:
+    async with http_client(served.url) as http:
+        crowd = Crowd(http)
+        running = asyncio.create_task(crowd.run())
+        try:
+            yield crowd
+        finally:
+            crowd.over = True
+            await running
+    assert crowd.faults == []
+
+
+async def answered_more(crowd: Crowd, count: int = 10) -> None:
+    wanted = crowd.answered + count
+    async with asyncio.timeout(DEADLINE_S):
+        while crowd.answered < wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_draining_every_replica_at_the_router_fails_no_request() -> None:
+    with fleet(3, *QUICK) as replicas, router(*replicas.as_options, *QUIET) as served:
+        async with under_load(served) as crowd:
+            for number in range(len(replicas)):
+                await answered_more(crowd)
+                await unblocked(served.post, f"/replicas/r{number}/drain")
+                idle = lambda: served.status_of(f"r{number}")["load"]["in_flight"] == 0  # noqa: E731, B023
+                await unblocked(wait_until, idle, "what it was answering has ended")
+                before = await unblocked(handled, replicas, number)
+                await answered_more(crowd)
+                assert await unblocked(handled, replicas, number) == before
+                await unblocked(served.post, f"/replicas/r{number}/undrain")
+                assert served.status_of(f"r{number}")["available"]
+        print(f"{crowd.answered} requests, none failed")
+
+
+def handled(replicas: Fleet, number: int) -> float:
+    lines = replicas[number].get("/metrics").body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total"))
+
+
+async def test_restarting_every_replica_one_after_another_fails_no_request() -> None:
+    with fleet(3, *QUICK) as replicas, router(*replicas.as_options, *QUIET, "--slow-start", 0.5) as served:
+        async with under_load(served) as crowd:
+            for number in range(len(replicas)):
+                await answered_more(crowd)
+                incarnation = served.status_of(f"r{number}")["incarnation"]
+                assert await unblocked(replicas[number].end, signal.SIGTERM) == 0
+                await unblocked(replicas.start, number)
+                await unblocked(wait_until, lambda: is_back(served, f"r{number}", incarnation), "it is back")  # noqa: B023
+            await answered_more(crowd)
+        print(f"{crowd.answered} requests, none failed; {resumes_of(served)}")
+
+
+def is_back(served: RouterProcess, name: str, incarnation: int) -> bool:
+    status = served.status_of(name)
+    return status["available"] is True and (status["state"], status["incarnation"] != incarnation) == ("exact", True)

@@ -1,0 +1,233 @@
+"""OpenAI's own client, unchanged, against a router with a replica behind it: what we claim of the API, with keys."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from router.keys import digest_of
+from tests.chaos.replicas import Command, command
+from tests.chaos.routers import RouterProcess, router
+from tests.events.processes import wait_until
+from tests.replica.serving import MODEL
+
+pytestmark = pytest.mark.chaos
+
+KEY, OTHER, POOR, REPLICAS_KEY = "sk-of-alice", "sk-of-bob", "sk-of-carol", "sk-between-us"
+IGNORE_EOS = {"ignore_eos": True}
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+LONG = "The same long beginning of two tenants' prompts. " * 10
+RATES = (
+    *("--simulated-prefill-tokens-per-s", 1e6, "--simulated-decode-tokens-per-s", 2000),
+    *("--simulated-step-overhead", 0, "--log-level", "warning"),
+)
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Command]:
+    with command(*RATES, "--api-key", REPLICAS_KEY, "--replica-name", "r0") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def served(replica: Command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    names = {"alice": KEY, "bob": OTHER, "carol": POOR}
+    limits = {"carol": "requests_per_minute = 6\n"}
+    keys.write_text(
+        "".join(
+            f'[keys.{name}]\nkey_sha256 = "{digest_of(key).hex()}"\n{limits.get(name, "")}'
+            for name, key in names.items()
+        )
+    )
+    options = ("--api-keys", keys, "--replica-api-key", REPLICAS_KEY, "--log-level", "warning")
+    with router("--replica", replica.url, *options) as running:
+        yield running
+
+
+def as_client(served: RouterProcess, key: str = KEY) -> OpenAI:
+    return OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def client(served: RouterProcess) -> Iterator[OpenAI]:
+    with as_client(served) as made:
+        yield made
+
+
+@pytest.fixture
+async def asynchronous(served: RouterProcess) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL) == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/other")
+    assert caught.value.code == "model_not_found"
+
+
+def test_completion(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=12, seed=1, n=2, logprobs=1, extra_body=IGNORE_EOS
+    )
+    assert answer.id.startswith("cmpl-")
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert answer.usage is not None and answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens_details is not None
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+
+
+def test_completions_of_several_prompts_and_of_token_ids(client: OpenAI) -> None:
+    both = client.completions.create(
+        model=MODEL, prompt=["hello", "world"], max_tokens=5, seed=1, extra_body=IGNORE_EOS
+    )
+    assert [choice.index for choice in both.choices] == [0, 1]
+    ids = client.completions.create(
+        model=MODEL, prompt=[104, 101, 108, 108, 111], max_tokens=5, seed=1, extra_body=IGNORE_EOS
+    )
+    assert len(ids.choices[0].text) == 5 and ids.usage is not None and ids.usage.prompt_tokens == 5
+
+
+def test_streamed_completion(client: OpenAI) -> None:
+    whole = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, seed=1, extra_body=IGNORE_EOS)
+    stream = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=12, seed=1, stream=True, extra_body=IGNORE_EOS
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_chat(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=12,
+        seed=1,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body=IGNORE_EOS,
+    )
+    [choice] = answer.choices
+    assert answer.id.startswith("chatcmpl-")
+    assert choice.message.role == "assistant"
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    assert len(choice.logprobs.content[0].top_logprobs) == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stop_string_of_chat(client: OpenAI, streamed: bool) -> None:
+    free = client.chat.completions.create(model=MODEL, messages=HELLO, seed=1, max_tokens=30, extra_body=IGNORE_EOS)
+    text = free.choices[0].message.content
+    assert text is not None
+    wanted, stop = text[: text.index(text[5:7])], [text[5:7]]
+    if streamed:
+        chunks = list(
+            client.chat.completions.create(
+                model=MODEL, messages=HELLO, seed=1, max_tokens=30, stop=stop, stream=True, extra_body=IGNORE_EOS
+            )
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    else:
+        stopped = client.chat.completions.create(
+            model=MODEL, messages=HELLO, seed=1, max_tokens=30, stop=stop, extra_body=IGNORE_EOS
+        )
+        assert stopped.choices[0].finish_reason == "stop"
+        assert stopped.choices[0].message.content == wanted
+
+
+async def test_streamed_chat_with_usage(asynchronous: AsyncOpenAI) -> None:
+    stream = await asynchronous.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=12,
+        n=2,
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=IGNORE_EOS,
+    )
+    chunks = [chunk async for chunk in stream]
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert [len(text) for text in texts] == [12, 12]
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 24
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_client_that_stops_listening_ends_the_work(replica: Command, asynchronous: AsyncOpenAI) -> None:
+    stream = await asynchronous.completions.create(
+        model=MODEL, prompt="hello", max_tokens=8000, stream=True, extra_body=IGNORE_EOS
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+    headers = {"authorization": f"Bearer {REPLICAS_KEY}"}
+    idle = lambda: not replica.ask("GET", "/load", headers=headers).json["load"]["running"]  # noqa: E731
+    wait_until(idle, "the replica has stopped")
+
+
+def test_the_raw_response_says_what_happened(client: OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(
+        model=MODEL, prompt="hello", max_tokens=2, extra_headers={"x-request-id": "my-own-id"}
+    )
+    assert raw.headers["x-request-id"] == "my-own-id"
+    assert raw.headers["x-warmroute-replica"] and raw.headers["content-type"] == "application/json"
+
+
+def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt="hello")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model=MODEL, prompt="hello", temperature=-1)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.APIStatusError) as long:
+        client.completions.create(model=MODEL, prompt="x" * 9000)
+    assert (long.value.status_code, long.value.code) == (413, "context_length_exceeded")
+    with pytest.raises(openai.BadRequestError) as streamed:
+        client.completions.create(model=MODEL, prompt="hello", top_p=7, stream=True)
+    assert streamed.value.param == "top_p"
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model=MODEL, input="x")
+
+
+# ---- keys
+
+
+def test_a_wrong_key_and_a_key_without_credit(served: RouterProcess) -> None:
+    with as_client(served, "wrong") as stranger:
+        for call in (
+            lambda: stranger.models.list(),
+            lambda: stranger.completions.create(model=MODEL, prompt="x"),
+            lambda: stranger.chat.completions.create(model=MODEL, messages=HELLO, stream=True),
+        ):
+            with pytest.raises(openai.AuthenticationError):
+                call()
+    with as_client(served, POOR) as poor:
+        poor.completions.create(model=MODEL, prompt="x", max_tokens=1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            poor.completions.create(model=MODEL, prompt="x", max_tokens=1)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_tenant_cannot_see_what_another_one_has_asked(served: RouterProcess) -> None:
+    def cached(key: str) -> int:
+        with as_client(served, key) as client:
+            usage = client.completions.create(model=MODEL, prompt=LONG, max_tokens=1).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached(KEY) < 16  # of a block, shared with what this one has asked before
+    assert cached(KEY) > 400
+    assert cached(OTHER) == 0
+    assert cached(OTHER) > 400

@@ -1,0 +1,93 @@
+"""Where prompts go: cold ones, those with a shared system prompt, and a burst at two routers side by side."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.chaos.routers import Fleet, fleet, http_client, router
+from tests.replica.serving import MODEL
+
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+REPLICAS = 4
+COLD = 100
+MOST = 35
+CLIENTS = 64
+SHARED_TOKENS = 512
+BURST = 120
+IMBALANCE = 1.6
+RATES = (
+    *("--simulated-prefill-tokens-per-s", 20_000, "--simulated-decode-tokens-per-s", 400),
+    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+)
+QUIET = ("--log-level", "error")
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[Fleet]:
+    """No two tests have a prompt in common."""
+    with fleet(REPLICAS, *RATES) as started:
+        yield started
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": text, "max_tokens": 4, "seed": 1, "ignore_eos": True, **fields}
+
+
+async def replica_of(http: httpx2.AsyncClient, asked: dict[str, Any]) -> str:
+    answer = await http.post("/v1/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    name: str = answer.headers["x-warmroute-replica"]
+    return name
+
+
+def cold(number: int, length: int = 300) -> str:
+    return (f"{number:04d} is where this prompt begins, unlike any other. " * (length // 40 + 1))[:length]
+
+
+async def test_cold_prompts_one_after_another_are_spread_over_idle_replicas(replicas: Fleet) -> None:
+    with router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            went = Counter([await replica_of(http, body(cold(number))) for number in range(COLD)])
+    print(sorted(went.values()))
+    assert len(went) == REPLICAS and max(went.values()) <= MOST, went
+
+
+async def test_a_warm_prompt_stays_where_it_is(replicas: Fleet) -> None:
+    """The negative control: with nothing to spread, all go to one."""
+    with router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            went = Counter([await replica_of(http, body(cold(1000, 2000))) for _ in range(20)])
+    assert len(went) == 1, went
+
+
+async def test_a_shared_system_prompt_does_not_pull_everybody_to_one_replica(replicas: Fleet) -> None:
+    system = cold(2000, SHARED_TOKENS)
+    with router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            await replica_of(http, body(system))
+            asked = [body(system + cold(number, 100 + 15 * (number % 40)), max_tokens=40) for number in range(CLIENTS)]
+            went = Counter(await asyncio.gather(*(replica_of(http, one) for one in asked)))
+    print(sorted(went.values()))
+    assert len(went) == REPLICAS and max(went.values()) <= CLIENTS / 2, went
+
+
+async def test_a_burst_at_two_routers_side_by_side_is_spread(replicas: Fleet) -> None:
+    options = (*replicas.as_options, *QUIET)
+    with router(*options) as left, router(*options) as right:
+        async with http_client(left.url) as one, http_client(right.url) as other:
+            prompts = [cold(3000 + number, 200 + 97 * number % 2400) for number in range(BURST)]
+            went = await asyncio.gather(
+                *(replica_of((one, other)[n % 2], body(prompt)) for n, prompt in enumerate(prompts))
+            )
+    tokens: Counter[str] = Counter()
+    for name, prompt in zip(went, prompts, strict=True):
+        tokens[name] += len(prompt)
+    imbalance = max(tokens.values()) * REPLICAS / sum(tokens.values())
+    print(f"imbalance {imbalance:.3f}: {sorted(tokens.values())} tokens")
+    assert imbalance <= IMBALANCE

@@ -1,0 +1,365 @@
+"""The API around the generation routes, and who may use it."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from router.http.app import build_app
+from router.keys import keys_from_options
+from router.spec import ReplicaSpec
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Answer,
+    Client,
+    Script,
+    Scripted,
+    chat,
+    connect,
+    drops,
+    named,
+    says,
+    served,
+)
+
+GOOD = b'{"choices":[]}'
+KEY, ADMIN = "client-key", "admin-key"
+KEYS = tuple(keys_from_options([KEY], ADMIN))
+OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics")}
+FOR_CLIENTS = {
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/version"),
+    ("GET", "/replicas"),
+    ("POST", CHAT),
+    ("POST", COMPLETIONS),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/anything"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nothing"),
+}
+FOR_ADMINS = {
+    ("POST", "/replicas"),
+    ("DELETE", "/replicas/r0"),
+    ("POST", "/replicas/r0/drain"),
+    ("POST", "/replicas/r0/undrain"),
+    ("POST", "/replicas/r0/resync"),
+    ("POST", "/explain"),
+    ("GET", "/decisions"),
+    ("GET", "/debug/index"),
+}
+EVERY = sorted(OPEN | FOR_CLIENTS | FOR_ADMINS)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def ask(client: Client, method: str, path: str, **headers: str) -> Answer:
+    return await client.ask(method, path, chat() if method == "POST" else None, **headers)
+
+
+# ---- who may ask
+
+
+async def test_the_lists_above_are_all_that_is_served() -> None:
+    async with served() as running:
+        app = build_app(running.router, running.front.upkeep)
+        routes = {(m, r.path.replace("{name}", "r0").replace("{model:path}", "m")) for r in app.routes
+                  if isinstance(r, APIRoute) for m in r.methods or ()}  # fmt: skip
+        assert routes <= OPEN | FOR_CLIENTS | FOR_ADMINS
+        assert not (OPEN | FOR_ADMINS) - routes
+
+
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), bearer("")], ids=["none", "wrong", "empty"])
+async def test_nothing_but_what_is_open_is_to_be_had_without_a_key(headers: dict[str, str]) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1), keys=KEYS, demand_key=True) as running:
+        for method, path in EVERY:
+            async with connect(running.port) as client:
+                answer = await ask(client, method, path, **headers)
+                if (method, path) in OPEN:
+                    assert answer.status == 200, path
+                else:
+                    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), path
+                    assert "www-authenticate" in answer.headers
+        assert not script.calls
+        assert set(running.router.members.by_name) == {"r0"}
+
+
+async def test_a_clients_key_opens_what_is_for_clients_and_nothing_else() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running:
+        for method, path in EVERY:
+            async with connect(running.port) as client:
+                answer = await ask(client, method, path, **bearer(KEY))
+                if (method, path) in FOR_ADMINS:
+                    assert (answer.status, answer.error["code"]) == (403, "admin_key_required"), path
+                else:
+                    assert answer.status == (404 if path == "/nothing" else 200), path
+
+
+async def test_the_admin_key_opens_everything() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running:
+        for method, path in EVERY:
+            async with connect(running.port) as client:
+                assert (await ask(client, method, path, **bearer(ADMIN))).status not in (401, 403), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x_forwarded_for": "1.2.3.4"}, {"host": "evil.example"}, {"origin": "https://evil.example"}],
+    ids=["through a proxy", "another name", "another site"],
+)
+async def test_without_keys_administration_is_for_this_machine(headers: dict[str, str]) -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        for method, path in sorted(FOR_ADMINS):
+            async with connect(running.port) as client:
+                local = {"host": f"127.0.0.1:{running.port}"}
+                assert (await ask(client, method, path, **(local | headers))).status == 403, path
+        async with connect(running.port) as client:
+            assert (await client.get("/decisions", host=f"127.0.0.1:{running.port}")).status == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [*sorted(FOR_ADMINS - {("POST", "/explain")}), ("GET", "/v1/models")])
+async def test_a_body_beyond_the_limit_is_refused_everywhere(method: str, path: str) -> None:
+    async with served(*Script(says(GOOD)).replicas(1), max_body_bytes=1000) as running, connect(running.port) as client:
+        answer = await client.ask(method, path, b" " * 2_000_000, host="localhost")
+        assert answer.status in (200, 400, 404, 409, 413), path  # what is not read cannot be too large
+        assert path != "/replicas" or answer.status == 413
+
+
+async def test_every_answer_has_the_id_of_its_request() -> None:
+    async with served(named("a")) as running:
+        for method, path in EVERY:
+            async with connect(running.port) as client:
+                answer = await ask(client, method, path, x_request_id="mine", host="localhost")
+                assert answer.headers["x-request-id"] == "mine", path
+
+
+# ---- what is not served
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/v2/models", "/v1", "/replicas/r0", "/debug", "/favicon.ico"])
+async def test_an_unknown_path_is_a_404_in_openai_shape(path: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get(path, host="localhost")
+        assert answer.status == 404 or (path == "/replicas/r0" and answer.status == 405)
+        assert answer.headers["content-type"] == "application/json" and answer.error["code"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("DELETE", COMPLETIONS, "POST"),
+        ("OPTIONS", CHAT, "POST"),
+        ("GET", "/tokenize", "POST"),
+        ("POST", "/health", "GET"),
+        ("POST", "/metrics", "GET"),
+        ("POST", "/v1/models", "GET"),
+        ("DELETE", "/v1/models/m", "GET"),
+        ("GET", "/explain", "POST"),
+        ("POST", "/decisions", "GET"),
+        ("GET", "/replicas/a/drain", "POST"),
+    ],
+)
+async def test_a_wrong_method_is_a_405_that_says_which_is_right(method: str, path: str, allowed: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.ask(method, path, host="localhost")
+        assert (answer.status, answer.error["code"], answer.headers["allow"]) == (405, "method_not_allowed", allowed)
+
+
+# ---- models, health
+
+
+async def test_the_models_of_all_replicas_are_listed() -> None:
+    one = Scripted("one", says(GOOD), models=[{"id": "x", "max_model_len": 512}, {"id": "x-lora", "parent": "x"}])
+    other = Scripted("other", says(GOOD), models=["y", "a/b"])
+    third = Scripted("third", says(GOOD), models=[{"id": "x", "max_model_len": 1024}])
+    async with served(one, other, third) as running, connect(running.port) as client:
+        listed = (await client.get("/v1/models")).json
+        assert listed["object"] == "list"
+        found = {model["id"]: model.get("max_model_len") for model in listed["data"]}
+        assert found == {"x": 1024, "x-lora": 512, "y": None, "a/b": None}
+        assert (await client.get("/v1/models/a/b")).json["id"] == "a/b"
+        assert (await client.get("/v1/models/a%2Fb")).json["id"] == "a/b"
+        answer = await client.get("/v1/models/none")
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_health_is_the_routers_own() -> None:
+    async with served() as running, connect(running.port) as client:
+        assert (await client.get("/health")).json == {"status": "ok"}
+        assert (await client.get("/version")).json["version"]
+
+
+async def test_ready_waits_for_a_replica() -> None:
+    one = named("one")
+    async with one.running(), served() as running, connect(running.port) as client:
+        answer = await client.get("/ready")
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "not_ready", "1")
+        assert "no replica" in answer.error["message"]
+        running.front.upkeep.add(one.spec)
+        await until(lambda: running.member("one").candidate.unavailable is None, "it takes requests")
+        assert (await client.get("/ready")).status == 200
+        running.member("one").health.drain()
+        answer = await client.get("/ready")
+        assert answer.status == 503 and "one (draining)" in answer.error["message"]
+
+
+# ---- replicas
+
+LOCAL = {"host": "localhost"}
+
+
+async def replicas_of(client: Client) -> dict[str, Any]:
+    return {one["name"]: one for one in (await client.get("/replicas")).json["replicas"]}
+
+
+async def test_a_replica_can_be_added_drained_and_removed() -> None:
+    new = named("new")
+    async with new.running(), served(named("a")) as running, connect(running.port) as client:
+        added = await client.post("/replicas", {"url": f"http://127.0.0.1:{new.port}", "name": "new"}, **LOCAL)
+        assert (added.status, added.json["name"]) == (201, "new")
+        await until(lambda: running.member("new").candidate.unavailable is None, "it takes requests")
+        assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"a", "new"}
+        drained = await client.post("/replicas/new/drain", **LOCAL)
+        assert (drained.status, drained.json["available"], drained.json["why"]) == (200, False, "draining")
+        assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"a"}
+        undrained = await client.post("/replicas/new/undrain", **LOCAL)
+        assert (undrained.status, undrained.json["available"]) == (200, True)
+        assert (await client.post("/replicas/new/resync", **LOCAL)).status == 200
+        assert set(await replicas_of(client)) == {"a", "new"}
+        assert (await client.ask("DELETE", "/replicas/new", **LOCAL)).json == {"status": "ok"}
+        assert set(await replicas_of(client)) == {"a"}
+        assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "no JSON object"),
+        (b"[]", "no JSON object"),
+        (b"\xff", "no JSON object"),
+        (b"{}", "the url is missing"),
+        (b'{"url":"nonsense"}', "write http://HOST:PORT"),
+        (b'{"url":7}', "the url is 7"),
+        (b'{"url":"http://h:1","nmae":"x"}', "did you mean 'name'?"),
+        (b'{"url":"http://h:1","name":"a b"}', "is not usable"),
+        (b'{"url":"http://h:1","name":"a"}', "is there already"),
+        (b'{"url":"http://h:1","api_key_env":"NOT_SET_ANYWHERE"}', "where the router is started"),
+        (b'{"url":"http://h:1","api_key":"secret"}', "api_key_env"),
+        (b'{"url":"http://h:1/v1"}', "leave out /v1"),
+    ],
+)
+async def test_a_replica_that_cannot_be_is_refused_with_what_to_do(body: bytes, why: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.post("/replicas", body, **LOCAL)
+        assert answer.status == 400 and why in answer.error["message"], answer.error
+        assert set(running.router.members.by_name) == {"a"}
+        running.front.check()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/replicas/x"),
+        ("POST", "/replicas/x/drain"),
+        ("POST", "/replicas/x/undrain"),
+        ("POST", "/replicas/x/resync"),
+    ],
+)
+async def test_a_replica_that_is_not_there_is_a_404_with_those_that_are(method: str, path: str) -> None:
+    async with served(named("a"), named("b")) as running, connect(running.port) as client:
+        answer = await client.ask(method, path, **LOCAL)
+        assert (answer.status, answer.error["code"]) == (404, "replica_not_found")
+        assert "'x'" in answer.error["message"] and "a, b" in answer.error["message"]
+
+
+async def test_a_replica_that_discovery_names_cannot_be_removed_here() -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.ask("DELETE", "/replicas/a", **LOCAL)
+        assert (answer.status, answer.error["code"]) == (409, "named_by_discovery")
+        assert set(running.router.members.by_name) == {"a"}
+
+
+async def test_a_replica_tells_how_it_is() -> None:
+    async with served(named("a"), replica_api_key="SECRET") as running, connect(running.port) as client:
+        await client.post(CHAT, chat())
+        answer = await client.get("/replicas")
+        [one] = answer.json["replicas"]
+        assert (one["name"], one["models"], one["engine"], one["state"]) == ("a", [MODEL], "openai", "approximate")
+        assert (one["available"], one["why"], one["events"]) == (True, None, None)
+        assert one["load"]["in_flight"] == 0
+        assert b"SECRET" not in answer.body
+
+
+# ---- why
+
+
+async def test_a_decision_is_explained_without_being_made() -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(2), policy="cost") as running, connect(running.port) as client:
+        prompt = chat("a long prompt " * 200)
+        before = (await client.post("/explain", prompt, **LOCAL)).json
+        assert before["model"] == MODEL and before["policy"] == "cost" and before["exact"] is False
+        assert {one["name"] for one in before["candidates"]} == {"r0", "r1"}
+        assert all(one["matched_tokens"] == 0 for one in before["candidates"])
+        assert not script.calls and not running.router.decisions
+        went = (await client.post(CHAT, prompt)).headers["x-warmroute-replica"]
+        after = (await client.post("/explain", prompt, **LOCAL)).json
+        assert after["chosen"] == went
+        matched = {one["name"]: one["matched_tokens"] for one in after["candidates"]}
+        assert matched[went] > 0 and sum(matched.values()) == matched[went]
+        assert after["hits"][went] and len(script.calls) == 1
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"{}", 400), (b'{"model":"none","prompt":"x"}', 404)])
+async def test_what_would_be_refused_is_refused_by_the_explanation(body: bytes, status: int) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        assert (await client.post("/explain", body, **LOCAL)).status == status
+
+
+async def test_the_last_decisions_are_told_the_newest_first() -> None:
+    script = Script(says(GOOD), drops, says(GOOD))
+    async with served(*script.replicas(2), decisions=3) as running, connect(running.port) as client:
+        for n in range(5):
+            await client.post(CHAT, chat("SECRET"), x_request_id=f"id-{n}")
+        answer = await client.get("/decisions", **LOCAL)
+        assert [one["request_id"] for one in answer.json["decisions"]] == ["id-4", "id-3", "id-2"]
+        [newest] = (await client.get("/decisions?limit=1", **LOCAL)).json["decisions"]
+        assert newest["request_id"] == "id-4" and newest["status"] == 200
+        assert newest["chosen"] in ("r0", "r1") and len(newest["candidates"]) == 2
+        assert len((await client.get("/decisions?limit=100", **LOCAL)).json["decisions"]) == 3
+        assert b"SECRET" not in answer.body
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "%C2%B2"])
+async def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get(f"/decisions?limit={limit}", **LOCAL)
+        assert (answer.status, answer.error["param"]) == (400, "limit")
+
+
+async def test_the_size_of_everything_that_grows_is_told() -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        await client.post(CHAT, chat("a long prompt " * 200))
+        told = (await client.get("/debug/index", **LOCAL)).json
+        assert set(told["replicas"]) == {"a"} and told["approximate_bytes"] > 0
+        assert told["models"][MODEL]["replicas"] == ["a"]
+
+
+async def test_a_failure_of_our_own_says_nothing_of_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        running.router.members.by_name["a"].spec = None  # nothing that could be asked for does this
+        answer = await client.get("/replicas")
+        running.router.members.by_name["a"].spec = ReplicaSpec(name="a", url="http://127.0.0.1:1")
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        assert "NoneType" not in json.dumps(answer.json) and "NoneType" in caplog.text

@@ -1,0 +1,261 @@
+"""A whole router on its socket: connections, life and end, what it writes down."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from router.keys import keys_from_options
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    Call,
+    Script,
+    Scripted,
+    chat,
+    connect,
+    event,
+    named,
+    says,
+    served,
+)
+
+GOOD = b'{"choices":[]}'
+HOST = b"host: r\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"garbage\r\n\r\n",
+        b"POST /v1/chat/completions\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}x",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nbad name: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nx: a\r\n folded\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nx: a\x00b\r\n\r\n",
+        b"POST /v1/ch\xc3\xa9t HTTP/1.1\r\nhost: r\r\n\r\n",
+        b"GET http://[bad/ HTTP/1.1\r\nhost: r\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
+)
+async def test_what_is_no_http_is_refused_and_the_connection_closed(sent: bytes) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        client.write(sent)
+        answer = await client.answer()
+        assert answer.status == 400 and answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+        assert not script.calls
+        async with connect(running.port) as other:
+            assert (await other.post(CHAT, chat())).status == 200
+
+
+async def test_a_broken_chunk_is_refused_before_anything_reaches_a_replica() -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        client.write(b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n5\r\nab")
+        client.write(b"\r\nxyz\r\n\r\n")
+        assert (await client.answer()).status == 400
+        await running.idle()
+        assert not script.calls
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/health"])
+@pytest.mark.parametrize("line", [b"x-a: %b\r\n" % (b"a" * 1000) * 200, b"x-a: " + b"a" * 200_000 + b"\r\n"])
+async def test_headers_without_bound_are_refused_and_the_connection_closed(path: str, line: bytes) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        client.write(b"POST %b HTTP/1.1\r\n" % path.encode() + HOST + line + b"\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
+        assert answer.headers["connection"] == "close"
+        assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("path", [CHAT, "/health", "/version"])
+async def test_more_headers_than_anybody_needs_are_refused(path: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        many = {f"x_{n}": "1" for n in range(150)}
+        answer = await client.ask("POST" if path == CHAT else "GET", path, chat() if path == CHAT else None, **many)
+        assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
+
+
+async def test_an_upgrade_that_is_not_taken_up_does_no_harm() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
+        for path in ("/v1/things", "/health", "/v1/things"):
+            answer = await client.get(path, connection="upgrade, http2-settings", upgrade="h2c")
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("more", [("GET", "/health"), ("POST", CHAT)])
+async def test_what_is_sent_after_a_refusal_that_closes_is_dropped(more: tuple[str, str]) -> None:
+    keys = tuple(keys_from_options(["key"], None))
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running:
+        for together in (True, False):
+            async with connect(running.port) as client:
+                client.send("POST", CHAT, chat())
+                if not together:
+                    assert (await client.answer()).headers["connection"] == "close"
+                client.send(*more, chat(), authorization="Bearer key")
+                if together:
+                    assert (await client.answer()).status == 401
+                assert await client.rest() == b""
+        assert not script.calls
+
+
+async def test_many_requests_at_once_do_not_mix() -> None:
+    async def answers(call: Call) -> None:
+        call.begin()
+        for _ in range(5):
+            call.chunk(event(call.json["n_of_mine"]))
+            await asyncio.sleep(0)
+        call.end()
+
+    async def one(port: int, name: str) -> bytes:
+        async with connect(port) as client:
+            first = await client.post(CHAT, chat(stream=True, n_of_mine=name))
+            second = await client.post(CHAT, chat(stream=True, n_of_mine=name))
+            return first.body + second.body
+
+    async with served(*Script(answers).replicas(3)) as running:
+        names = [f"<{n}>" for n in range(60)]
+        assert await asyncio.gather(*(one(running.port, name) for name in names)) == [
+            event(name) * 10 for name in names
+        ]
+
+
+async def test_requests_of_one_connection_take_turns_over_the_replicas() -> None:
+    async with served(named("a"), named("b"), named("c")) as running, connect(running.port) as client:
+        answers = [await client.post(CHAT, chat()) for _ in range(6)]
+        assert sorted(answer.json for answer in answers) == ["a", "a", "b", "b", "c", "c"]
+        assert all(answer.json == answer.headers["x-warmroute-replica"] for answer in answers)
+
+
+# ---- its end
+
+
+async def test_what_runs_may_come_to_its_end_while_the_router_drains() -> None:
+    taken: list[Call] = []
+    script = Script(taken.append)
+    async with served(*script.replicas(1)) as running, connect(running.port) as client, connect(running.port) as other:
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        draining = asyncio.create_task(running.front.drain(10))
+        await until(lambda: running.router.draining, "it drains")
+        refused = await other.post(CHAT, chat())
+        assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "draining", "1")
+        async with connect(running.port) as probe:
+            assert (await probe.get("/ready")).status == 503
+            assert (await probe.get("/health")).status == 200
+        assert not draining.done()
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+        assert await draining == 0
+
+
+async def test_what_does_not_come_to_its_end_in_time_is_counted() -> None:
+    taken: list[Call] = []
+    async with served(*Script(taken.append).replicas(1)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        assert await running.front.drain(0.05) == 1
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+
+
+# ---- the access log
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_the_access_log_says_who_asked_what_and_how_it_went(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    script = Script(says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'))
+    async with served(*script.replicas(1), access_log=str(log)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT + "?q=SECRET", chat("SECRET"), x_request_id="my-id")
+        await client.post("/v1/embeddings", {"input": "SECRET"})
+        await client.get("/version")
+        await client.get("/health")  # probes would drown the rest
+    generation, forwarded, ours = lines_of(log)
+    assert generation["path"] == CHAT and generation["method"] == "POST" and generation["status"] == 200
+    assert (generation["request_id"], generation["model"], generation["replica"]) == ("my-id", "m", "r0")
+    assert generation["cached_tokens"] == 16 and generation["sent_bytes"] == len(answer.body)
+    assert generation["client"] == "127.0.0.1"
+    assert 0 <= float(str(generation["ttft_s"])) <= float(str(generation["duration_s"]))
+    assert (forwarded["path"], forwarded["status"]) == ("/v1/embeddings", 200)
+    assert (ours["path"], ours["status"]) == ("/version", 200)
+    assert "SECRET" not in log.read_text()
+    assert os.stat(log).st_mode & 0o077 == 0  # it names clients and keys
+
+
+async def test_the_access_log_knows_keys_by_their_names_and_refusals_too(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    keys = tuple(keys_from_options(["TOPSECRET"], None))
+    script = Script(says(GOOD))
+    async with (
+        served(*script.replicas(1), access_log=str(log), keys=keys, demand_key=True) as running,
+        connect(running.port) as client,
+    ):
+        await client.post(CHAT, chat(), authorization="Bearer TOPSECRET")
+        await client.get("/version", authorization="Bearer WRONGSECRET")
+        await client.post(CHAT, chat(), authorization="Bearer WRONGSECRET")
+    good, *refused = lines_of(log)
+    assert (good["status"], good["key"]) == (200, "key-1")
+    assert [(line["path"], line["status"], "key" in line) for line in refused] == [
+        ("/version", 401, False),
+        (CHAT, 401, False),
+    ]
+    assert "SECRET" not in log.read_text()
+
+
+async def test_the_access_log_knows_of_clients_that_left_and_of_what_was_tried_again(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    taken: list[Call] = []
+    script = Script(lambda call: call.drop(), says(GOOD), taken.append)
+    async with (
+        served(*script.replicas(2), access_log=str(log)) as running,
+        connect(running.port) as client,
+        connect(running.port) as leaving,
+    ):
+        await client.post(CHAT, chat())
+        leaving.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        leaving.leave()
+        await running.idle()
+    again, left = lines_of(log)
+    assert (again["status"], again["retries"]) == (200, 1)
+    assert left["client_left"] is True and left["status"] in (0, 499)
+
+
+async def test_a_replica_added_later_is_used() -> None:
+    late = named("late")
+    async with late.running(), served(named("a")) as running, connect(running.port) as client:
+        running.front.upkeep.add(late.spec)
+        await until(lambda: running.member("late").candidate.unavailable is None, "it takes requests")
+        assert {(await client.post(CHAT, chat())).json for _ in range(2)} == {"a", "late"}
+
+
+async def test_a_router_without_replicas_says_so() -> None:
+    async with served() as running, connect(running.port) as client:
+        assert (await client.get("/health")).status == 200
+        assert (await client.get("/ready")).status == 503
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        answer = await client.post("/v1/embeddings", {})
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
+
+
+async def test_a_router_whose_replicas_are_all_lost_says_so() -> None:
+    lost = Scripted("lost", says(GOOD))
+    async with lost.running(), served(lost) as running, connect(running.port) as client:
+        running.member("lost").health.drain()
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
+        assert "lost: draining" in answer.error["message"]

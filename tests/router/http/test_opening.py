@@ -1,0 +1,168 @@
+"""Which requests go straight to replicas, and what they need to be let in."""
+
+import msgspec
+import pytest
+
+from router.keys import keys_from_options
+from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, chat, connect, named, says, served
+
+GOOD = b'{"choices":[]}'
+KEY, ADMIN = "client-key", "admin-key"
+ORIGIN = "https://page.example"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/embeddings",
+        "/v1/embeddings?a=1&b=%20c",
+        "/v1/made/up/name",
+        "/v1/files/a%2Fb%C3%A9?x=%2e",
+        "/v1/a//b",
+        "/tokenize",
+        "/detokenize",
+    ],
+)
+async def test_what_the_router_does_not_know_goes_on_as_it_came(target: str) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(target, {"a": 1})).body == GOOD
+        [call] = script.calls
+        assert (call.method, call.target, call.json) == ("POST", target, {"a": 1})
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
+async def test_any_method_goes_on(method: str) -> None:
+    script = Script(lambda call: call.answer(b"" if call.method == "HEAD" else GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.ask(method, "/v1/things/7?x=y")).status == 200
+        [call] = script.calls
+        assert (call.method, call.target, call.body) == (method, "/v1/things/7?x=y", b"")
+        assert (call.header("content-length") is None) == (method in ("GET", "HEAD", "DELETE"))
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/chat%2Fcompletions", "/v1/chat/completions?api-version=1", "/v%31/chat/completions"]
+)
+async def test_a_generation_request_is_known_however_its_path_is_written(target: str) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(target, chat())).body == GOOD
+        assert script.calls[0].target == target
+        assert len(running.router.decisions) == 1
+
+
+@pytest.mark.parametrize("target", ["/v1/../load", "/v1/%2e%2e/load", "/v1/a/..%2f../load", "/v1/.."])
+async def test_no_path_leads_out_of_the_api(target: str) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(target, {})).status == 404
+        assert not script.calls
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize("given", ["", "Bearer wrong", "Basic Y2xpZW50LWtleQ==", f"Bearer {KEY} ", "bearer"])
+async def test_without_the_key_nothing_reaches_a_replica(path: str, given: str) -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options([KEY], None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        headers = {"authorization": given} if given else {}
+        answer = await client.post(path, chat(), **headers)
+        if given == f"Bearer {KEY} ":  # a space at a header's end is none of its value
+            assert answer.status == 200
+            return
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert not script.calls
+
+
+async def test_a_key_of_ours_is_not_shown_to_replicas() -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options([KEY], None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        for path in (CHAT, "/v1/embeddings"):
+            assert (await client.post(path, chat(), authorization=f"Bearer {KEY}")).status == 200
+        assert [call.header("authorization") for call in script.calls] == [None, None]
+        assert all(KEY.encode() not in call.head + call.body for call in script.calls)
+
+
+async def test_a_key_that_is_not_ours_is_the_replicas() -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        await client.post(CHAT, chat(), authorization="Bearer theirs")
+        assert script.calls[0].header("authorization") == "Bearer theirs"
+
+
+async def test_a_replicas_own_key_is_sent_instead() -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1), replica_api_key="its-own") as running, connect(running.port) as client:
+        await client.post(CHAT, chat(), authorization="Bearer theirs")
+        await client.post("/v1/embeddings", chat())
+        assert [call.header("authorization") for call in script.calls] == ["Bearer its-own"] * 2
+
+
+async def test_each_key_has_a_cache_of_its_own() -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options(["one", "two"], None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        for key in ("one", "two", "one"):
+            await client.post(CHAT, chat(), authorization=f"Bearer {key}")
+        one, two, again = (call.json["cache_salt"] for call in script.calls)
+        assert one == again != two
+
+
+async def test_requests_beyond_a_keys_limit_are_refused_and_those_after_them_are_not() -> None:
+    [key] = keys_from_options([KEY], None)
+    limited = msgspec.structs.replace(key, max_in_flight=1)
+    takes: list[Call] = []
+    script = Script(takes.append, says(GOOD))
+    async with (
+        served(*script.replicas(1), keys=(limited,), demand_key=True) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        first.send("POST", CHAT, chat(), authorization=f"Bearer {KEY}")
+        while not takes:
+            assert (await second.get("/health")).status == 200
+        for path in (CHAT, "/v1/embeddings"):
+            async with connect(running.port) as third:
+                answer = await third.post(path, chat(), authorization=f"Bearer {KEY}")
+                assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+                assert int(answer.headers["retry-after"]) >= 1
+        takes[0].answer(GOOD)
+        assert (await first.answer()).status == 200
+        assert (await first.post(CHAT, chat(), authorization=f"Bearer {KEY}")).status == 200
+        assert running.router.counts.refused["rate_limit_exceeded"] == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_pages_of_other_sites_are_not_let_in_by_default_whatever_a_replica_says(path: str) -> None:
+    script = Script(says(GOOD, access_control_allow_origin="*", access_control_allow_credentials="true"))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        answer = await client.post(path, chat(), origin=ORIGIN)
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        answer = await client.ask("OPTIONS", path, origin=ORIGIN, access_control_request_method="POST")
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("allowed", [ORIGIN, "*"])
+async def test_pages_of_the_origins_that_are_named_are_let_in(allowed: str) -> None:
+    script = Script(says(GOOD, access_control_allow_origin="*"))
+    async with served(*script.replicas(1), cors_origins=(allowed,)) as running, connect(running.port) as client:
+        asked = await client.ask(
+            "OPTIONS", CHAT, origin=ORIGIN, access_control_request_method="POST",
+            access_control_request_headers="authorization,content-type",
+        )  # fmt: skip
+        assert asked.status == 200
+        assert asked.headers["access-control-allow-origin"] in (ORIGIN, "*")
+        for answer in (await client.post(CHAT, chat(), origin=ORIGIN), await client.get("/health", origin=ORIGIN)):
+            assert answer.headers["access-control-allow-origin"] in (ORIGIN, "*")
+        other = (await client.post(CHAT, chat(), origin="https://other.example")).headers
+        assert ("access-control-allow-origin" in other) == (allowed == "*")
+
+
+async def test_a_router_that_drains_refuses_what_is_new() -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        running.router.draining = True
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (503, "draining")

@@ -1,0 +1,142 @@
+"""Requests that the router passes on without knowing what they are."""
+
+import asyncio
+
+import pytest
+
+from tests.router.loopback import until
+from tests.router.scripted import (
+    DRAINING,
+    QUEUE_FULL,
+    Call,
+    Script,
+    Scripted,
+    connect,
+    drops,
+    named,
+    says,
+    served,
+    silent,
+)
+
+PATH = "/v1/embeddings"
+GOOD = b'{"data":[]}'
+
+
+async def test_it_goes_to_a_replica_that_serves_the_model_which_the_body_names() -> None:
+    one, other = (Scripted(name, says(f'"{name}"'.encode()), models=[name]) for name in ("one", "other"))
+    async with served(one, other) as running, connect(running.port) as client:
+        for name in ("one", "other") * 3:
+            assert (await client.post(PATH, {"model": name})).json == name
+        answer = await client.post(PATH, {"model": "none"})
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": 7}', b"\xff\xfe", b"--boundary\r\nmultipart"])
+async def test_a_body_that_names_none_goes_to_any(body: bytes) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(PATH, body)).body == GOOD
+        assert script.calls[0].body == body
+
+
+async def test_it_goes_where_there_is_the_least_to_do() -> None:
+    script = Script(silent, says(GOOD))
+    async with (
+        served(*script.replicas(2)) as running,
+        connect(running.port) as busy,
+        connect(running.port) as client,
+    ):
+        busy.send("POST", PATH, {})
+        await until(lambda: script.calls, "one is busy")
+        names = {(await client.post(PATH, {})).headers["x-warmroute-replica"] for _ in range(4)}
+        assert len(names) == 1
+        busy.leave()
+
+
+async def test_a_refused_connection_is_not_seen_by_the_client() -> None:
+    stopping, good = named("stopping"), named("good")
+    async with good.running():
+        async with stopping.running():
+            pass
+        async with served(good, replicas=(good.spec,)) as running, connect(running.port) as client:
+            running.front.upkeep.add(stopping.spec)
+            running.member("stopping").candidate.unavailable = None  # nobody has noticed yet
+            assert [(await client.post(PATH, {})).json for _ in range(4)] == ["good"] * 4
+
+
+async def test_what_may_have_arrived_is_not_sent_again() -> None:
+    script = Script(drops, says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(PATH, {})
+        assert (answer.status, answer.error["code"]) == (502, "replica_lost")
+        assert len(script.calls) == 1
+        assert (await client.post(PATH, {})).body == GOOD
+
+
+async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
+    def breaks(call: Call) -> None:
+        call.begin("application/x")
+        call.chunk(b"ab")
+        call.drop()
+
+    async with served(*Script(breaks).replicas(2)) as running, connect(running.port) as client:
+        client.send("POST", PATH, {})
+        assert (await client.head())[0] == 200
+        assert await client.rest() in (b"2\r\nab\r\n", b"")
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 501, 502, 503])
+async def test_whatever_the_replica_says_is_passed_on(status: int) -> None:
+    script = Script(says(b"its own words", status, retry_after="9"))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(PATH, {})
+        assert (answer.status, answer.body, answer.headers["retry-after"]) == (status, b"its own words", "9")
+        assert len(script.calls) == 1
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(DRAINING, 503), (QUEUE_FULL, 429)])
+async def test_a_replica_that_takes_nothing_for_now_leaves_it_to_the_next_one(refusal: bytes, status: int) -> None:
+    script = Script(says(refusal, status), says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(PATH, {"a": 1})).body == GOOD
+        assert [call.json for call in script.calls] == [{"a": 1}] * 2
+        assert sum(member.faults for member in running.router.members) == 0
+        assert (running.router.members.by_name["r0"].candidate.unavailable is not None) + (
+            running.router.members.by_name["r1"].candidate.unavailable is not None
+        ) == (status == 503)
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(DRAINING, 503), (QUEUE_FULL, 429)])
+async def test_where_nobody_takes_it_the_client_reads_why(refusal: bytes, status: int) -> None:
+    async with served(*Script(says(refusal, status)).replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(PATH, {})
+        assert (answer.status, answer.body) == (status, refusal)
+
+
+async def test_a_client_that_leaves_takes_its_request_away_from_the_replica() -> None:
+    script = Script(silent)
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        client.send("POST", PATH, {})
+        await until(lambda: script.calls, "it is asked")
+        client.leave()
+        async with asyncio.timeout(5):
+            await script.calls[0].left()
+        await running.idle()
+
+
+async def test_a_slow_reader_stops_the_replica() -> None:
+    size = 20_000_000
+
+    async def long(call: Call) -> None:
+        call.begin("application/x")
+        for _ in range(size // 100_000):
+            call.chunk(bytes(100_000))
+            await call.connection.writer.drain()
+        call.end()
+
+    async with served(*Script(long).replicas(1)) as running, connect(running.port) as client:
+        client.send("POST", PATH, {})
+        await client.head()
+        await until(lambda: any(one.is_paused for one in running.router._attempts), "the router is full")
+        assert sum([len(part) async for part in client.chunks()]) == size

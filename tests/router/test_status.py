@@ -1,0 +1,104 @@
+"""What the router says that it believes, and when it counts as ready."""
+
+import json
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.native import Load
+from events.publisher import Publisher
+from router.status import index_status, not_ready, replica_status, state_of
+from tests.events.replicas import prompt, replica
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, MODEL, Scripted, Served, chat, connect, named, refused_port, says, served
+from tests.router.test_feeds import chain, config
+
+GOOD = b'{"choices":[]}'
+
+
+def ours(publisher: Publisher | None) -> Scripted:
+    """A replica of ours whose events come from there; from nowhere without a publisher."""
+    scripted = Scripted("ours", says(GOOD), native=True)
+    status, answer = scripted.control["/load"]
+    if publisher is None:
+        dead = f"tcp://127.0.0.1:{refused_port()}"
+        ends: dict[str, Any] = {"events": dead, "replay": None, "status": dead, "snapshot": dead}
+    else:
+        ends = msgspec.to_builtins(publisher.endpoints)
+    scripted.control["/load"] = (status, answer | {"endpoints": ends, "topic": ""})
+    return scripted
+
+
+def state(running: Served, name: str) -> str:
+    return state_of(running.router, running.member(name))
+
+
+async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3)])
+        async with served(ours(publisher)) as running, connect(running.port) as client:
+
+            def is_exact() -> bool:
+                publisher.report(Load())
+                return state(running, "ours") == "exact"
+
+            await until(is_exact, "it is exact")
+            await until(lambda: running.member("ours").block_size == 4, "its blocks are known")
+            told = replica_status(running.router, running.member("ours"))
+            assert told["inexact"] is None and told["index"]["blocks"] == {"GPU": 3}
+            assert told["events"]["exact"] is True and told["events"]["block_sizes"] == [4]
+            assert json.loads(msgspec.json.encode(told))
+            assert (await client.get("/ready")).status == 200
+            shown = index_status(running.router)
+            assert shown["replicas"] == {"ours": {"GPU": 3}} and shown["models"][MODEL]["block_sizes"] == [4]
+
+
+async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
+    async with served(ours(None)) as running, connect(running.port) as client:
+        assert state(running, "ours") == "syncing"
+        answer = await client.get("/ready")
+        assert (answer.status, answer.error["code"]) == (503, "not_ready")
+        assert "what ours holds is still being read" in answer.error["message"]
+        assert (await client.post(CHAT, chat())).status == 200  # asked all the same, it does its work
+        running.member("ours").health.drain()
+        assert "ours (draining)" in (not_ready(running.router) or "")
+
+
+async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() -> None:
+    with ExitStack() as stack:
+        publisher = stack.enter_context(replica(native=False))
+        publisher.store(prompt(1))
+        engine = Scripted("engine", says(GOOD))
+        async with engine.running():
+            spec = msgspec.structs.replace(engine.spec, events=publisher.events)
+            async with served(engine, replicas=(spec,)) as running, connect(running.port) as client:
+
+                def is_partial() -> bool:
+                    publisher.store(prompt(2))
+                    return state(running, "engine") == "partial"
+
+                await until(is_partial, "it is partial")
+                assert (await client.get("/ready")).status == 200
+                told = replica_status(running.router, running.member("engine"))
+                assert told["inexact"] and told["events"]["partial"] is True
+
+
+async def test_without_events_a_replica_is_matched_approximately() -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        assert state(running, "a") == "approximate" and not_ready(running.router) is None
+        await client.post(CHAT, chat("a long prompt " * 200))
+        told = replica_status(running.router, running.member("a"))
+        assert told["events"] is None and told["block_size"] is None
+        assert sum(told["index"]["blocks"].values()) > 0
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_one_replica_is_enough_unless_all_are_wanted(all_of_them: bool) -> None:
+    async with served(named("a"), named("b")) as running:
+        assert not_ready(running.router, all_of_them=all_of_them) is None
+        running.member("a").health.drain()
+        assert (not_ready(running.router, all_of_them=all_of_them) is not None) == all_of_them
+        running.member("b").health.drain()
+        assert "a (draining); b (draining)" in (not_ready(running.router) or "")

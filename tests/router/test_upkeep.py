@@ -1,0 +1,271 @@
+"""How the router finds out what its replicas are and whether they are well."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events.native import Load, Status
+from router.spec import BadSpec, ReplicaSpec
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    DONE,
+    DRAINING,
+    MODEL,
+    Call,
+    Script,
+    Scripted,
+    chat,
+    connect,
+    event,
+    named,
+    refused_port,
+    says,
+    served,
+)
+
+GOOD = b'{"choices":[]}'
+OFTEN: dict[str, Any] = {"health_interval_s": 0.05}
+
+
+def status(incarnation: int = 1, **load: int) -> Status:
+    return Status(incarnation, -1, 0.0, 0, 0, Load(**load))
+
+
+# ---- what it is
+
+
+async def test_an_engine_is_asked_what_it_is_and_what_it_serves() -> None:
+    listed = [{"id": "m", "owned_by": "vllm", "max_model_len": 512}, {"id": "lora", "parent": "m", "owned_by": "vllm"}]
+    engine = Scripted("engine", says(GOOD), models=listed)
+    async with engine.running():
+        spec = ReplicaSpec(name="engine", url=f"http://127.0.0.1:{engine.port}")
+        async with served(engine, replicas=(spec,)) as running, connect(running.port) as client:
+            member = running.member("engine")
+            assert (member.spec.engine, member.native, member.candidate.max_model_len) == ("vllm", False, 512)
+            assert set(running.router.members.models) == {"m", "lora"}
+            assert (await client.post(CHAT, chat() | {"model": "lora"})).status == 200
+        assert engine.asked[:3] == ["/load", "/v1/models", "/health"]
+
+
+async def test_a_replica_of_ours_is_known_by_its_load() -> None:
+    ours = Scripted("ours", says(GOOD), native=True)
+    async with ours.running():
+        spec = ReplicaSpec(name="ours", url=f"http://127.0.0.1:{ours.port}")
+        async with served(ours, replicas=(spec,)) as running:
+            member = running.member("ours")
+            assert (member.spec.engine, member.native, member.spec.block_size) == ("warmroute", True, 16)
+            assert ours.asked[:2] == ["/load", "/ready"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "why"),
+    [
+        ("/v1/models", (500, {}), "answers /v1/models with status 500"),
+        ("/v1/models", (200, {"data": []}), "/v1/models names no model"),
+        ("/v1/models", (200, b"<html>"), "does not answer as OpenAI's does"),
+        ("/v1/models", (200, bytes(5_000_000)), "its answer is longer than 4,194,304 bytes"),
+        ("/health", (500, {}), "health check with status 500"),
+    ],
+)
+async def test_a_replica_that_does_not_answer_as_one_takes_no_requests_until_it_does(
+    path: str, answer: tuple[int, object], why: str
+) -> None:
+    odd = named("odd")
+    good = odd.control[path]
+    odd.control[path] = answer
+    async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
+        await until(lambda: why in (running.member("odd").candidate.unavailable or ""), "it is found out")
+        odd.control[path] = good
+        await until(lambda: running.member("odd").candidate.unavailable is None, "it is well")
+        assert (await client.post(CHAT, chat())).json == "odd"
+
+
+async def test_a_replica_that_comes_up_late_is_used_then() -> None:
+    port = refused_port()
+    late = named("late")
+    spec = ReplicaSpec(name="late", url=f"http://127.0.0.1:{port}", engine="openai")
+    async with served(ready=False, replicas=(spec,), **OFTEN) as running, connect(running.port) as client:
+        await until(lambda: running.member("late").faults > 0, "it was tried")
+        assert (await client.get("/ready")).status == 503
+        async with late.running(port):
+            await until(lambda: running.member("late").candidate.unavailable is None, "it is found")
+            assert (await client.post(CHAT, chat())).json == "late"
+
+
+async def test_its_key_is_sent_with_what_the_router_itself_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLICA_KEY", "its-own")
+    seen: list[str | None] = []
+
+    class Asked(Scripted):
+        async def _serve(self, call: Call) -> None:
+            seen.append(call.header("authorization"))
+            await super()._serve(call)
+
+    guarded = Asked("guarded", says(GOOD))
+    async with guarded.running():
+        url = f"http://127.0.0.1:{guarded.port}"
+        spec = ReplicaSpec(name="guarded", url=url, engine="openai", api_key_env="REPLICA_KEY")
+        async with served(guarded, replicas=(spec,)) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+    assert len(seen) >= 3 and set(seen) == {"Bearer its-own"}
+
+
+# ---- which there are
+
+
+async def test_a_replica_whose_key_is_missing_is_left_out_and_the_others_are_not(tmp_path: Path) -> None:
+    good, more = named("good"), named("more")
+    file = tmp_path / "replicas.toml"
+    async with good.running(), more.running():
+        bad = "[[replicas]]\nurl = 'http://127.0.0.1:1'\nname = 'bad'\napi_key_env = 'NOT_SET_ANYWHERE'\n"
+        of = "[[replicas]]\nurl = 'http://127.0.0.1:{}'\nname = '{}'\nengine = 'openai'\n".format
+        file.write_text(bad + of(good.port, "good"))
+        async with served(ready=False, replicas_file=str(file)) as running, connect(running.port) as client:
+            await until(lambda: "good" in running.router.members.by_name, "the good one is there")
+            await until(lambda: running.member("good").candidate.unavailable is None, "it takes requests")
+            assert set(running.router.members.by_name) == {"good"}
+            file.write_text(bad + of(good.port, "good") + of(more.port, "more"))
+            await until(lambda: "more" in running.router.members.by_name, "the file still counts")
+            running.front.check()
+            assert (await client.post(CHAT, chat())).status == 200
+
+
+async def test_a_replica_that_cannot_be_added_leaves_nothing_behind() -> None:
+    async with served(named("a")) as running:
+        spec = ReplicaSpec(name="b", url="http://127.0.0.1:1", api_key_env="NOT_SET_ANYWHERE")
+        with pytest.raises(BadSpec, match="NOT_SET_ANYWHERE"):
+            running.front.upkeep.add(spec)
+        with pytest.raises(BadSpec, match="'a' is there already"):
+            running.front.upkeep.add(ReplicaSpec(name="a", url="http://127.0.0.1:1"))
+        assert not running.front.upkeep.added
+        with pytest.raises(BadSpec, match="discovery"):
+            running.front.upkeep.remove("a")
+        running.front.upkeep.add(ReplicaSpec(name="b", url="http://127.0.0.1:1"))
+        running.front.upkeep.remove("b")
+
+
+async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
+    taken: list[Call] = []
+    leaving = Scripted("leaving", taken.append)
+    async with leaving.running(), served() as running, connect(running.port) as client:
+        running.front.upkeep.add(leaving.spec)
+        await until(lambda: MODEL in running.router.members.models, "it is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        running.front.upkeep.remove("leaving")
+        assert not running.router.members.by_name
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+
+
+async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() -> None:
+    taken: list[Call] = []
+    leaving = Scripted("leaving", taken.append)
+    async with leaving.running(), served(drain_timeout_s=0.05) as running, connect(running.port) as client:
+        running.front.upkeep.add(leaving.spec)
+        await until(lambda: MODEL in running.router.members.models, "it is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        running.front.upkeep.remove("leaving")
+        assert (await client.answer()).status in (404, 503)
+
+
+# ---- whether it is well
+
+
+async def test_a_replica_that_drains_rests_until_it_is_ready_again() -> None:
+    one, other = named("one"), named("other")
+    async with served(one, other, **OFTEN) as running, connect(running.port) as client:
+        one.control["/health"] = (503, json.loads(DRAINING))
+        await until(lambda: running.member("one").candidate.unavailable == "it drains", "it rests")
+        assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
+        assert running.member("one").faults == 0
+        one.control["/health"] = (200, {})
+        await until(lambda: running.member("one").candidate.unavailable is None, "it is ready again")
+        assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"one", "other"}
+
+
+async def test_health_checks_that_fail_in_a_row_keep_requests_away() -> None:
+    one, other = named("one"), named("other")
+    async with served(one, other, **OFTEN) as running, connect(running.port) as client:
+        one.control["/health"] = (500, {})
+        await until(lambda: running.member("one").candidate.unavailable, "its breaker opens")
+        assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
+        one.control["/health"] = (200, {})
+        await until(lambda: running.member("one").candidate.unavailable is None, "it is well again")
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["at work", "draining"])
+async def test_a_frozen_replica_is_left_and_what_it_was_answering_goes_on_elsewhere(drains: bool) -> None:
+    async def freezes(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("one "), 100)
+        await call.left()
+
+    def goes_on(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("two "), 101)
+        call.frame(DONE)
+        call.end()
+
+    script = Script(freezes, goes_on)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        _, headers = await client.head()
+        frozen = headers["x-warmroute-replica"]
+        running.front.upkeep.heard(frozen, status())  # and never again
+        if drains:
+            running.member(frozen).health.drain()
+        body = b"".join([part async for part in client.chunks()])
+        assert body == event("one ") + event("two ") + DONE
+        assert "silent" in (running.member(frozen).candidate.unavailable or "") or drains
+        assert running.router.counts.resumes == 1
+
+
+async def test_a_replica_whose_heartbeat_comes_is_not_frozen() -> None:
+    async def slow(call: Call) -> None:
+        call.begin_frames()
+        for n in range(12):
+            call.frame(event(str(n)), n)
+            running.front.upkeep.heard("r0", status())
+            await asyncio.sleep(0.1)
+        call.frame(DONE)
+        call.end()
+
+    async with served(*Script(slow).replicas(1, native=True)) as running, connect(running.port) as client:
+        body = (await client.post(CHAT, chat(stream=True))).body
+        assert body == b"".join(event(str(n)) for n in range(12)) + DONE
+        assert running.member("r0").faults == 0
+
+
+async def test_another_incarnation_is_another_process() -> None:
+    async with served(*Script(says(GOOD)).replicas(1, native=True)) as running:
+        member = running.member("r0")
+        running.front.upkeep.heard("r0", status(1, running=3))
+        assert member.candidate.running == 3 and member.learned
+        running.front.upkeep.heard("r0", status(2))
+        assert member.candidate.running == 0 and not member.learned
+        running.front.upkeep.heard("nobody", status(2))
+
+
+async def test_the_queue_of_an_engine_is_read_from_its_metrics() -> None:
+    engine = Scripted("engine", says(GOOD), models=[{"id": "m", "owned_by": "vllm"}])
+    engine.control["/metrics"] = (
+        200,
+        b'vllm:num_requests_running{model_name="m"} 3.0\nvllm:num_requests_waiting 7.0\n',
+    )
+    async with engine.running():
+        spec = ReplicaSpec(name="engine", url=f"http://127.0.0.1:{engine.port}")
+        async with served(engine, replicas=(spec,), **OFTEN) as running:
+            candidate = running.member("engine").candidate
+            await until(lambda: (candidate.running, candidate.waiting) == (3, 7), "they are known")
+            engine.control["/metrics"] = (200, b"vllm:num_requests_running 1.2.3\n")
+            asked = len(engine.asked)
+            await until(lambda: len(engine.asked) > asked + 4, "it is asked on")
+            assert candidate.running == 3
