@@ -24,6 +24,7 @@ from api.sse import DONE as LAST_EVENT
 from api.sse import event as event_of
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
+from router.chunk import Choice, Chunk, decode_chunk, is_silent
 from router.prompt import Prompt
 from router.resumable import not_resumable
 from router.spec import ReplicaSpec
@@ -61,36 +62,7 @@ class _Asked(Struct):
     prompt_embeds: Any = None
 
 
-class _Choice(Struct):
-    index: int = 0
-    text: str | None = None
-    delta: dict[str, Any] | None = None
-    logprobs: Any = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-    @property
-    def said(self) -> str:
-        return (self.text if self.delta is None else self.delta.get("content")) or ""
-
-    @property
-    def role(self) -> bool:
-        return self.delta is not None and self.delta.get("role") is not None
-
-
-class _Chunk(Struct):
-    id: str = ""
-    created: int = 0
-    model: str = ""
-    choices: list[_Choice] = []
-    usage: dict[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
-    error: Any = None
-
-
 _decode_asked = msgspec.json.Decoder(_Asked).decode
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 def why_alone(prompt: Prompt, body: bytes) -> str | None:
@@ -262,7 +234,7 @@ class Continuation:
     def _object(self) -> str:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
-    def _read(self, event: bytes) -> _Chunk | None:
+    def _read(self, event: bytes) -> Chunk | None:
         """None: it is to be passed on as it is, unless it says that the replica broke."""
         payload = payload_of(event)
         if payload is None:
@@ -271,7 +243,7 @@ class Continuation:
             self.done = True
             return None
         try:
-            chunk = _decode_chunk(payload)
+            chunk = decode_chunk(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self.why_not = f"an event of it cannot be read: {error}"
             return None
@@ -281,7 +253,7 @@ class Continuation:
             return None
         return chunk
 
-    def _note(self, chunk: _Chunk) -> None:
+    def _note(self, chunk: Chunk) -> None:
         self._usage_shown = self._usage_shown or (not chunk.choices and chunk.usage is not None)
         prompts = [chunk.prompt_token_ids, *(choice.prompt_token_ids for choice in chunk.choices)]
         if not self._before and any(ids and ids != unpack_ids(self._prompt_ids) for ids in prompts):
@@ -289,7 +261,7 @@ class Continuation:
         for choice in chunk.choices:
             self._note_choice(choice)
 
-    def _note_choice(self, choice: _Choice) -> None:
+    def _note_choice(self, choice: Choice) -> None:
         self._opened = self._opened or choice.role
         self._finished = self._finished or choice.finish_reason is not None
         said = choice.said
@@ -394,17 +366,3 @@ class Continuation:
         id, created, model = self._head
         head = {"id": id, "object": self._object, "created": created, "model": model}
         return event_of(msgspec.json.encode(head | {"choices": choices} | more))
-
-
-def is_silent(chunk: _Chunk, *, role_is_news: bool = True) -> bool:
-    """It is there only for its token ids."""
-    if chunk.usage is not None or not chunk.choices:
-        return False
-    return all(
-        choice.finish_reason is None
-        and not choice.logprobs
-        and not (choice.role and role_is_news)
-        and not any(value for name, value in (choice.delta or {}).items() if name != "role")
-        and not choice.text
-        for choice in chunk.choices
-    )

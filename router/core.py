@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from api.errors import ApiError, internal, queue_full, too_long
 from router.access_log import Line, line_of
+from router.accounting import remembered, settle, told
 from router.admission import Admission, Admitted
 from router.approximate import Approximate
 from router.attempt import Attempt, Owner
@@ -89,10 +90,11 @@ class Router:
 
     def make_prompt(self, routing: "Routing", model: ServedModel, body: bytes, salt: str | None) -> None:
         """Here or, where it takes long, on a thread; then `routing.prompted`."""
+        tokens = model.tokens
         draft = partial(
-            model.tokens.draft, routing.chat, body, routing.peek, model.lora, salt, max_model_len=model.max_model_len
+            tokens.draft, routing.chat, body, routing.peek, model.lora, salt, max_model_len=model.max_model_len
         )
-        drafted = draft() if model.tokens.is_quick(body) else None
+        drafted = draft() if tokens.is_quick(body) else None
         if drafted is not None and drafted.is_quick:
             routing.prompted(drafted.finish())
             return
@@ -293,7 +295,7 @@ class Router:
         now_s = self.now_s()
         if self.waiting.cancel(routing):
             routing.waited_s = now_s - routing.queued_s
-        more = routing.told() if self.on_answer is not None else {}
+        more = told(routing) if self.on_answer is not None else {}
         self.released(routing.exchange, routing.admitted, routing.arrived_s, **more)
         if routing.trace is not None:
             routing.trace.end(routing, now_s)
@@ -302,8 +304,8 @@ class Router:
         self.counts.retries += routing.retries
         self.counts.resumes += routing.resumes
         if routing.decision is not None:
-            self.decisions.append(routing.remembered(routing.decision, now_s))
-        if not routing.settle(now_s) and routing.chosen is not None and routing.chosen.accuracy.differs_too_often:
+            self.decisions.append(remembered(routing, routing.decision, now_s))
+        if not settle(routing, now_s) and routing.chosen is not None and routing.chosen.accuracy.differs_too_often:
             self._resync(routing.chosen)
 
     def _resync(self, member: Member) -> None:

@@ -3,20 +3,17 @@
 Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits.
 """
 
-import random
-import re
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from api.errors import ApiError
-from api.native import FRAMES_TYPE, REQUEST_TYPE, Native, pack_ids, unpack_ids, wrap
-from api.responses import chat_id, completion_id
+from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
+from router.accounting import CACHED, cached_tokens_in
 from router.admission import Admitted
+from router.answer import Answer
 from router.attempt import Attempt, refusal_code
-from router.continuation import COMPLETIONS_PATH, Continuation, why_alone, with_ids
 from router.http.exchange import Exchange
 from router.http.headers import (
     FROM_FRAMES,
@@ -32,8 +29,7 @@ from router.http.headers import (
 from router.index import Matches
 from router.members import APPROXIMATE, Member, ServedModel
 from router.policy import Decision
-from router.prompt import Peek, Prompt, read_peek, salted
-from router.record import Remembered
+from router.prompt import Peek, Prompt, read_peek
 from router.upstream import Broken
 
 if TYPE_CHECKING:
@@ -42,17 +38,15 @@ if TYPE_CHECKING:
 SESSION_HEADER = b"x-session-id"
 MAX_LOST = 3  # replicas that one request may take down with it before it is given up
 GATEWAY_FAULTS = frozenset({502, 503, 504})
-CACHED = b'"cached_tokens"'
-CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 
 
 class Routing:
     __slots__ = (
+        "_answer",
         "_attempt",
         "_body",
         "_client_is_full",
-        "_continuation",
         "_last",
         "_lost",
         "_reads_events",
@@ -62,7 +56,6 @@ class Routing:
         "block_size",
         "chat",
         "chosen",
-        "created",
         "decision",
         "exchange",
         "first_byte_s",
@@ -73,11 +66,8 @@ class Routing:
         "prompt",
         "queued_s",
         "reported_tokens",
-        "response_id",
         "resumes",
         "retries",
-        "said",
-        "seed",
         "sure",
         "trace",
         "tried",
@@ -106,16 +96,11 @@ class Routing:
         self.resumes = 0
         self.is_over = False
         self.why = ""  # it ended without an answer
-        # What a resumed answer must have in common with the one it goes on with.
-        self.response_id = ""
-        self.created = 0
-        self.seed: int | None = None
-        self.said: dict[int, list[bytes]] = {}  # token ids by choice, packed
         self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
         self._router = router
         self._body = b""
         self._attempt: Attempt | None = None
-        self._continuation: Continuation | None = None  # of a stream that is read on its way
+        self._answer: Answer
         self.tried: frozenset[str] = frozenset()
         self._lost = 0
         self._client_is_full = False
@@ -133,13 +118,15 @@ class Routing:
         try:
             self.peek = read_peek(self._body)
             self.model = self._router.members.model(self.peek.model)
-            self._router.make_prompt(self, self.model, self._body, self._salt())
+            self._router.make_prompt(self, self.model, self._body, self.admitted.cache_salt(self.peek.cache_salt))
         except ApiError as error:
             self.refuse(error)
 
     def prompted(self, prompt: Prompt) -> None:
         """The prompt's tokens are known."""
+        assert self.model is not None, "it was asked to make the prompt"
         self.prompt = prompt
+        self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self._router.config.resume)
         self.place()
 
     def place(self) -> None:
@@ -169,90 +156,25 @@ class Routing:
         self.predicted_blocks = min(blocks, (self.prompt.tokens - 1) // size)  # the last token is always computed
 
     def _send(self, member: Member) -> None:
-        if not self._can_answer(member):
+        answer, exchange = self._answer, self.exchange
+        if not exchange.response_started:
+            answer.begin(member)
+        elif not answer.can_go_on(member, exchange.sent_bytes > 0):
             self.tried = self.tried | {member.name}
             self.place()
             return
         attempt = self._attempt = self._router.generation(self, member)
         if member.native:
-            body, dropped, types, path = self._enveloped(self._salt()), TO_NATIVE, NATIVE_TYPES, None
+            body, dropped, types, path = answer.enveloped(), TO_NATIVE, NATIVE_TYPES, None
         else:
-            body, path = self._foreign_body(member)
-            dropped, types = TO_REPLICA if self._continuation is None else TO_READ, b""
+            body, path = answer.foreign_body(member)
+            dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line(attempt)
-        request = request_to(member, self.exchange, self.admitted, dropped, types, body, path)
+        request = request_to(member, exchange, self.admitted, dropped, types, body, path)
         attempt.sending = member.upstream.send(request, attempt)
         if self._client_is_full:
             attempt.sending.pause()
-
-    def _can_answer(self, member: Member) -> bool:
-        """Whether it can begin, or go on with what the client has begun to read."""
-        if not self.exchange.response_started:
-            resumes = self._router.config.resume and member.spec.resume and says_ids(member, self.chat)
-            self._continuation = self._new_continuation() if resumes and self.peek.stream else None
-            return True
-        if self._continuation is None:
-            if member.native:
-                return True
-            self._continuation = self._continuation_of_ours()
-        return self._continuation is not None and self._continuation.fits(member.native, member.spec)
-
-    def _new_continuation(self) -> Continuation | None:
-        assert self.model is not None
-        prompts = self.model.tokens.prompts
-        if prompts is None or why_alone(self.prompt, self._body) is not None:
-            return None
-        return Continuation(self.chat, self.prompt, self._body, prompts.tokenizer)
-
-    def _continuation_of_ours(self) -> Continuation | None:
-        """Of a stream that a native replica began."""
-        continuation = self._new_continuation()
-        if continuation is not None and self.exchange.sent_bytes:
-            continuation.begun_by_ours((self.response_id, self.created, self.peek.model))
-            continuation.settle(unpack_ids(b"".join(self.said.get(0, ()))))
-        return continuation
-
-    def _foreign_body(self, member: Member) -> tuple[bytes, bytes | None]:
-        """The client's own where nothing has to be added; with another path where it goes on within the answer."""
-        salt, body = self._salt(), self._body
-        if salt is not None and salt != self.peek.cache_salt:
-            body = salted(body, self.peek, salt)
-        continuation = self._continuation
-        if continuation is None:
-            return body, None
-        if continuation.ids:
-            return continuation.resume(body, member.spec.max_model_len), COMPLETIONS_PATH
-        continuation.relay()
-        return with_ids(body) if says_ids(member, self.chat) else body, None
-
-    def _enveloped(self, salt: str | None) -> bytes:
-        if not self.response_id:
-            self.response_id = chat_id() if self.chat else completion_id()
-            self.created = int(time.time())
-            if self.peek.seed is None:
-                self.seed = random.getrandbits(63)
-        native = Native(
-            prompts=self.prompt.packed,
-            resume_token_ids=self._resumed(),
-            response_id=self.response_id,
-            created=self.created,
-            seed=self.seed,
-            cache_salt=salt,
-        )
-        return wrap(native, self._body)
-
-    def _resumed(self) -> list[bytes]:
-        if self._continuation is not None:
-            self._continuation.relay_native()
-            return [pack_ids(self._continuation.ids)] if self._continuation.ids else []
-        if not self.said:
-            return []
-        choices = max(self.prompt.choices, max(self.said) + 1)
-        return [b"".join(self.said.get(choice, ())) for choice in range(choices)]
-
-    def _salt(self) -> str | None:
-        return self.admitted.cache_salt(self.peek.cache_salt)
 
     @property
     def session(self) -> str | None:
@@ -270,23 +192,23 @@ class Routing:
         if exchange.response_started or exchange.disconnected:
             return  # it goes on with what another one began
         if attempt.framed:
-            if self.peek.stream:
-                content_type = value_of(attempt.headers, b"x-warmroute-content-type") or SSE_TYPE.encode()
-                exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
-                self._reads_events = True
-            return  # a whole answer comes at the end, in one piece
+            self._begun_by_ours(attempt)
+            return
         streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE.encode())
         if not streams:
-            self._continuation = None
+            self._answer.continuation = None
             if not self.peek.stream:
                 return  # until it is complete, another replica can give it
-        length = None if self._continuation is not None else value_of(attempt.headers, b"content-length")
+        length = None if self._answer.continuation is not None else value_of(attempt.headers, b"content-length")
         self._reads_events = streams and length is None
-        exchange.start(
-            attempt.status,
-            self._head(attempt, None, TO_CLIENT),
-            length=int(length) if length is not None and length.isdigit() else None,
-        )
+        known = int(length) if length is not None and length.isdigit() else None
+        exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
+
+    def _begun_by_ours(self, attempt: Attempt) -> None:
+        if self.peek.stream:  # a whole answer comes at the end, in one piece
+            content_type = value_of(attempt.headers, b"x-warmroute-content-type") or SSE_TYPE.encode()
+            self.exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
+            self._reads_events = True
 
     def _head(self, attempt: Attempt, content_type: bytes | None, dropped: frozenset[bytes]) -> bytes:
         head = lines(attempt.headers, dropped) + attempt.member.name_line
@@ -298,11 +220,11 @@ class Routing:
             self.first_byte_s = self._router.now_s()
         if self.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
             self.reported_tokens = cached_tokens_in(body)
-        if self._continuation is not None:
-            shown = self._read(self._continuation, attempt, body, complete)
-            if shown is None:
+        if self._answer.continuation is not None:
+            body, lost = self._answer.read(body, complete)
+            if lost is not None:
+                self._lose(attempt, body, lost)
                 return
-            body = shown
         if complete:
             self._complete(attempt, body)
         elif exchange.response_started:
@@ -314,18 +236,11 @@ class Routing:
         else:
             exchange.body += body  # the parts of a whole answer, kept until they can be counted
 
-    def _read(self, continuation: Continuation, attempt: Attempt, body: bytes, complete: bool) -> bytes | None:
-        """What the client is to have of it; None: the replica has said itself that it is lost."""
-        shown = continuation.feed(body)
-        lost = continuation.broken
-        if lost is None and complete and not (continuation.done or continuation.why_not):
-            lost = "its stream ended before it was complete"
-        if lost is None:
-            return shown + continuation.rest() if complete else shown
-        self.exchange.send(shown)
+    def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
+        """The replica has said itself that it cannot go on."""
+        self.exchange.send(body)
         attempt.cancel()
         self.failed(attempt, Broken(lost))
-        return None
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange = self.exchange
@@ -380,7 +295,7 @@ class Routing:
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
         """A long refusal is streamed like an answer."""
-        self._continuation = None
+        self._answer.continuation = None
         if self.exchange.response_started:
             attempt.cancel()
             self._router.attempt_over(attempt)
@@ -393,17 +308,17 @@ class Routing:
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """The replica is lost to this request: the next one, from the start or from where this one was cut."""
+        exchange = self.exchange
         self._router.attempt_over(attempt, str(broken), refused=broken.refused)
-        for choice, packed in attempt.token_ids.items():
-            self.said.setdefault(choice, []).extend(packed)
+        self._answer.keep(attempt)
         self._attempt = None
         if not broken.refused:
             self._lost += 1
         if self._reads_events and self._last == DONE:
-            self.exchange.finish()
+            exchange.finish()
             return
-        self.exchange.body.clear()  # parts of a whole answer, which will be given anew
-        why_not = self._settle(attempt) if self.exchange.response_started else None
+        exchange.body.clear()  # parts of a whole answer, which will be given anew
+        why_not = self._answer.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
         if why_not is not None:
             self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
         elif self._ends_here(attempt.member):
@@ -411,32 +326,16 @@ class Routing:
         elif self._lost >= MAX_LOST:
             self._give_up(unreachable(f"{self._lost} replicas in a row were lost while they answered it"))
         else:
-            if attempt.framed or self.exchange.response_started:
+            if attempt.framed or exchange.response_started:
                 self.resumes += 1
             self._again(attempt.member)
 
-    def _settle(self, attempt: Attempt) -> str | None:
-        """What the client has of the answer; why nobody can go on with that."""
-        if not self._router.config.resume:
-            return "resuming is switched off"
-        continuation = self._continuation
-        if continuation is None:
-            return None if attempt.framed else "its token ids are not known"
-        if continuation.head is not None:
-            self.response_id, self.created, _ = continuation.head
-        elif attempt.framed and self.exchange.sent_bytes:
-            continuation.begun_by_ours((self.response_id, self.created, self.peek.model))
-        continuation.settle(unpack_ids(b"".join(attempt.token_ids.get(0, ()))) if attempt.framed else None)
-        return continuation.why_not
-
     def _ends_here(self, member: Member) -> bool:
-        """All tokens were generated, so the rest of the stream can be said without a replica."""
-        continuation = self._continuation
-        if not self.exchange.response_started or continuation is None or continuation.head is None:
+        """Whether the rest of the stream could be said without a replica."""
+        ending = self._answer.ending(member) if self.exchange.response_started else None
+        if ending is None:
             return False
-        if not continuation.is_complete(member.spec.max_model_len):
-            return False
-        self.exchange.finish(continuation.ending())
+        self.exchange.finish(ending)
         return True
 
     def _again(self, member: Member) -> None:
@@ -490,67 +389,6 @@ class Routing:
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         self.is_over = True
         self._router.over(self)
-
-    def told(self) -> dict[str, Any]:
-        """What the access log says of it."""
-        return {
-            "model": self.model.name if self.model else None,
-            "replica": self.chosen.name if self.chosen else None,
-            "prompt_tokens": self.prompt.tokens if self.decision else None,
-            "cached_tokens": self.reported_tokens,
-            "ttft_s": round(self.first_byte_s - self.arrived_s, 6) if self.first_byte_s else None,
-            "retries": self.retries,
-            "resumes": self.resumes,
-        }
-
-    def remembered(self, decision: Decision, now_s: float) -> Remembered:
-        predicted = self.predicted_blocks
-        return Remembered(
-            time.time(),
-            (self.arrived_s, self.first_byte_s, now_s, self.waited_s),
-            self.admitted.request_id,
-            self.peek.model,
-            self.chosen.name if self.chosen is not None else None,
-            self.prompt.tokens,
-            self.prompt.exact,
-            decision,
-            None if predicted is None else predicted * self.block_size,
-            self.reported_tokens,
-            self.retries,
-            self.resumes,
-            self.exchange.status,
-            self.why,
-        )
-
-    def settle(self, now_s: float) -> bool:
-        """Counts what came of it; False where the replica reported another number of cached blocks than predicted."""
-        member, status = self.chosen, self.exchange.status
-        if member is None or self.decision is None:
-            return True
-        tally = member.tally(self.peek.model)
-        tally.statuses[status] = tally.statuses.get(status, 0) + 1
-        tally.request_s.observe(now_s - self.arrived_s)
-        if self.first_byte_s:
-            tally.first_token_s.observe(self.first_byte_s - self.arrived_s)
-        tally.prompt_tokens += self.prompt.tokens
-        tally.matched_tokens += int(self.decision.question.matched.get(member.slot, 0))
-        if self.predicted_blocks is None or self.reported_tokens is None or self.resumes:
-            return True
-        reported_blocks = self.reported_tokens // self.block_size
-        tally.blocks_predicted += self.predicted_blocks
-        tally.blocks_reported += reported_blocks
-        return member.accuracy.compare(self.predicted_blocks, reported_blocks) or not self.sure
-
-
-def says_ids(member: Member, chat: bool) -> bool:
-    """Whether such an engine streams its token ids when it is asked to; SGLang refuses to in chats."""
-    return member.spec.engine == "vllm" or (member.spec.engine == "sglang" and not chat)
-
-
-def cached_tokens_in(body: bytes) -> int | None:
-    """What an engine's last bytes say of it: `"prompt_tokens_details": {"cached_tokens": N}`."""
-    found = CACHED_TOKENS.findall(body)
-    return int(found[-1]) if found else None
 
 
 def unreachable(why: str) -> ApiError:

@@ -126,9 +126,7 @@ class Exchange:
             return
         if len(self.body) > self.max_body_bytes:
             self.refuse(too_large(len(self.body), self.max_body_bytes))
-        elif self.more_body:
-            self._connection.flow.resume_reading()  # uvicorn pauses it when much has come; we take it all
-        else:
+        elif not self.more_body:
             serve, self._served = self._served, None
             try:
                 serve(self)

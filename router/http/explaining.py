@@ -45,7 +45,7 @@ def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
     model = router.members.model(peek.model)
     chat = peek.messages is not None
     salt = admitted.cache_salt(peek.cache_salt)
-    prompt = model.tokens.prompt(chat, body, peek, model.lora, salt)
+    prompt = model.tokens.draft(chat, body, peek, model.lora, salt, max_model_len=model.max_model_len).finish()
     question, matches = router.question(model, prompt, peek.prompt_cache_key)
     decision = router.choose(model, question)
     size = _main_size(model, prompt)

@@ -26,8 +26,16 @@ class FrontConnection(HttpProtocol):
         self._direct = direct
         self._idle_since_s = 0.0
 
+    # What follows is as the classes above do it, but each in one call, because every request has some of them.
+
+    def on_url(self, url: bytes) -> None:
+        self._undigested_bytes = 0
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.head_bytes:
+            self._count_head(0)  # refuses
+        self.url += url
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        # As the classes above do it, but in one call: each request has some of these.
         self._undigested_bytes = 0
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._limits.head_bytes:
@@ -73,8 +81,30 @@ class FrontConnection(HttpProtocol):
         else:
             self.pipeline.appendleft((self.cycle, self.app))  # read on: the client may leave
 
+    def on_body(self, body: bytes) -> None:
+        exchange: RequestResponseCycle | Exchange = self.cycle
+        if not isinstance(exchange, Exchange):
+            super().on_body(body)
+            return
+        self._undigested_bytes = 0
+        if not exchange.response_complete:
+            exchange.body += body
+            exchange.set()
+
+    def on_message_complete(self) -> None:
+        exchange: RequestResponseCycle | Exchange = self.cycle
+        if not isinstance(exchange, Exchange):
+            super().on_message_complete()
+            return
+        self._undigested_bytes = 0
+        if self._awaited != "end":
+            self._awaited = ""
+        if not exchange.response_complete:
+            exchange.more_body = False
+            exchange.set()
+
     def on_response_complete(self) -> None:
-        # As the classes above do it, but without a timer for each idle connection: the sweep ends those.
+        # Without a timer for each idle connection: the sweep ends those.
         if self._open:
             self._open.popleft()
         self.server_state.total_requests += 1

@@ -1,6 +1,6 @@
 """Which headers go on, in both directions; the rest speak of one connection and end with it (RFC 9110, 7.6.1)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starlette.types import Scope
 
@@ -27,13 +27,16 @@ TRACED = {dropped: dropped | {b"traceparent"} for dropped in (TO_REPLICA, TO_NAT
 WITH_KEY = {dropped: dropped - {b"authorization"} for dropped in (*TRACED, *TRACED.values())}
 
 
-def lines(headers: Iterable[Header], dropped: frozenset[bytes]) -> bytes:
+def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:
     """Header lines without those dropped, and without those that `connection` names."""
-    headers = list(headers)
+    kept = []
     for name, value in headers:
-        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            dropped = dropped | {part.strip().lower() for part in value.split(b",")}
-    return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in dropped])
+        if name not in dropped:
+            kept.append(name + b": " + value + b"\r\n")
+        elif name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            named = frozenset(part.strip().lower() for part in value.split(b","))
+            return lines([header for header in headers if header[0] != b"connection"], dropped | named)
+    return b"".join(kept)
 
 
 def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:

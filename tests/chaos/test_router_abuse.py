@@ -172,59 +172,6 @@ async def test_what_is_hardly_http_is_refused(served: RouterProcess, raw: bytes,
     assert served.post(COMPLETIONS, HELLO).status == 200
 
 
-# ---- what is too large
-
-
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
-async def test_a_huge_body_is_refused_and_not_kept(served: RouterProcess, declared: bool) -> None:
-    piece = b"x" * MEGABYTE
-    framing = f"content-length: {HUGE}" if declared else "transfer-encoding: chunked"
-    chunk = piece if declared else b"%x\r\n%b\r\n" % (len(piece), piece)
-    peak = 0
-    async with beside_a_neighbour(served), connect(served.port) as client:
-        before = resident_bytes(served.process.pid)
-        client.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
-        answering = asyncio.create_task(client.answer())
-        with suppress(ConnectionError):
-            for _ in range(HUGE // MEGABYTE):
-                client.write(chunk)
-                await client.writer.drain()
-                peak = max(peak, resident_bytes(served.process.pid) - before)
-                if answering.done():
-                    break
-        told = await answering
-        assert (told.status, told.error["type"]) == (413, "invalid_request_error"), told
-        await asyncio.sleep(0.3)
-    print(f"at most {peak / MEGABYTE:.0f} MiB more")
-    assert peak < 2 * 32 * MEGABYTE + GROWTH_BYTES
-
-
-async def test_many_large_bodies_at_once_are_held_in_bounded_memory(served: RouterProcess) -> None:
-    """Of 20 MB each, which is allowed. The allocator keeps some of it, but not more and more."""
-    body = json.dumps(HELLO | {"prompt": "x" * (20 * MEGABYTE)}).encode()
-    before, peak = resident_bytes(served.process.pid), 0
-    statuses: Counter[int] = Counter()
-
-    async def send() -> int:
-        async with connect(served.port) as client:
-            client.write(posted(body, COMPLETIONS))
-            with suppress(ConnectionError):
-                await client.writer.drain()
-            return (await client.answer()).status
-
-    for _ in range(4):
-        sending = asyncio.gather(*(send() for _ in range(LARGE)))
-        while not sending.done():
-            peak = max(peak, resident_bytes(served.process.pid) - before)
-            await asyncio.sleep(0.02)
-        statuses.update(await sending)
-    kept = resident_bytes(served.process.pid) - before
-    print(f"{statuses}; at most {peak / MEGABYTE:.0f} MiB more, {kept / MEGABYTE:.0f} MiB kept")
-    assert set(statuses) <= {413, 429}, statuses
-    assert peak < LARGE * 5 * len(body)
-    assert served.post(COMPLETIONS, HELLO).status == 200
-
-
 # ---- who is slow, or does nothing
 
 
@@ -291,3 +238,56 @@ async def test_idle_connections_cost_little_and_harm_nobody(served: RouterProces
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     gone = lambda: open_files(served.process.pid) < files + 20  # noqa: E731
     await asyncio.to_thread(wait_until, gone, "their connections are closed")
+
+
+# ---- what is too large
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
+async def test_a_huge_body_is_refused_and_not_kept(served: RouterProcess, declared: bool) -> None:
+    piece = b"x" * MEGABYTE
+    framing = f"content-length: {HUGE}" if declared else "transfer-encoding: chunked"
+    chunk = piece if declared else b"%x\r\n%b\r\n" % (len(piece), piece)
+    peak = 0
+    async with beside_a_neighbour(served), connect(served.port) as client:
+        before = resident_bytes(served.process.pid)
+        client.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
+        answering = asyncio.create_task(client.answer())
+        with suppress(ConnectionError):
+            for _ in range(HUGE // MEGABYTE):
+                client.write(chunk)
+                await client.writer.drain()
+                peak = max(peak, resident_bytes(served.process.pid) - before)
+                if answering.done():
+                    break
+        told = await answering
+        assert (told.status, told.error["type"]) == (413, "invalid_request_error"), told
+        await asyncio.sleep(0.3)
+    print(f"at most {peak / MEGABYTE:.0f} MiB more")
+    assert peak < 2 * 32 * MEGABYTE + GROWTH_BYTES
+
+
+async def test_many_large_bodies_at_once_are_held_in_bounded_memory(served: RouterProcess) -> None:
+    """Of 20 MB each, which is allowed. The allocator keeps some of it, but not more and more."""
+    body = json.dumps(HELLO | {"prompt": "x" * (20 * MEGABYTE)}).encode()
+    before, peak = resident_bytes(served.process.pid), 0
+    statuses: Counter[int] = Counter()
+
+    async def send() -> int:
+        async with connect(served.port) as client:
+            client.write(posted(body, COMPLETIONS))
+            with suppress(ConnectionError):
+                await client.writer.drain()
+            return (await client.answer()).status
+
+    for _ in range(4):
+        sending = asyncio.gather(*(send() for _ in range(LARGE)))
+        while not sending.done():
+            peak = max(peak, resident_bytes(served.process.pid) - before)
+            await asyncio.sleep(0.02)
+        statuses.update(await sending)
+    kept = resident_bytes(served.process.pid) - before
+    print(f"{statuses}; at most {peak / MEGABYTE:.0f} MiB more, {kept / MEGABYTE:.0f} MiB kept")
+    assert set(statuses) <= {413, 429}, statuses
+    assert peak < LARGE * 5 * len(body)
+    assert served.post(COMPLETIONS, HELLO).status == 200

@@ -38,6 +38,7 @@ pytestmark = [
 REPLICAS = 4
 LOSSY, KILLED = 0, 1
 LOSS = 0.1
+ROUND_S = 3.0  # of load between two quiet points
 CLIENTS = 24
 TALKS = 8
 OBJECTIVE = 0.999
@@ -232,8 +233,10 @@ async def world(**config: Any) -> AsyncIterator[World]:
 async def play(made: World, for_s: float, requests: int) -> None:
     """The whole story; it is the same one for a router that cannot repair."""
     made.lossy.ask("loss", LOSS)
-    await made.load(for_s / 2)
-    await made.quiet_point()
+    rounds = max(1, round(for_s / 2 / ROUND_S))
+    for _ in range(rounds):
+        await made.load(for_s / 2 / rounds)
+        await made.quiet_point()
     await made.replica_is_killed_under_load(for_s / 2)
     await made.quiet_point()
     right, warm = await made.one_at_a_time(requests)
@@ -246,7 +249,7 @@ async def play(made: World, for_s: float, requests: int) -> None:
 async def test_at_every_quiet_point_the_index_is_what_the_replicas_hold() -> None:
     async with world() as made:
         await play(made, LOAD_S, REQUESTS)
-        assert made.quiet_points == 3
+        assert made.quiet_points >= 3
         lost = made.lossy.ask()["lost"]
         state = made.router.feeds.state(f"r{LOSSY}")
         assert state is not None

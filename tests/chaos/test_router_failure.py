@@ -29,7 +29,7 @@ RESTART_BLOCKS = int(os.environ.get("WARMROUTE_RESTART_BLOCKS", "3000"))
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 STREAMS = 64
-TOKENS = 60
+TOKENS = 45
 AROUND_WITHIN_S = 2.0
 EXACT_WITHIN_S = 1.0
 DRAINERS = 16

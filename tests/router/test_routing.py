@@ -4,12 +4,9 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 
-import msgspec
 import pytest
 
 from api.native import pack_ids, unpack_ids
-from api.responses import usage
-from router.routing import cached_tokens_in
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -753,20 +750,3 @@ async def test_everything_is_remembered_but_the_words() -> None:
         assert good.ttft_s is not None and good.ttft_s <= good.duration_s
         assert (bad.status, bad.ttft_s) == (503, None) and bad.why and "no replica" not in (good.why or "")
         assert "secret" not in repr((good, bad))
-
-
-@pytest.mark.parametrize(
-    ("said", "cached"),
-    [
-        (b'"cached_tokens": 12', 12),
-        (b'"cached_tokens":1,"x":0} "cached_tokens" : 33}', 33),
-        (b'"cached_tokens":null', None),
-        (b"", None),
-    ],
-)
-def test_the_last_word_of_an_engine_on_cached_tokens_counts(said: bytes, cached: int | None) -> None:
-    assert cached_tokens_in(said) == cached
-
-
-def test_the_usage_of_our_own_answers_is_understood() -> None:
-    assert cached_tokens_in(msgspec.json.encode(usage(10, 5, 7))) == 7

@@ -1,0 +1,73 @@
+"""What is counted and remembered of a generation request when it is over, however it ended."""
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from router.policy import Decision
+from router.record import Remembered
+
+if TYPE_CHECKING:
+    from router.routing import Routing
+
+CACHED = b'"cached_tokens"'
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+
+
+def cached_tokens_in(body: bytes) -> int | None:
+    """What an engine's last bytes say of it: `"prompt_tokens_details": {"cached_tokens": N}`."""
+    found = _CACHED_TOKENS.findall(body)
+    return int(found[-1]) if found else None
+
+
+def told(routing: "Routing") -> dict[str, Any]:
+    """What the access log says of it."""
+    return {
+        "model": routing.model.name if routing.model else None,
+        "replica": routing.chosen.name if routing.chosen else None,
+        "prompt_tokens": routing.prompt.tokens if routing.decision else None,
+        "cached_tokens": routing.reported_tokens,
+        "ttft_s": round(routing.first_byte_s - routing.arrived_s, 6) if routing.first_byte_s else None,
+        "retries": routing.retries,
+        "resumes": routing.resumes,
+    }
+
+
+def remembered(routing: "Routing", decision: Decision, now_s: float) -> Remembered:
+    predicted = routing.predicted_blocks
+    return Remembered(
+        time.time(),
+        (routing.arrived_s, routing.first_byte_s, now_s, routing.waited_s),
+        routing.admitted.request_id,
+        routing.peek.model,
+        routing.chosen.name if routing.chosen is not None else None,
+        routing.prompt.tokens,
+        routing.prompt.exact,
+        decision,
+        None if predicted is None else predicted * routing.block_size,
+        routing.reported_tokens,
+        routing.retries,
+        routing.resumes,
+        routing.exchange.status,
+        routing.why,
+    )
+
+
+def settle(routing: "Routing", now_s: float) -> bool:
+    """Counts what came of it; False where the replica reported another number of cached blocks than predicted."""
+    member, status = routing.chosen, routing.exchange.status
+    if member is None or routing.decision is None:
+        return True
+    tally = member.tally(routing.peek.model)
+    tally.statuses[status] = tally.statuses.get(status, 0) + 1
+    tally.request_s.observe(now_s - routing.arrived_s)
+    if routing.first_byte_s:
+        tally.first_token_s.observe(routing.first_byte_s - routing.arrived_s)
+    tally.prompt_tokens += routing.prompt.tokens
+    tally.matched_tokens += int(routing.decision.question.matched.get(member.slot, 0))
+    if routing.predicted_blocks is None or routing.reported_tokens is None or routing.resumes:
+        return True
+    reported_blocks = routing.reported_tokens // routing.block_size
+    tally.blocks_predicted += routing.predicted_blocks
+    tally.blocks_reported += reported_blocks
+    return member.accuracy.compare(routing.predicted_blocks, reported_blocks) or not routing.sure
