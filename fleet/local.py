@@ -131,7 +131,7 @@ class LocalFleet:
         except Died as death:
             return str(death)
         self.ready[plan.name] = ready
-        self._front.upkeep.add(ReplicaSpec(name=plan.name, url=ready.url, engine="warmroute"))
+        self._front.upkeep.hold(ReplicaSpec(name=plan.name, url=ready.url, engine="warmroute"))
         self._say_once(child.notes())
         self._say(f"{plan.name} is ready after {time.monotonic() - begun_s:.1f} s")
         watching = asyncio.create_task(self._watch_front())
@@ -139,7 +139,7 @@ class LocalFleet:
             return await child.ended()
         finally:
             watching.cancel()
-            self._front.upkeep.remove(plan.name)
+            self._front.upkeep.release(plan.name)
 
     async def _watch_front(self) -> None:
         """All are ready when the router takes requests for each of them."""

@@ -24,7 +24,36 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as AS
 # What probes and Prometheus ask for, without a key: nothing there tells what clients say.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 # What tells of all tenants' requests, or changes where they go.
-ADMIN_PATHS = frozenset({"/decisions", "/explain", "/replicas", "/debug"})
+OWN_ADMIN_PATHS = frozenset({"/decisions", "/explain", "/replicas", "/debug"})
+# What changes a replica for all who use it: engines have these names, some below /v1, which is passed on.
+ENGINE_ADMIN_PATHS = frozenset(
+    {
+        "/v1/collective_rpc",
+        "/v1/flush_cache",
+        "/v1/load_lora_adapter",
+        "/v1/load_lora_adapter_from_tensors",
+        "/v1/lora/load",
+        "/v1/lora/unload",
+        "/v1/model/load",
+        "/v1/model/unload",
+        "/v1/release_memory_occupation",
+        "/v1/reset_encoder_cache",
+        "/v1/reset_mm_cache",
+        "/v1/reset_prefix_cache",
+        "/v1/resume_memory_occupation",
+        "/v1/scale_elastic_ep",
+        "/v1/sleep",
+        "/v1/start_profile",
+        "/v1/stop_profile",
+        "/v1/unload_lora_adapter",
+        "/v1/update_weights",
+        "/v1/update_weights_from_disk",
+        "/v1/update_weights_from_distributed",
+        "/v1/update_weights_from_tensor",
+        "/v1/wake_up",
+    }
+)
+ADMIN_PATHS = OWN_ADMIN_PATHS | ENGINE_ADMIN_PATHS
 ADMIN_PREFIXES = ("/replicas/", "/debug/")
 READABLE = "/replicas"  # with GET, whoever has a key may see it
 
@@ -69,6 +98,7 @@ class Admitted(Struct):
     request_id: str
     key: Key | None = None  # None: no keys are in use, or the path is open
     usage: Usage | None = None  # None: nothing of it is counted
+    shows_key: bool = False  # its headers have a key of ours, which is no replica's business
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt that its blocks are named with, from the client's own."""
@@ -114,10 +144,13 @@ class Admission:
         if path in OPEN_PATHS:
             return admitted
         administration = path in ADMIN_PATHS or path.startswith(ADMIN_PREFIXES)
+        key = None
+        if authorization is not None and len(self.keys):
+            given = bearer(authorization) if authorizations == 1 else None
+            key = None if given is None else self.keys.find(given)
+            admitted.shows_key = key is not None or authorizations > 1  # of several, any may be ours
         if not (self._demand_key or administration):
             return admitted
-        given = bearer(authorization) if authorization is not None and authorizations == 1 else None
-        key = None if given is None else self.keys.find(given)
         if key is None and self._demand_key:
             raise unauthorized()
         if administration:

@@ -1,5 +1,9 @@
-"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request's `Routing`."""
+"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request's `Routing`.
 
+What is called here by a connection raises nothing: a mistake of ours must not end what else its caller has to do.
+"""
+
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -9,7 +13,10 @@ from router.http.headers import value_of
 from router.upstream import Broken, Header, Sending
 
 if TYPE_CHECKING:
+    from router.http.exchange import Exchange
     from router.members import Member
+
+log = logging.getLogger(__name__)
 
 MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
 FRAMES_TYPE = b"application/x-warmroute-frames"
@@ -17,6 +24,9 @@ FRAMES_TYPE = b"application/x-warmroute-frames"
 
 class Owner(Protocol):
     """The request that an attempt is for."""
+
+    @property
+    def exchange(self) -> "Exchange": ...
 
     def begun(self, attempt: "Attempt") -> None:
         """The answer is a good one: its head may be sent on."""
@@ -31,15 +41,16 @@ class Owner(Protocol):
 class Attempt:
     __slots__ = (
         "_frames",
-        "_owner",
         "_refusal",
         "cached_tokens",
         "ended_s",
+        "expected",
         "fault",
         "framed",
         "headers",
         "id",
         "member",
+        "owner",
         "sending",
         "sent_s",
         "spoken",
@@ -47,6 +58,7 @@ class Attempt:
         "streams",
         "token_ids",
         "touched_s",
+        "unread",
     )
 
     def __init__(self, owner: Owner, member: "Member", id: int, now_s: float, streams: bool) -> None:
@@ -56,7 +68,10 @@ class Attempt:
         self.touched_s = now_s  # kept by the clock's sweep, not per byte
         self.ended_s = 0.0  # 0: not yet
         self.fault: str | None = None  # how it ended, if that was the replica's doing
+        # Keys that count as stored until the deadline, which are not if it never begins.
+        self.expected: tuple[list[int], float] | None = None
         self.spoken = False  # since the last sweep
+        self.unread: int | None = None  # bytes that the client had not taken then, where it is waited for
         self.status = 0
         self.headers: list[Header] = []
         self.framed = False
@@ -64,7 +79,7 @@ class Attempt:
         self.cached_tokens: int | None = None
         self.token_ids: dict[int, list[bytes]] = {}  # by choice, packed
         self.sending: Sending | None = None
-        self._owner = owner
+        self.owner = owner
         self._frames: FrameReader | None = None
         self._refusal: bytearray | None = None
 
@@ -79,6 +94,30 @@ class Attempt:
     # ---- what the connection tells
 
     def answered(self, status: int, headers: list[Header]) -> None:
+        try:
+            self._answered(status, headers)
+        except Exception:
+            self.crash()
+
+    def received(self, body: bytes, complete: bool) -> None:
+        try:
+            self._received(body, complete)
+        except Exception:
+            self.crash()
+
+    def broke(self, broken: Broken) -> None:
+        try:
+            self.owner.failed(self, broken)
+        except Exception:
+            self.crash()
+
+    def crash(self) -> None:
+        """Where an exception that nobody thought of is handled: this request ends, and the others go on."""
+        log.exception("A request failed")
+        self.cancel()
+        self.owner.exchange.fail()
+
+    def _answered(self, status: int, headers: list[Header]) -> None:
         self.status, self.headers, self.spoken = status, headers, True
         if status >= 400:
             self._refusal = bytearray()
@@ -89,37 +128,34 @@ class Attempt:
         cached = value_of(headers, b"x-warmroute-cached-tokens")
         if cached is not None and cached.isdigit():
             self.cached_tokens = int(cached)
-        self._owner.begun(self)
+        self.owner.begun(self)
 
-    def received(self, body: bytes, complete: bool) -> None:
+    def _received(self, body: bytes, complete: bool) -> None:
         self.spoken = True
         if self._refusal is not None:
             self._refusal += body
             if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
                 refusal, self._refusal = bytes(self._refusal), None
-                self._owner.refused(self, refusal, complete)
+                self.owner.refused(self, refusal, complete)
         elif self._frames is not None:
             self._received_frames(self._frames, body, complete)
         else:
-            self._owner.take(self, body, complete)
+            self.owner.take(self, body, complete)
 
     def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
         try:
             frames = reader.feed(body)
         except ValueError as error:
             self.cancel()
-            self._owner.failed(self, Broken(f"its frames cannot be read: {error}"))
+            self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))
             return
         for frame in frames:
             if frame.packed_ids:
                 self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
         if complete and reader.pending_bytes:
-            self._owner.failed(self, Broken("its answer ended within a frame"))
+            self.owner.failed(self, Broken("its answer ended within a frame"))
         else:
-            self._owner.take(self, b"".join([frame.payload for frame in frames]), complete)
-
-    def broke(self, broken: Broken) -> None:
-        self._owner.failed(self, broken)
+            self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
 
 
 class _Error(msgspec.Struct):

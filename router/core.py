@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from api.errors import ApiError, internal, queue_full, too_long
+from api.errors import ApiError, queue_full, too_long
 from router.access_log import Line, line_of
 from router.accounting import remembered, settle, told
 from router.admission import Admission, Admitted
@@ -22,7 +22,7 @@ from router.config import RouterConfig
 from router.feeds import Feeds
 from router.http.exchange import Exchange
 from router.index import Matches, PrefixIndex
-from router.members import APPROXIMATE, Member, Members, ServedModel
+from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
 from router.policy import Decision, Question, choose
 from router.prompt import Prompt
 from router.record import Remembered
@@ -82,6 +82,7 @@ class Router:
         self._ids = 0
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
+        self._is_untold = False  # whether the access log has failed
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -110,14 +111,13 @@ class Router:
         self._waiting_bytes -= size
         if made.cancelled() or routing.is_over:
             return
-        error = made.exception()
-        if error is None:
+        try:
             routing.prompted(made.result())
-        elif isinstance(error, ApiError):
+        except ApiError as error:
             routing.refuse(error)
-        else:
-            log.error("A prompt could not be made", exc_info=error)
-            routing.refuse(internal())
+        except Exception:
+            log.exception("A prompt could not be made")
+            routing.exchange.fail()
 
     # ---- the choice
 
@@ -174,10 +174,13 @@ class Router:
     def _wait(self, routing: "Routing", decision: Decision) -> None:
         match decision.nobody:
             case "full":
-                since_s = routing.queued_s = routing.queued_s or self.now_s()  # who has waited keeps its place
-                refused = self.waiting.offer(routing, 0.0, since_s, since_s + self.config.queue_timeout_s)
+                now_s = self.now_s()
+                routing.queued_s = routing.queued_s or now_s
+                routing.since_s = routing.since_s or now_s  # who has waited keeps its place
+                deadline_s = routing.queued_s + self.config.queue_timeout_s
+                refused = self.waiting.offer(routing, 0.0, now_s, deadline_s, since_s=routing.since_s)
                 if refused is not None:
-                    refused.refuse(self.busy())
+                    refused.give_up(self.busy())
             case "too_long":
                 raise too_long(decision.refusal(), "messages" if routing.chat else "prompt")
             case _:
@@ -201,9 +204,12 @@ class Router:
         matched = routing.decision.question.matched.get(member.slot, 0)
         streams = member.native or bool(routing.peek.stream)
         attempt = self.attempt(routing, member, max(1, prompt.tokens - int(matched)), streams=streams)
+        if routing.queued_s:
+            routing.waited_s, routing.queued_s = routing.waited_s + attempt.sent_s - routing.queued_s, 0.0
         if prompt.exact and member.block_size != APPROXIMATE:
-            deadline_s = attempt.sent_s + self.config.optimistic_ttl_s
-            self.index.optimistic.add(member.slot, prompt.keys(member.block_size), deadline_s)
+            keys, deadline_s = prompt.keys(member.block_size), attempt.sent_s + self.config.optimistic_ttl_s
+            self.index.optimistic.add(member.slot, keys, deadline_s)
+            attempt.expected = keys, deadline_s
         else:
             self.approximate.routed(member.slot, prompt.keys(APPROXIMATE))
         return attempt
@@ -212,6 +218,7 @@ class Router:
         """A good head has come."""
         now_s = self.now_s()
         attempt.member.health.success(now_s)
+        attempt.expected = None  # it will be stored
         if attempt.streams:
             attempt.member.load.begun(attempt.id, now_s)
 
@@ -224,6 +231,8 @@ class Router:
         attempt.ended_s, attempt.fault = now_s, fault
         member = attempt.member
         member.load.ended(attempt.id, now_s)
+        if attempt.expected is not None:
+            self.index.optimistic.withdraw(member.slot, *attempt.expected)
         if fault is not None:
             log.warning("%s: %s", member.name, fault)
             member.faults += 1
@@ -248,19 +257,29 @@ class Router:
             name = routing.peek.model
             if name in full:
                 continue
-            if self._has_room(name, routing.tried):
+            if self._has_room(name, routing.tried, routing.prompt.tokens if routing.prompt.exact else 0):
                 self.waiting.take(now_s, routing)
-                routing.waited_s = now_s - routing.queued_s
-                routing.place()
-            elif not routing.tried:
+                self._place(routing)
+            elif not self._has_room(name):
                 full.add(name)
-                if len(full) == len(self.members.models):
+                if full.issuperset(self.members.models):
                     return
 
-    def _has_room(self, name: str, tried: frozenset[str]) -> bool:
-        model = self.members.models.get(name)
-        return model is None or any(
-            one.unavailable is None and one.name not in tried and not 0 < one.limit <= one.in_flight
+    def _place(self, routing: "Routing") -> None:
+        """Those after it have their turn whatever happens to it."""
+        try:
+            routing.place()
+        except Exception:
+            log.exception("A request failed")
+            routing.exchange.fail()
+
+    def _has_room(self, name: str, tried: frozenset[str] = frozenset(), tokens: int = 0) -> bool:
+        model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
+        return model is not None and any(
+            one.unavailable is None
+            and one.name not in tried
+            and not 0 < one.limit <= one.in_flight
+            and (one.max_model_len is None or tokens <= one.max_model_len)
             for one in model.candidates
         )
 
@@ -271,14 +290,14 @@ class Router:
         self.counts.refused[error.code or str(error.status)] += 1
         if self.on_answer is not None:
             sent = len(error.body())
-            self.on_answer(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=sent, request_id=""))
+            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=sent, request_id=""))
 
     def released(self, exchange: Exchange, admitted: Admitted, begun_s: float, **more: Any) -> None:
         """A request of the front has ended, whichever way."""
         self.open_requests -= 1
         self.admission.release(admitted)
         if self.on_answer is not None:
-            self.on_answer(
+            self._tell(
                 line_of(
                     exchange.scope,
                     status=exchange.status,
@@ -291,10 +310,20 @@ class Router:
                 )
             )
 
+    def _tell(self, line: Line) -> None:
+        assert self.on_answer is not None, "its caller has looked"
+        try:
+            self.on_answer(line)
+        except OSError as error:  # a full disk is no reason to answer nobody
+            if not self._is_untold:
+                log.error("The access log cannot be written (%s): lines are missing from now on", error)
+            self._is_untold = True
+
     def over(self, routing: "Routing") -> None:
         now_s = self.now_s()
-        if self.waiting.cancel(routing):
-            routing.waited_s = now_s - routing.queued_s
+        self.waiting.cancel(routing)
+        if routing.queued_s:
+            routing.waited_s += now_s - routing.queued_s
         more = told(routing) if self.on_answer is not None else {}
         self.released(routing.exchange, routing.admitted, routing.arrived_s, **more)
         if routing.trace is not None:
@@ -321,19 +350,34 @@ class Router:
     def sweep(self, now_s: float) -> None:
         """A few times a second: what takes too long."""
         for attempt in list(self._attempts):
-            if attempt.spoken or attempt.is_paused:  # a client that takes no more is no fault of the replica's
-                attempt.spoken, attempt.touched_s = False, now_s
-                continue
-            silent_s = now_s - attempt.touched_s
-            limit_s = self.config.idle_timeout_s if attempt.status else self.config.first_token_timeout_s
-            if silent_s > limit_s and attempt.streams:
-                what = "no more of its answer came" if attempt.status else "its first token did not come"
-                attempt.cancel()
-                attempt.broke(Broken(f"{what} within {limit_s:g} s"))
+            try:
+                self._look_at(attempt, now_s)
+            except Exception:
+                attempt.crash()
         for routing in self.waiting.expire(now_s):
-            routing.waited_s = now_s - routing.queued_s
-            routing.refuse(self.busy())
+            try:
+                routing.give_up(self.busy())
+            except Exception:
+                log.exception("A request failed")
+                routing.exchange.fail()
         self.index.optimistic.expire(now_s)
+
+    def _look_at(self, attempt: Attempt, now_s: float) -> None:
+        unread = attempt.owner.exchange.unread_bytes if attempt.is_paused else None
+        if attempt.spoken or unread != attempt.unread:  # something has come, or the client has taken something
+            attempt.spoken, attempt.unread, attempt.touched_s = False, unread, now_s
+            return
+        goes_on = attempt.streams and attempt.status
+        limit_s = self.config.idle_timeout_s if goes_on or unread is not None else self.config.first_token_timeout_s
+        if now_s - attempt.touched_s <= limit_s:
+            return
+        if unread is not None:  # no fault of the replica's, which has others to answer
+            attempt.owner.exchange.abandon()
+            return
+        first = "its first token" if attempt.streams else "its answer"
+        what = "no more of its answer came" if goes_on else f"{first} did not come"
+        attempt.cancel()
+        attempt.broke(Broken(f"{what} within {limit_s:g} s"))
 
     def busy(self) -> ApiError:
         wait_s = self.waiting.estimated_wait_s(self.now_s())
@@ -342,8 +386,3 @@ class Router:
 
 def _finished(draft: Callable[[], Draft]) -> Prompt:
     return draft().finish()
-
-
-def no_replica(why: str) -> ApiError:
-    headers = {"Retry-After": "1"}
-    return ApiError(503, f"{why}; try again", "service_unavailable", code="no_replica", headers=headers)

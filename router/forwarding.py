@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from api.errors import ApiError
+from api.errors import ApiError, invalid
 from router.admission import Admitted
 from router.attempt import Attempt, refusal_code
 from router.http.exchange import Exchange
 from router.http.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.members import Member
 from router.policy import Question, choose
+from router.prompt import UNREADABLE, object_salted
 from router.upstream import Broken
 
 if TYPE_CHECKING:
     from router.core import Router
 
+RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # done twice, nothing is different
+# Where engines take a body that is no JSON, and make nothing of what is cached.
+NO_GENERATION = frozenset({"/tokenize", "/detokenize", "/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score"})
+AUDIO = "/v1/audio/"
 RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 
 
@@ -41,12 +46,32 @@ class Forwarding:
         exchange.answerer = self
         exchange.on_end = self._over
 
+    @property
+    def exchange(self) -> Exchange:
+        return self._exchange
+
     def serve(self, exchange: Exchange) -> None:
-        self._body = bytes(exchange.body)
+        body = bytes(exchange.body)
+        exchange.body.clear()
         try:
+            self._body = self._salted(body)
             self._send(self._choose())
         except ApiError as error:
             exchange.refuse(error)
+
+    def _salted(self, body: bytes) -> bytes:
+        """With the salt of the key: nobody knows here what an engine generates on."""
+        key, scope = self._admitted.key, self._exchange.scope
+        if key is None or key.salt is None or not body:
+            return body
+        try:
+            return object_salted(body, key.salted)
+        except UNREADABLE as error:
+            path = scope["path"]
+            if path in NO_GENERATION or path.startswith(AUDIO):
+                return body
+            why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"
+            raise invalid(f"{why} ({error}); send one, or use a key without a salt") from error
 
     def _choose(self) -> Member:
         """The least loaded of those that serve the model, where the body names one."""
@@ -67,8 +92,9 @@ class Forwarding:
     def _send(self, member: Member) -> None:
         attempt = self._attempt = self._router.attempt(self, member)
         request = request_to(member, self._exchange, self._admitted, TO_REPLICA, b"", self._body)
-        bodiless = self._exchange.scope["method"] == "HEAD"
-        attempt.sending = member.upstream.send(request, attempt, bodiless=bodiless)
+        method = self._exchange.scope["method"]
+        bodiless, resend = method == "HEAD", method in RESENT
+        attempt.sending = member.upstream.send(request, attempt, bodiless=bodiless, resend=resend)
 
     # ---- what the attempt tells
 
@@ -129,10 +155,7 @@ class Forwarding:
     # ---- what the client does
 
     def client_left(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._router.attempt_over(self._attempt)
-            self._attempt = None
+        """Its attempt ends with it, in `_over`."""
 
     def client_full(self) -> None:
         if self._attempt is not None and self._attempt.sending is not None:
@@ -143,4 +166,8 @@ class Forwarding:
             self._attempt.sending.resume()
 
     def _over(self, exchange: Exchange) -> None:
+        if self._attempt is not None:  # it ended before its attempt did
+            self._attempt.cancel()
+            self._router.attempt_over(self._attempt)
+            self._attempt = None
         self._router.released(exchange, self._admitted, self._begun_s)

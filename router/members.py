@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from api.errors import unknown_model
+from api.errors import ApiError, quoted, unknown_model
 from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.facts import Facts
@@ -133,6 +133,7 @@ class Members:
     def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
+        self._once_served: set[str] = set()  # and now, too
         self._tokens_of = tokens_of
 
     def __iter__(self) -> Iterator[Member]:
@@ -142,10 +143,15 @@ class Members:
         return len(self.by_name)
 
     def model(self, name: str) -> ServedModel:
+        """ApiError: nobody serves it. What was served once, or may yet turn out to be, is worth another try."""
         served = self.models.get(name)
-        if served is None:
-            raise unknown_model(name, self.models)
-        return served
+        if served is not None:
+            return served
+        if name in self._once_served:
+            raise no_replica(f"no replica of the model {quoted(name)} is there now")
+        if self.by_name and not self.models:
+            raise no_replica("no replica has said yet which models it serves")
+        raise unknown_model(name, self.models)
 
     def arrange(self) -> None:
         models: dict[str, ServedModel] = {}
@@ -158,3 +164,9 @@ class Members:
         for served in models.values():
             served.arrange()
         self.models = models
+        self._once_served.update(models)
+
+
+def no_replica(why: str) -> ApiError:
+    headers = {"Retry-After": "1"}
+    return ApiError(503, f"{why}; try again", "service_unavailable", code="no_replica", headers=headers)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from router.core import Router
 from router.feeds import FeedState
 from router.members import Member
+from router.status import is_salted
 from router.tally import Histogram, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -61,6 +62,7 @@ MEMBER_GAUGES = (
         "Its speed of prefill; 0 while it is not known.",
         lambda m: m.candidate.prefill_tokens_per_s,
     ),
+    OfMember("replica_salted", "1 if its engine is known to keep caches of different salts apart.", is_salted),
     OfMember(
         "index_accuracy",
         "Fraction of its last 1,000 answers whose cached blocks were predicted to the block.",

@@ -47,6 +47,12 @@ class Optimistic:
         if deadlines:
             self._forget(slot, [key for key in keys if key in deadlines])
 
+    def withdraw(self, slot: int, keys: Iterable[int], deadline_s: float) -> None:
+        """They were added with this deadline, and will not be stored; what was added again since stays."""
+        deadlines = self._deadlines.get(slot)
+        if deadlines:
+            self._forget(slot, [key for key in keys if deadlines.get(key) == deadline_s])
+
     def drop(self, slot: int) -> None:
         self._forget(slot, list(self._deadlines.get(slot, ())))
 

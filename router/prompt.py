@@ -4,13 +4,14 @@ Reading refuses nothing that an engine might take: unknown fields stay unread, a
 lenient engine reads it, or as if it were not there. The client's bytes go on to the replica as they came.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_hexdigest
 
+from api.errors import ApiError, invalid
 from api.reading import read
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
 
@@ -20,6 +21,7 @@ APPROXIMATE_BLOCK_BYTES = 256
 BYTES_PER_TOKEN = 4  # where nothing better is known: English text with a usual tokenizer
 
 _NOTHING = Raw(b"")
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises, whatever the bytes are
 
 
 class PeekMessage(Struct, gc=False):
@@ -49,6 +51,7 @@ class Peek(Struct):
 
 
 _decode = msgspec.json.Decoder(Peek).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _FIELDS = [(field.name, field.type) for field in msgspec.structs.fields(Peek) if field.name != "model"]
 _Loose = msgspec.defstruct("_Loose", [("model", str), *((name, Any, None) for name, _ in _FIELDS)])
 
@@ -57,7 +60,7 @@ def read_peek(body: bytes) -> Peek:
     """ApiError 400 for what is not a JSON object that names a model."""
     try:
         return _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _read_loosely(body)
 
 
@@ -77,14 +80,32 @@ def _lenient(value: Any, type: Any) -> Any:
         return None
 
 
+def unreadable(error: Exception) -> ApiError:
+    """Where more of a body has to be read than `read_peek` did, and that cannot be."""
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deeply; flatten it")
+    if isinstance(error, UnicodeDecodeError):
+        return invalid(f"the body is not UTF-8 ({error.reason}); encode it as UTF-8")
+    return invalid(f"the body cannot be read: {error}")
+
+
 def salted(body: bytes, peek: Peek, salt: str) -> bytes:
-    """The body with this cache salt and no other."""
+    """The body with this cache salt and no other. One of UNREADABLE where that takes reading what is not to be read."""
     if peek.cache_salt is not None:
-        fields = msgspec.json.decode(body, type=dict[str, Raw])
-        del fields["cache_salt"]
-        body = msgspec.json.encode(fields)
+        fields = _decode_fields(body)
+        fields["cache_salt"] = Raw(msgspec.json.encode(salt))
+        return msgspec.json.encode(fields)
     # At the end: if the client has set it to something that is not a salt, the last word counts.
     return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
+
+
+def object_salted(body: bytes, salted: Callable[[str | None], str | None]) -> bytes:
+    """Any JSON object, with the salt that its own one, or None, comes to; UNREADABLE for all else."""
+    fields = _decode_fields(body)
+    given = fields.get("cache_salt")
+    salt = salted(None if given is None else _lenient(msgspec.json.decode(given), str))
+    fields["cache_salt"] = Raw(msgspec.json.encode(salt))
+    return msgspec.json.encode(fields)
 
 
 class Prompt(Struct):

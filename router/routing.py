@@ -27,9 +27,9 @@ from router.http.headers import (
     value_of,
 )
 from router.index import Matches
-from router.members import APPROXIMATE, Member, ServedModel
+from router.members import APPROXIMATE, Member, ServedModel, no_replica
 from router.policy import Decision
-from router.prompt import Peek, Prompt, read_peek
+from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.upstream import Broken
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Routing:
         "reported_tokens",
         "resumes",
         "retries",
+        "since_s",
         "sure",
         "trace",
         "tried",
@@ -82,7 +83,8 @@ class Routing:
         self.arrived_s = now_s
         self.first_byte_s = 0.0
         self.waited_s = 0.0
-        self.queued_s = 0.0  # when it began to wait for room; 0: never
+        self.queued_s = 0.0  # when it began to wait for room; 0: it does not
+        self.since_s = 0.0  # when it did so first
         self.peek: Peek
         self.prompt: Prompt
         self.model: ServedModel | None = None
@@ -136,11 +138,12 @@ class Routing:
         try:
             self.model = self._router.members.model(self.peek.model)  # there may be other replicas by now
             member = self._router.decide(self, self.model, self.tried)
+            if member is not None:  # or it waits, and the router calls again
+                self._send(member)
         except ApiError as error:
-            self._give_up(error)
-            return
-        if member is not None:  # or it waits, and the router calls again
-            self._send(member)
+            self.give_up(error)
+        except UNREADABLE as error:
+            self.give_up(unreadable(error))
 
     def predict(self, member: Member, matches: Mapping[int, Matches]) -> None:
         """How many blocks the chosen replica will find in its cache."""
@@ -163,12 +166,13 @@ class Routing:
             self.tried = self.tried | {member.name}
             self.place()
             return
-        attempt = self._attempt = self._router.generation(self, member)
+        # Before anything is counted: the client's body may not be fit for it.
         if member.native:
             body, dropped, types, path = answer.enveloped(), TO_NATIVE, NATIVE_TYPES, None
         else:
             body, path = answer.foreign_body(member)
             dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
+        attempt = self._attempt = self._router.generation(self, member)
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line(attempt)
         request = request_to(member, exchange, self.admitted, dropped, types, body, path)
@@ -324,7 +328,8 @@ class Routing:
         elif self._ends_here(attempt.member):
             pass
         elif self._lost >= MAX_LOST:
-            self._give_up(unreachable(f"{self._lost} replicas in a row were lost while they answered it"))
+            why = f"{self._lost} replicas in a row were lost while they answered it"
+            self.give_up(no_replica(f"no replica could answer: {why}"))
         else:
             if attempt.framed or exchange.response_started:
                 self.resumes += 1
@@ -343,7 +348,7 @@ class Routing:
         self.tried = self.tried | {member.name}
         self.place()
 
-    def _give_up(self, error: ApiError) -> None:
+    def give_up(self, error: ApiError) -> None:
         if self.exchange.response_started:
             self._break_off(error.message)
         else:
@@ -371,10 +376,7 @@ class Routing:
     # ---- what the client does
 
     def client_left(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._router.attempt_over(self._attempt)
-            self._attempt = None
+        """Its attempt ends with it, in `_over`."""
 
     def client_full(self) -> None:
         self._client_is_full = True
@@ -388,10 +390,8 @@ class Routing:
 
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         self.is_over = True
+        if self._attempt is not None:  # it ended before its attempt did
+            self._attempt.cancel()
+            self._router.attempt_over(self._attempt)
+            self._attempt = None
         self._router.over(self)
-
-
-def unreachable(why: str) -> ApiError:
-    headers = {"Retry-After": "1"}
-    message = f"no replica could answer: {why}; try again"
-    return ApiError(503, message, "service_unavailable", code="no_replica", headers=headers)

@@ -230,9 +230,12 @@ SETTINGS: dict[str, list[Setting]] = {
             "first_token_timeout_s",
             ABOVE_0,
             "SECONDS",
-            "How long it may take to begin its answer, waiting and prefill included.",
+            "How long it may take to begin its answer, waiting and prefill included; "
+            "of an answer that is not streamed: all of it.",
         ),
-        Setting("idle_timeout", "idle_timeout_s", ABOVE_0, "SECONDS", "How long it may then be silent."),
+        Setting(
+            "idle_timeout", "idle_timeout_s", ABOVE_0, "SECONDS", "How long it, or its client, may then be silent."
+        ),
         Setting("health_interval", "health_interval_s", ABOVE_0, "SECONDS", "How often replicas are asked for health."),
         Setting("breaker_faults", "breaker_faults", COUNT, "N", "Faults in a row until a replica gets no requests."),
         Setting(

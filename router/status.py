@@ -7,6 +7,8 @@ import msgspec
 from router.core import Router
 from router.members import APPROXIMATE, Member
 
+SALTED = ("warmroute", "vllm", "sglang")
+
 
 def replica_status(router: Router, member: Member) -> dict[str, Any]:
     candidate, spec = member.candidate, member.spec
@@ -21,6 +23,7 @@ def replica_status(router: Router, member: Member) -> dict[str, Any]:
         "state": state_of(router, member),
         "inexact": None if feed is None else feed.reason,
         "tokenizer": member.verified,
+        "isolation": isolation(router, member),
         "block_size": member.block_size or None,
         "max_model_len": spec.max_model_len,
         "incarnation": member.incarnation,
@@ -47,6 +50,18 @@ def state_of(router: Router, member: Member) -> str:
     if feed.exact:
         return "exact"
     return "partial" if feed.partial else "syncing"
+
+
+def isolation(router: Router, member: Member) -> str | None:
+    """Whether it keeps the caches of API keys apart; None: there are none that should be."""
+    if all(key.salt is None for key in router.admission.keys):
+        return None
+    return "by salt" if is_salted(member) else "unknown"
+
+
+def is_salted(member: Member) -> bool:
+    """Whether its engine is known to heed salts; others take and forget them."""
+    return member.spec.engine in SALTED
 
 
 def blocks_of(router: Router, member: Member) -> dict[str, int]:

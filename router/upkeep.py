@@ -8,7 +8,8 @@ import logging
 import os
 import random
 import ssl
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from events.native import Status
 from router.accuracy import Accuracy
@@ -22,6 +23,7 @@ from router.load import ReplicaLoad
 from router.members import APPROXIMATE, Member
 from router.policy import Candidate
 from router.spec import BadSpec, ReplicaSpec
+from router.status import isolation
 from router.tokenizer_probe import Answer, probes, verdict
 from router.tokenizers import Tokenizers
 from router.upstream import Broken, Upstream
@@ -38,6 +40,7 @@ PROBE_S = 2.0  # for an answer
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
 GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: a long one is no death
 QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
+UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
 
 
 class Upkeep:
@@ -45,6 +48,7 @@ class Upkeep:
 
     def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
+        self._held: dict[str, ReplicaSpec] = {}  # by this process itself
         self._router = router
         self._config = router.config
         self._tokenizers = tokenizers
@@ -58,24 +62,26 @@ class Upkeep:
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._said_unsalted: set[str] = set()  # of which replicas the log said it
 
     # ---- which replicas there are
 
     def apply(self, wanted: Wanted) -> None:
-        """What discovery says; replicas added by request stay beside it."""
+        """What discovery says; replicas added by request, and those held, stay beside it."""
         self._wanted = wanted
         change = difference(
-            {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added
+            {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added | self._held
         )
-        for name in (*change.removed, *change.changed):
-            self._remove(name)
-        for spec in (*change.added.values(), *change.changed.values()):
-            try:
-                self._add(spec)
-            except BadSpec as error:  # the others are as good as ever
-                log.error("%s: not added: %s", spec.name, error)
-        if change:
-            self._router.members.arrange()
+        try:
+            for name in (*change.removed, *change.changed):
+                with _going_on(name):  # the others are as good as ever
+                    self._remove(name)
+            for spec in (*change.added.values(), *change.changed.values()):
+                with _going_on(spec.name):
+                    self._add(spec)
+        finally:
+            if change:
+                self._router.members.arrange()
 
     def add(self, spec: ReplicaSpec) -> None:
         """By request. BadSpec where the name is taken, or its key is not to be had."""
@@ -84,13 +90,30 @@ class Upkeep:
         spec.api_key(os.environ)
         self.added[spec.name] = spec
         self.apply(self._wanted)
+        if spec.name not in self._members:
+            del self.added[spec.name]
+            raise BadSpec(f"{spec.name!r} could not be added; the router's log says why")
 
     def remove(self, name: str) -> None:
         """By request. BadSpec for one that discovery names: it would be back at once."""
+        if name in self._held:
+            raise BadSpec(f"{name!r} is one of the fleet's own, which keeps it running; drain it here")
         if name in self._wanted:
             raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
         del self.added[name]
         self.apply(self._wanted)
+
+    def hold(self, spec: ReplicaSpec) -> None:
+        """By the process that runs this replica; requests cannot remove it, and one they gave its name makes way."""
+        if self.added.pop(spec.name, None) is not None:
+            log.warning("%s: the replica of this name that was added by request makes way", spec.name)
+        self._held[spec.name] = spec
+        self.apply(self._wanted)
+
+    def release(self, name: str) -> None:
+        """It is not held any more; nothing happens if it was not."""
+        if self._held.pop(name, None) is not None:
+            self.apply(self._wanted)
 
     @property
     def _members(self) -> dict[str, Member]:
@@ -98,14 +121,15 @@ class Upkeep:
 
     def _add(self, spec: ReplicaSpec) -> None:
         router, config = self._router, self._config
-        key = spec.api_key(os.environ, config.replica_api_key)
+        # Whoever adds a replica by request says where it is, and need not be who may read the key.
+        key = spec.api_key(os.environ, None if spec.name in self.added else config.replica_api_key)
+        target = spec.target
+        tls = ssl.create_default_context() if target.tls else None
+        upstream = Upstream(target, config.connect_timeout_s, tls)
         candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit)
         guessed = router.guesses.add()
         assert guessed == candidate.slot, f"slot {candidate.slot} of the index is {guessed} among the guesses"
-        target = spec.target
-        tls = ssl.create_default_context() if target.tls else None
         health = Health(candidate, self._rng, router.now_s(), self._health_config)
-        upstream = Upstream(target, config.connect_timeout_s, tls)
         member = Member(spec, candidate, ReplicaLoad(candidate), health, upstream, Accuracy(config.accuracy_objective))
         if key is not None:
             member.key_line = b"authorization: Bearer %b\r\n" % key.encode()
@@ -119,22 +143,42 @@ class Upkeep:
         """It gets nothing new; what it is answering may come to its end."""
         member = self._members.pop(name)
         self._tasks.pop(name).cancel()
+        leaving = asyncio.create_task(self._leave(member))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
         self._router.feeds.leave(name)
         self._router.approximate.drop(member.slot)
         self._router.guesses.drop(member.slot)
         self._router.index.drop(member.slot)
-        leaving = asyncio.create_task(self._leave(member))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        self._said_unsalted.discard(name)
         log.info("%s: removed", name)
 
     async def _leave(self, member: Member) -> None:
+        reason = "it was removed, and its time to drain is over"
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_timeout_s):
-                while member.upstream.sendings:
-                    await asyncio.sleep(TICK_S)
-        member.upstream.break_all("it was removed, and its time to drain is over")
+                reason = await self._emptied(member) or reason
+        with _going_on(member.name):
+            member.upstream.break_all(reason)
         member.upstream.close()
+
+    async def _emptied(self, member: Member) -> str | None:
+        """Returns when it answers nothing any more, or why it never will: its heartbeat is not listened to now."""
+        upstream = member.upstream
+        quiet_since_s = self._router.now_s()
+        while upstream.sendings:
+            await asyncio.sleep(TICK_S)
+            now_s = self._router.now_s()
+            if upstream.spoken or not member.native:
+                upstream.spoken, quiet_since_s = False, now_s
+            elif now_s - quiet_since_s > GIVEN_UP_S:
+                try:
+                    await self._ask(member, "/ready", timeout_s=NATIVE_PROBE_S)
+                except Broken as broken:
+                    if not broken.refused:  # one that ends takes no new connections, and yet answers
+                        return str(broken)
+                quiet_since_s = self._router.now_s()
+        return None
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._leaving]
@@ -148,17 +192,44 @@ class Upkeep:
 
     async def _keep(self, member: Member) -> None:
         """Learn what it is, then ask again and again whether it is well."""
+        unanswered = 0  # checks in a row
         while True:
-            now_s = self._router.now_s()
-            if member.health.probe_due(now_s) or self._is_quiet(member, now_s):
-                member.health.probing(now_s)
-                try:
-                    if not member.learned:
-                        await self._learn(member)
-                    await self._probe(member)
-                except (Broken, BadSpec) as error:
-                    self._failed(member, str(error))
+            with _going_on(member.name):
+                now_s = self._router.now_s()
+                if member.health.probe_due(now_s) or self._is_quiet(member, now_s):
+                    member.health.probing(now_s)
+                    unanswered = 0 if await self._check(member) else unanswered + 1
+                    self._give_up(member, unanswered)
             await asyncio.sleep(LOOK_S)
+
+    async def _check(self, member: Member) -> bool:
+        """Whether it answered at all."""
+        try:
+            if not member.learned:
+                await self._learn(member)
+            await self._probe(member)
+        except Broken as error:
+            self._failed(member, str(error))
+            return False
+        except BadSpec as error:
+            self._failed(member, str(error))
+        except Exception as error:  # whatever its answers made us do wrong: it is to be asked again
+            self._stumbled(member, error)
+            self._failed(member, repr(error))
+        return True
+
+    def _give_up(self, member: Member, unanswered: int) -> None:
+        """Another engine that does not answer at all will not answer its requests: they may go on elsewhere."""
+        quiet = not member.upstream.spoken and self._router.now_s() - member.quiet_since_s > PROBE_S + QUIET_S
+        if unanswered >= UNANSWERED and not member.native and quiet:
+            member.upstream.break_all(f"it has not answered {unanswered} health checks in a row")
+
+    @staticmethod
+    def _stumbled(member: Member, error: Exception) -> None:
+        """A mistake of the router's own, said once for as long as it stays the same."""
+        if member.trouble != repr(error):
+            log.error("%s: the router's own mistake", member.name, exc_info=error)
+        member.trouble = repr(error)
 
     def _failed(self, member: Member, reason: str) -> None:
         member.learned = False  # whoever answers next may be another process
@@ -187,6 +258,15 @@ class Upkeep:
         self._follow(member, facts)
         self._router.members.arrange()
 
+    def _warn_of_salts(self, member: Member) -> None:
+        if member.name not in self._said_unsalted and isolation(self._router, member) == "unknown":
+            self._said_unsalted.add(member.name)
+            log.warning(
+                "%s: API keys are in use, and its engine (%s) may pass over the salts that keep their caches apart",
+                member.name,
+                member.spec.engine,
+            )
+
     async def _facts(self, member: Member) -> Facts:
         spec = member.spec_as_wanted
         if spec.engine in ("auto", "warmroute"):
@@ -205,12 +285,13 @@ class Upkeep:
         source = facts.spec.source()
         if source != member.source:  # if it is the same, the feed itself notices a restart
             self._router.feeds.leave(member.name)
-            member.source = source
+            member.source = None
             if source is not None:
                 try:
                     self._router.feeds.follow(member.name, member.slot, source)
                 except ValueError as error:
                     raise BadSpec(str(error)) from error
+            member.source = source
         member.block_size = APPROXIMATE if source is None else facts.spec.block_size or USUAL_BLOCK_TOKENS
 
     async def _probe(self, member: Member) -> None:
@@ -220,6 +301,7 @@ class Upkeep:
         if answer.status == 200:
             if member.verified is None:
                 await self._verify(member)
+            self._warn_of_salts(member)
             member.trouble = ""
             member.health.probed(True, "", now_s)
         elif answer.status == 503 and refusal_code(answer.body) == "draining":
@@ -275,7 +357,10 @@ class Upkeep:
             now_s = self._router.now_s()
             late = now_s - expected_s > LATE_S  # it was we who did not listen: heartbeats are still to be read
             for member in list(self._members.values()):
-                self._tick(member, now_s, late)
+                try:
+                    self._tick(member, now_s, late)
+                except Exception as error:  # time passes for the others
+                    self._stumbled(member, error)
             self._router.sweep(now_s)
             expected_s = now_s + TICK_S
             await asyncio.sleep(TICK_S)
@@ -301,3 +386,14 @@ class Upkeep:
         if state is not None and state.block_sizes and member.block_size not in state.block_sizes:
             member.block_size = min(state.block_sizes)
             self._router.members.arrange()
+
+
+@contextmanager
+def _going_on(name: str) -> Iterator[None]:
+    """What goes wrong with one replica ends nothing that others need."""
+    try:
+        yield
+    except BadSpec as error:
+        log.error("%s: not added: %s", name, error)
+    except Exception:
+        log.exception("%s: the router's own mistake", name)

@@ -4,6 +4,7 @@ No task runs per request. Nothing here decides: what a broken connection means i
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from typing import Protocol
@@ -15,6 +16,9 @@ from router.target import Target
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024
 IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
+SURE_IDLE_S = 1.0  # hardly a server closes a connection so soon: for requests that must not arrive twice
+# A machine that lost its power says nothing: its connections end after a minute. Not every system has all of these.
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 Header = tuple[bytes, bytes]
 
 
@@ -39,13 +43,26 @@ class Listener(Protocol):
 class Sending:
     """One request under way; `cancel` closes its connection, so that the replica stops working on it."""
 
-    __slots__ = ("_bodiless", "_connection", "_fresh_only", "_listener", "_request", "_upstream", "over", "paused")
+    __slots__ = (
+        "_bodiless",
+        "_connection",
+        "_fresh_only",
+        "_listener",
+        "_request",
+        "_resend",
+        "_upstream",
+        "over",
+        "paused",
+    )
 
-    def __init__(self, upstream: "Upstream", request: bytes, listener: Listener, bodiless: bool) -> None:
+    def __init__(
+        self, upstream: "Upstream", request: bytes, listener: Listener, *, bodiless: bool, resend: bool
+    ) -> None:
         self._upstream = upstream
         self._request = request
         self._listener = listener
         self._bodiless = bodiless
+        self._resend = resend
         self._connection: Connection | None = None
         self._fresh_only = False
         self.paused = False
@@ -109,7 +126,7 @@ class Sending:
         """The connection ended. One that had idled may have been closed before it carried anything: once more, then."""
         if self.over:
             return
-        if connection.reused and not connection.spoken and not self._fresh_only:
+        if self._resend and connection.reused and not connection.spoken and not self._fresh_only:
             self._fresh_only = True
             self._connection = None
             self._upstream.open(self)
@@ -137,10 +154,13 @@ class Upstream:
     def idle_connections(self) -> int:
         return len(self._idle)
 
-    def send(self, request: bytes, listener: Listener, *, bodiless: bool = False) -> Sending:
-        sending = Sending(self, request, listener, bodiless)
+    def send(self, request: bytes, listener: Listener, *, bodiless: bool = False, resend: bool = True) -> Sending:
+        """`resend`: it may arrive twice, as it does where the connection ends before a byte of the answer has come."""
+        sending = Sending(self, request, listener, bodiless=bodiless, resend=resend)
         self.sendings.add(sending)
         while self._idle:
+            if not resend and self._loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
+                break  # the others have idled longer
             connection = self._idle.pop()
             if not connection.transport.is_closing():
                 sending.start(connection)
@@ -249,6 +269,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        keep_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         sending = self._sending
@@ -288,7 +309,7 @@ class Connection(asyncio.Protocol):
         sending, self._sending = self._sending, None
         if sending is None:
             return
-        if self._head_complete and not self._keeps and not self._framed():
+        if exc is None and self._head_complete and not self._keeps and not self._framed():
             sending.received(b"", True)  # the end of the connection is the end of the answer
         else:
             sending.lost(f"it ended the connection ({exc})" if exc else "it ended the connection", self)
@@ -340,6 +361,13 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = self._head_complete
+
+
+def keep_alive(connected: socket.socket) -> None:
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Unasked(Exception):

@@ -44,11 +44,22 @@ class Waiting(Generic[Entry]):
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._tickets
 
-    def offer(self, entry: Entry, priority: float, now_s: float, deadline_s: float = float("inf")) -> Entry | None:
-        """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`."""
+    def offer(
+        self,
+        entry: Entry,
+        priority: float,
+        now_s: float,
+        deadline_s: float = float("inf"),
+        *,
+        since_s: float | None = None,
+    ) -> Entry | None:
+        """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`.
+
+        `since_s`: when it came first, for one that has waited before.
+        """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} waits already; cancel it first")
-        rank = now_s + STEP_S * priority
+        rank = (now_s if since_s is None else since_s) + STEP_S * priority
         refused = None
         if len(self._places) >= self.capacity:
             if not self._places or self._places[-1][0] <= rank:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from router.discovery.backoff import Backoff
 from router.discovery.wanted import Wanted
-from router.spec import BadSpec, ReplicaSpec, by_name, spec_of
+from router.spec import BadSpec, ReplicaSpec, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _FIELDS = frozenset(ReplicaSpec.__struct_fields__)
 
 class Answer(Struct):
     version: int
-    members: list[dict[str, Any]]
+    members: list[Any]
 
 
 _decode = msgspec.json.Decoder(Answer).decode
@@ -44,6 +44,7 @@ class Registry:
         self._wait_s = wait_s
         self._backoff = backoff or Backoff()
         self._version: int | None = None  # None: ask for what there is now
+        self._refused: set[str] = set()  # what the log has said already
 
     async def watch(self) -> AsyncGenerator[Wanted, None]:
         timeout = httpx2.Timeout(self._wait_s + GRACE_S, connect=CONNECT_TIMEOUT_S)
@@ -52,7 +53,7 @@ class Registry:
             while True:
                 try:
                     answer = await self._ask(client)
-                    wanted = wanted_from(answer)
+                    wanted = self._read(answer, said or {})
                 except Unanswered as error:
                     self._failed(str(error))
                     await asyncio.sleep(self._backoff.next_s())
@@ -78,6 +79,16 @@ class Registry:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Unanswered(f"its answer cannot be read: {error}") from error
 
+    def _read(self, answer: Answer, said: Wanted) -> Wanted:
+        wanted, refused = wanted_from(answer.members, said)
+        if refused and not wanted:
+            raise Unanswered(f"it names only replicas that cannot be used: {refused[0]}")
+        for why in refused:
+            if why not in self._refused:
+                log.warning("The registry at %s names a replica that cannot be used: %s", self.where, why)
+        self._refused = set(refused)
+        return wanted
+
     def _failed(self, why: str) -> None:
         if self.problem is None:
             log.warning("The registry at %s does not answer: %s; keeping the replicas it named", self.where, why)
@@ -91,12 +102,29 @@ class Registry:
         self._backoff.reset()
 
 
-def wanted_from(answer: Answer) -> Wanted:
-    """Fields of a newer registry that are not known here are passed over."""
-    try:
-        return by_name(
-            spec_of({key: value for key, value in member.items() if key in _FIELDS and value is not None})
-            for member in answer.members
-        )
-    except BadSpec as error:
-        raise Unanswered(f"it names a replica that cannot be used: {error}") from error
+def wanted_from(members: list[Any], said: Wanted) -> tuple[Wanted, list[str]]:
+    """The replicas, and why some of the members are none; one that was a replica before stays as it was.
+
+    Fields of a newer registry that are not known here are passed over.
+    """
+    wanted: Wanted = {}
+    refused: list[str] = []
+    for member in members:
+        try:
+            spec = _spec(member)
+            if spec.name in wanted:
+                raise BadSpec(f"two replicas are named {spec.name!r}; the first counts")
+        except BadSpec as error:
+            refused.append(str(error))
+            name = member.get("name") if isinstance(member, dict) else None
+            if isinstance(name, str) and name in said:
+                wanted.setdefault(name, said[name])
+        else:
+            wanted[spec.name] = spec
+    return wanted, refused
+
+
+def _spec(member: Any) -> ReplicaSpec:
+    if not isinstance(member, dict):
+        raise BadSpec(f"{member!r} is no object with a url")
+    return spec_of({key: value for key, value in member.items() if key in _FIELDS and value is not None})

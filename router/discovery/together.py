@@ -39,7 +39,14 @@ class Together:
                 self._said[number] = wanted
                 together = self.wanted()
                 if together != before or self.complete != complete:
-                    apply(together)
+                    self._apply(apply, together)
+
+    @staticmethod
+    def _apply(apply: Callable[[Wanted], None], together: Wanted) -> None:
+        try:
+            apply(together)
+        except Exception:  # what is said next is heard all the same, and so are the others
+            log.exception("What discovery said could not be applied")
 
     def wanted(self) -> Wanted:
         together: Wanted = {}

@@ -128,7 +128,7 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         body = await body_of(request, self._router.config.max_body_bytes)
-        return json_response(explained(self._router, body, request.state.admitted))
+        return json_response(await explained(self._router, body, request.state.admitted))
 
     async def decisions(self, request: Request) -> Response:
         text = request.query_params.get("limit", "100")

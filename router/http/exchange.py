@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_EARLY_BYTES = 64 * 1024  # of a body, while earlier requests of its connection are answered
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
@@ -117,7 +118,11 @@ class Exchange:
 
     def set(self) -> None:
         """Something has changed: part of the body has come, or the client has left."""
-        if self.response_complete or not self._begun:
+        if self.response_complete:
+            return
+        if not self._begun:
+            if len(self.body) > MAX_EARLY_BYTES and not self._connection.transport.is_closing():
+                self._connection.flow.pause_reading()  # until its turn: nobody has admitted it yet
             return
         if self.disconnected:
             self._end()
@@ -132,9 +137,10 @@ class Exchange:
                 serve(self)
             except Exception:  # the parser that calls us would take it for a mistake of the client's
                 log.exception("A request failed")
-                self._fail()
+                self.fail()
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """Whoever answers it cannot, for a reason that stands in the log."""
         if self.response_started:
             self.cut()
         else:
@@ -201,7 +207,9 @@ class Exchange:
         self._connection.on_response_complete()
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
-        if not self.disconnected:
+        if self.response_started:  # another one within its body would be read as part of it
+            self.cut()
+        elif not self.disconnected:
             self.start(status, headers, length=len(body))
             self.finish(body)
 
@@ -217,6 +225,14 @@ class Exchange:
         if not self.disconnected:
             self._connection.transport.close()
             self._end()
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._connection.transport.get_write_buffer_size()
+
+    def abandon(self) -> None:
+        """Its client takes nothing: closing would wait for it. That the connection is lost is told as ever."""
+        self._connection.transport.abort()
 
     def _end(self) -> None:
         if self.response_complete:

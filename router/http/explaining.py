@@ -1,5 +1,6 @@
 """The decision for a request that is not sent, block by block (docs/router.md says what the fields mean)."""
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -8,7 +9,7 @@ from router.admission import Admitted
 from router.core import Router
 from router.index import Matches, PrefixIndex
 from router.members import APPROXIMATE, ServedModel
-from router.prompt import Prompt, read_peek
+from router.prompt import Peek, Prompt, read_peek
 
 
 class CandidateView(Struct):
@@ -39,13 +40,16 @@ class Explained(Struct):
     hits: dict[str, list[tuple[int, int]]]
 
 
-def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
+async def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
     """ApiError where the request itself would be refused. Nothing is counted or taken for granted."""
     peek = read_peek(body)
     model = router.members.model(peek.model)
-    chat = peek.messages is not None
     salt = admitted.cache_salt(peek.cache_salt)
-    prompt = model.tokens.draft(chat, body, peek, model.lora, salt, max_model_len=model.max_model_len).finish()
+    if model.tokens.is_quick(body):
+        prompt = _prompt(model, body, peek, salt)
+    else:
+        prompt = await asyncio.to_thread(_prompt, model, body, peek, salt)
+        model = router.members.model(peek.model)  # its replicas may be others by now
     question, matches = router.question(model, prompt, peek.prompt_cache_key)
     decision = router.choose(model, question)
     size = _main_size(model, prompt)
@@ -81,6 +85,11 @@ def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
         candidates=verdicts,
         hits={member.name: runs_of(index, keys, member.slot) for member in model.members},
     )
+
+
+def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:
+    chat = peek.messages is not None
+    return model.tokens.draft(chat, body, peek, model.lora, salt, max_model_len=model.max_model_len).finish()
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:

@@ -61,7 +61,7 @@ def request_to(
 ) -> bytes:
     """A client's request as it goes to a replica; its key does not where keys are ours, or the replica has its own."""
     scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
-    if admitted.key is None and not member.key_line:
+    if admitted.key is None and not admitted.shows_key and not member.key_line:
         dropped = WITH_KEY[dropped]
     kept = lines(scope["headers"], dropped) + member.key_line + id_line(admitted) + more
     return request_head(scope, member.upstream, kept, len(body)) + body

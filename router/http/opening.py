@@ -1,5 +1,6 @@
 """Which requests go past the app, and how they begin: admitted, counted, and given to who answers them."""
 
+import urllib.parse
 from collections.abc import Callable
 
 from api.errors import ApiError, draining
@@ -16,6 +17,13 @@ POST_ONLY = FORWARDED | {CHAT, COMPLETIONS}
 MODELS, ONE_MODEL = "/v1/models", "/v1/models/"
 
 
+def is_plain(path: str) -> bool:
+    """Whether every server takes it for the same: some resolve dots, join slashes or decode what is decoded already."""
+    if "%" in path and urllib.parse.unquote(path) != path:
+        return False
+    return not any(part in ("", ".", "..") for part in path.split("/")[1:])
+
+
 class Openings:
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -27,9 +35,9 @@ class Openings:
             return self._chat if method == "POST" else None
         if path == COMPLETIONS:
             return self._completion if method == "POST" else None
-        if method == "OPTIONS" or path == MODELS or path.startswith(ONE_MODEL) or "/.." in path:
-            return None  # the last of these leads elsewhere, where a server resolves it
-        if path.startswith("/v1/") or (path in FORWARDED and method == "POST"):
+        if method == "OPTIONS" or path == MODELS or path.startswith(ONE_MODEL):
+            return None
+        if (path.startswith("/v1/") and is_plain(path)) or (path in FORWARDED and method == "POST"):
             return self._forward
         return None
 

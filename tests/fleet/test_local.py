@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -183,3 +184,31 @@ async def test_a_request_that_is_cut_is_said_with_the_limit(tmp_path: Path) -> N
         await fleet.until_said("Running requests that were cut after 0.3 s; --drain-timeout sets this limit: 1")
         assert time.monotonic() - begun_s < 10
         writer.transport.abort()
+
+
+def ask_router(fleet: Fleet, method: str, path: str, body: bytes | None = None) -> int:
+    asked = urllib.request.Request(fleet.url + path, body, {"host": "localhost"}, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=DEADLINE_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+async def test_no_request_to_the_router_takes_a_replica_from_its_keeper(tmp_path: Path) -> None:
+    async with running(tmp_path) as fleet:
+        assert await asyncio.to_thread(ask_router, fleet, "DELETE", "/replicas/a") == 409
+        os.mkfifo(fleet.gate("a"))
+        os.mkfifo(fleet.gate("b"))
+        os.kill(min(await fleet.pids()), signal.SIGKILL)
+        await fleet.until_said("is started again")
+        name = re.search(r"(\w) was killed by SIGKILL", fleet.said[-1])
+        assert name is not None
+        taken = b'{"name": "%b", "url": "http://127.0.0.1:1"}' % name[1].encode()
+        assert await asyncio.to_thread(ask_router, fleet, "POST", "/replicas", taken) == 201
+        await asyncio.to_thread(fleet.gate(name[1]).write_text, "go on")
+        await fleet.until_said("is ready after", times=3)
+        async with asyncio.timeout(DEADLINE_S):
+            while len(await fleet.pids()) < 2:
+                await asyncio.sleep(0.01)

@@ -2,8 +2,11 @@
 
 import json
 import os
+import resource
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from router.access_log import AccessLog, Line, line_of
@@ -72,3 +75,46 @@ def test_none_is_none() -> None:
 def test_a_client_without_an_address_has_none() -> None:
     scope = {**SCOPE, "client": None}
     assert line_of(scope, status=1, duration_s=0, sent_bytes=0, request_id="").client is None
+
+
+def test_a_log_that_cannot_be_written_harms_nobody_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    log = AccessLog(f"/dev/fd/{write}")
+    os.set_blocking(log._fd, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    for _ in range(3):
+        log.answered(line())
+    assert log.lost_lines == 3
+    os.read(read, 1 << 20)
+    log.answered(line())
+    log.answered(line())
+    assert os.read(read, 1 << 20).count(b'"status":200') == 2
+    for end in (read, write):
+        os.close(end)
+    log.answered(line())  # nobody reads it any more
+    log.close()
+    assert log.lost_lines == 4
+    said = [record.getMessage() for record in caplog.records]
+    assert ["cannot be written" in text for text in said] == [True, False, True]
+    assert said[1].endswith("lines lost: 3")
+
+
+def test_a_line_that_was_cut_does_not_spoil_the_next(tmp_path: Path) -> None:
+    log = AccessLog(str(tmp_path / "log"))
+    size = len(msgspec.json.encode(line())) + 1
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 2, before[1]))  # Python itself ignores SIGXFSZ
+    try:
+        log.answered(line())
+        log.answered(line())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.answered(line())
+    log.close()
+    whole, _, after = (tmp_path / "log").read_text().splitlines()
+    assert json.loads(whole)["status"] == json.loads(after)["status"] == 200
+    assert log.lost_lines == 1

@@ -48,6 +48,32 @@ def test_without_keys_everybody_may_ask_whatever_key_they_send() -> None:
         admission.release(admitted)
 
 
+@pytest.mark.parametrize(
+    ("headers", "shows"),
+    [
+        ([HOST], False),
+        (bearing("other"), False),
+        ([(b"authorization", b"Basic a-key")], False),
+        (bearing("a"), True),
+        ([*bearing("a"), *bearing("other")], True),
+    ],
+)
+def test_a_key_of_ours_is_known_where_none_is_demanded(headers: Headers, shows: bool) -> None:
+    admitted = Admission([key("a", admin=True)]).admit(headers, CHAT, REMOTE, 0.0)
+    assert (admitted.key, admitted.shows_key) == (None, shows)
+    assert not Admission().admit(headers, CHAT, REMOTE, 0.0).shows_key
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_what_changes_an_engine_is_administration(path: str) -> None:
+    for demand_key in (True, False):
+        admission = Admission([key("a"), key("root", admin=True)], demand_key=demand_key)
+        assert refused(admission, bearing("a"), path).code == "admin_key_required"
+        assert admission.admit(bearing("root"), path, REMOTE, 0.0).key is not None
+    assert refused(Admission(), [HOST], path).code == "admin_key_required"
+    Admission().admit([HOST], path, "127.0.0.1", 0.0)
+
+
 def test_with_keys_a_request_has_to_bring_one() -> None:
     admission = Admission([key("a"), key("b")], demand_key=True)
     admitted = admission.admit(bearing("b"), CHAT, REMOTE, 0.0)

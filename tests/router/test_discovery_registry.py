@@ -20,14 +20,14 @@ MEMBER = {"name": "a", "url": "http://h:1", "incarnation": 7, "draining": False,
 class FakeRegistry:
     """What docs/router.md says of a registry."""
 
-    def __init__(self, members: list[dict[str, Any]] | None = None, version: int = 1) -> None:
+    def __init__(self, members: list[Any] | None = None, version: int = 1) -> None:
         self.version = version
         self.members = [MEMBER] if members is None else members
         self.status = 200
         self.asked: list[Request] = []
         self._changed = asyncio.Event()
 
-    def change(self, members: list[dict[str, Any]], version: int | None = None) -> None:
+    def change(self, members: list[Any], version: int | None = None) -> None:
         self.members = members
         self.version = self.version + 1 if version is None else version
         self._changed.set()
@@ -107,8 +107,8 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
     [
         (b"<html>", 200, "its answer cannot be read"),
         (b'{"version": 2}', 200, "missing required field `members`"),
-        (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "it names a replica that cannot be used: url is"),
-        (b'{"version": 2, "members": [{"url": "http://h:1"}, {"url": "http://h:1"}]}', 200, "two replicas are named"),
+        (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "only replicas that cannot be used: url is"),
+        (b'{"version": 2, "members": [7]}', 200, "7 is no object with a url"),
         (b"{}", 503, "status 503"),
     ],
 )
@@ -122,3 +122,19 @@ async def test_nonsense_keeps_the_members(content: bytes, status: int, why: str)
         await until(lambda: registry.problem, "it is told")
         assert why in str(registry.problem)
         assert [list(wanted) for wanted in said] == [["h:1"]]
+
+
+async def test_a_member_that_cannot_be_used_keeps_no_other_from_being(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeRegistry()
+    async with serving(fake.handle) as url, following(url) as (registry, said):
+        await until(lambda: said, "the first answer")
+        twice = {"url": "http://h:9", "name": "b"}
+        fake.change([MEMBER | {"url": "nonsense"}, {"url": "http://h:2", "name": "b"}, twice, {"name": "c"}, "d"])
+        await until(lambda: len(said) == 2, "the second answer")
+        assert {name: spec.url for name, spec in said[1].items()} == {"a": "http://h:1", "b": "http://h:2"}
+        assert registry.problem is None
+        fake.change([MEMBER | {"url": "nonsense"}, {"name": "c"}])
+        await until(lambda: len(said) == 3, "the third answer")
+        assert list(said[2]) == ["a"]
+    told = [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    assert len(told) == 4, told

@@ -95,6 +95,24 @@ async def test_nothing_is_applied_that_changes_nothing() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_what_cannot_be_applied_does_not_end_what_comes_after(caplog: pytest.LogCaptureFixture) -> None:
+    source = Told("source")
+    applied: list[Wanted] = []
+
+    def apply(said: Wanted) -> None:
+        if "a" in said:
+            raise RuntimeError("it cannot be")
+        applied.append(said)
+
+    task = asyncio.create_task(Together([source]).run(apply))
+    source.says.put_nowait(wanted(a=1))
+    source.says.put_nowait(wanted(b=1))
+    await until(lambda: applied == [wanted(b=1)], "the next is heard")
+    assert "it cannot be" in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_a_list_with_one_name_twice_is_refused() -> None:
     with pytest.raises(BadSpec, match="two replicas are named 'a'"):
         StaticList([parse_replica("http://h:1,name=a"), parse_replica("http://h:2,name=a")])

@@ -74,6 +74,28 @@ async def test_what_may_have_arrived_is_not_sent_again() -> None:
         assert (await client.post(PATH, {})).body == GOOD
 
 
+@pytest.mark.parametrize(("method", "status", "times"), [("POST", 502, 2), ("DELETE", 502, 2), ("GET", 200, 3)])
+async def test_what_may_have_arrived_is_not_sent_again_on_another_connection_either(
+    method: str, status: int, times: int
+) -> None:
+    script = Script(says(GOOD), drops, says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(PATH, {})).body == GOOD  # it leaves a connection that is used again
+        assert (await client.ask(method, PATH, {} if method == "POST" else None)).status == status
+        assert len(script.calls) == times
+
+
+async def test_a_body_is_kept_once() -> None:
+    taken: list[Call] = []
+    async with served(*Script(taken.append).replicas(1)) as running, connect(running.port) as client:
+        client.send("POST", PATH, {"input": "x" * 100_000})
+        await until(lambda: taken, "it is asked")
+        [connection] = running.front._server._connections()
+        assert len(connection.cycle.body) == 0
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+
+
 async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
     def breaks(call: Call) -> None:
         call.begin("application/x")

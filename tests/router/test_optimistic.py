@@ -27,6 +27,18 @@ def test_a_key_added_again_lives_until_the_later_deadline() -> None:
     assert kept(optimistic) == {}
 
 
+def test_what_is_withdrawn_is_gone_but_for_what_was_added_again_since() -> None:
+    optimistic = Optimistic()
+    optimistic.add(0, [10, 11], 5.0)
+    optimistic.add(1, [10, 11], 6.0)
+    optimistic.add(0, [10], 8.0)
+    optimistic.withdraw(0, [10, 11], 5.0)
+    optimistic.withdraw(2, [10], 5.0)
+    assert kept(optimistic) == {10: 3, 11: 2}
+    optimistic.withdraw(0, [10, 11], 8.0)
+    assert kept(optimistic) == {10: 2, 11: 2}
+
+
 def test_a_key_added_again_with_an_earlier_deadline_keeps_its_own() -> None:
     optimistic = Optimistic()
     optimistic.add(0, [10], 8.0)

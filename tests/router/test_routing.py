@@ -3,10 +3,13 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from api.native import pack_ids, unpack_ids
+from router.keys import Key, digest_of
+from router.routing import Routing
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -519,13 +522,22 @@ async def test_a_whole_answer_may_take_its_time() -> None:
 
     script = Script(slow)
     async with (
-        served(*script.replicas(2), first_token_timeout_s=0.05, idle_timeout_s=0.05) as running,
+        served(*script.replicas(2), idle_timeout_s=0.05) as running,
         connect(running.port) as client,
     ):
         client.send("POST", CHAT, chat())
         asyncio.get_running_loop().call_later(0.4, release.set)
         assert (await client.answer()).body == GOOD
         assert faults(running) == 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_whole_answer_that_never_comes_gives_its_slot_back(path: str) -> None:
+    async with served(*Script(silent).replicas(1), first_token_timeout_s=0.1) as running, connect(running.port) as one:
+        answer = await one.post(path, {"model": MODEL, "prompt": "hi"})
+        assert answer.status in (502, 503)
+        await running.idle()
+        assert faults(running) == 1
 
 
 async def test_a_native_stream_that_falls_silent_goes_on_elsewhere() -> None:
@@ -573,7 +585,7 @@ async def test_a_client_that_reads_slowly_does_not_make_the_replica_look_silent(
         call.end()
 
     async with (
-        served(*Script(long).replicas(1), idle_timeout_s=0.1, first_token_timeout_s=0.1) as running,
+        served(*Script(long).replicas(1), idle_timeout_s=1.0, first_token_timeout_s=0.1) as running,
         connect(running.port) as client,
     ):
         client.send("POST", CHAT, chat(stream=True))
@@ -581,6 +593,23 @@ async def test_a_client_that_reads_slowly_does_not_make_the_replica_look_silent(
         await asyncio.sleep(0.6)
         assert len((await client.chunk()) + b"".join([part async for part in client.chunks()])) == size
         assert faults(running) == 0
+
+
+async def test_a_client_that_reads_nothing_any_more_gives_its_slot_back() -> None:
+    async def long(call: Call) -> None:
+        call.begin()
+        while True:
+            call.chunk(bytes(100_000))
+            await call.connection.writer.drain()
+
+    async with (
+        served(*Script(long).replicas(1), idle_timeout_s=0.1) as running,
+        connect(running.port) as client,
+    ):
+        client.send("POST", CHAT, chat(stream=True))
+        await until(lambda: running.router.open_requests == 1, "it has come")
+        await running.idle()
+        assert faults(running) == 0 and running.router.counts.client_left == 1
 
 
 # ---- waiting for room
@@ -722,6 +751,227 @@ async def test_who_waits_goes_to_a_replica_that_is_added_meanwhile_and_not_to_on
         new.calls[0].answer(GOOD)
         busy.calls[0].answer(GOOD)
         assert [(await client.answer()).status for client in clients[:3]] == [200] * 3
+
+
+@pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.1}], ids=["full", "too slow"])
+async def test_a_stream_that_waits_to_go_on_ends_within_itself(queue: dict[str, Any]) -> None:
+    taken = Scripted("taken", takes, native=True)
+    losing = Scripted("losing", takes, native=True)
+    async with (
+        served(taken, losing, replica_limit=1, **queue) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        for n, client in enumerate((first, second)):
+            client.send("POST", CHAT, chat(stream=True))
+            await running.opened(n + 1)
+        await until(lambda: taken.calls and losing.calls, "both are full")
+        from_piece(0, 1, then="drop")(losing.calls[0])
+        pending = {asyncio.ensure_future(one.answer()): one for one in (first, second)}
+        done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE_S)
+        bodies = [task.result().body for task in done]
+        assert len(bodies) == 1
+        assert bodies[0].startswith(event("one ")) and bodies[0].count(b"broken_stream") == 1
+        assert bodies[0].endswith(DONE) and b"HTTP/1.1" not in bodies[0]
+        from_piece(0, 4)(taken.calls[0])
+        assert (await next(task for task in pending if task not in done)).body == WHOLE
+
+
+async def test_the_time_of_streaming_is_no_time_of_waiting_and_who_goes_on_has_its_whole_time_to_wait() -> None:
+    one, other = (Scripted(name, takes, native=True) for name in ("one", "other"))
+    async with (
+        served(one, other, replica_limit=1, queue_timeout_s=0.6) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        for n, client in enumerate((first, second, third)):
+            client.send("POST", CHAT, chat(stream=True))
+            await running.opened(n + 1)
+        await until(lambda: len(running.router.waiting) == 1, "the third waits")
+        from_piece(0, 4)(one.calls[0])
+        await until(lambda: len(one.calls) == 2, "the third has its turn")
+        one.calls[1].begin_frames()
+        one.calls[1].frame(event("one "), *ids(0))
+        await asyncio.sleep(0.7)  # longer than it may wait
+        one.calls[1].drop()
+        await until(lambda: len(running.router.waiting) == 1, "it waits again")
+        from_piece(0, 4)(other.calls[0])
+        await until(lambda: len(other.calls) == 2, "and goes on")
+        from_piece(1, 4)(other.calls[1])
+        assert [(await client.answer()).body for client in (first, second, third)] == [WHOLE] * 3
+        assert all(remembered.record().waited_s < 0.5 for remembered in running.router.decisions)
+
+
+async def test_who_asks_for_a_model_whose_last_replica_is_gone_is_told_to_try_again() -> None:
+    coming = Scripted("coming", says(GOOD))
+    async with coming.running(), served() as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).status == 404  # nobody is known
+        coming.control["/v1/models"] = (500, {})
+        running.front.upkeep.add(coming.spec)
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
+        running.front.upkeep.remove("coming")
+        coming.control["/v1/models"] = (200, {"data": [{"id": MODEL}]})
+        running.front.upkeep.add(coming.spec)
+        await until(lambda: running.router.members.models, "its models are known")
+        await until(lambda: running.member("coming").candidate.unavailable is None, "it takes requests")
+        assert (await client.post(CHAT, chat())).body == GOOD
+        running.front.upkeep.remove("coming")
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
+        assert (await client.post(CHAT, chat() | {"model": "never"})).status == 404
+
+
+async def test_who_waits_when_the_last_replica_goes_waits_for_another_one() -> None:
+    busy, new = Scripted("busy", takes), Scripted("new", says(GOOD))
+    async with AsyncExitStack() as stack:
+        for replica in (busy, new):
+            await stack.enter_async_context(replica.running())
+        running = await stack.enter_async_context(served(replica_limit=1))
+        first, second = [await stack.enter_async_context(connect(running.port)) for _ in range(2)]
+        running.front.upkeep.add(busy.spec)
+        await until(lambda: running.router.members.models, "its models are known")
+        await until(lambda: running.member("busy").candidate.unavailable is None, "it takes requests")
+        first.send("POST", CHAT, chat())
+        await until(lambda: busy.calls, "it is full")
+        second.send("POST", CHAT, chat())
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        running.front.upkeep.remove("busy")
+        busy.calls[0].answer(GOOD)
+        assert (await first.answer()).body == GOOD
+        assert len(running.router.waiting) == 1
+        running.front.upkeep.add(new.spec)
+        assert (await second.answer()).body == GOOD
+
+
+async def test_who_waits_is_not_tried_where_only_shorter_prompts_have_room() -> None:
+    small, big = Scripted("small", says(GOOD), native=True), Scripted("big", takes, native=True)
+    small.control["/load"][1]["max_model_len"] = 8
+    asked = {"model": MODEL, "prompt": "x" * 64}
+    async with (
+        served(small, big, replica_limit=1) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        first.send("POST", COMPLETIONS, asked)
+        await until(lambda: big.calls, "it is full")
+        second.send("POST", COMPLETIONS, asked)
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        decided = sum(running.router.counts.decision_s.counts)
+        await asyncio.sleep(0.4)  # the clock looks a few times
+        assert sum(running.router.counts.decision_s.counts) == decided
+        assert (await third.post(COMPLETIONS, {"model": MODEL, "prompt": "x"})).body == GOOD
+        big.calls[0].answer(GOOD)
+        await until(lambda: len(big.calls) == 2, "the second has its turn")
+        big.calls[1].answer(GOOD)
+        assert (await first.answer()).body == (await second.answer()).body == GOOD
+
+
+async def test_a_replica_that_never_began_with_a_prompt_is_not_taken_to_have_it_cached() -> None:
+    script = Script(drops, says(b"{}", 400), says(GOOD))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        running.member("r0").block_size = 16  # as if it had events
+        running.router.members.arrange()
+        kept = []
+        for _ in range(3):
+            await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
+            await running.idle()
+            kept.append(len(running.router.index.optimistic))
+        assert kept == [0, 0, 4]
+
+
+# ---- what nobody thought of
+
+
+SALTED = Key(name="k", digest=digest_of("secret"), salt="s")
+
+
+@pytest.mark.parametrize("on_a_thread", [False, True])
+async def test_a_body_that_cannot_be_salted_is_refused_and_leaves_nothing_behind(on_a_thread: bool) -> None:
+    rest = b"x" * 3_000_000 if on_a_thread else b"x"
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}],"cache_salt":"x","\xff":1}' % rest
+    async with served(named("r0"), keys=(SALTED,), demand_key=True) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, body, authorization="Bearer secret")
+        assert answer.status == 400 and "UTF-8" in answer.error["message"]
+        await running.idle()
+        answer = await client.post(CHAT, chat(cache_salt="x"), authorization="Bearer secret")
+        assert answer.json == "r0"  # the negative control
+
+
+class Resumed(Scripted):
+    """An engine whose streams the router reads on their way."""
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        return ReplicaSpec(name=self.name, url=f"http://127.0.0.1:{self.port}", engine="vllm", resume=True)
+
+
+async def test_a_body_that_cannot_be_read_for_going_on_with_its_answer_is_refused() -> None:
+    ours, vllm = Scripted("ours", says(GOOD), native=True), Resumed("vllm", says(GOOD))
+    body = b'{"model":"m","prompt":"hi","stream":true,"thinking_token_budget":"\xff"}'
+    async with served(ours, vllm) as running, connect(running.port) as client:
+        assert running.router.members.models[MODEL].tokens.prompts is not None
+        answers = [await client.post(COMPLETIONS, body) for _ in range(2)]
+        assert sorted(answer.status for answer in answers) == [200, 400], answers  # nothing reads it for ours
+        await running.idle()
+
+
+@pytest.mark.parametrize("stage", ["place", "begun", "take", "prompted"])
+async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
+    stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = getattr(Routing, stage)
+
+    def wrong(routing: Routing, *arguments: object) -> None:
+        if routing.peek.user == "unlucky":
+            raise ZeroDivisionError
+        right(routing, *arguments)
+
+    monkeypatch.setattr(Routing, stage, wrong)
+    async with served(named("r0")) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        await running.idle()
+        assert "ZeroDivisionError" in caplog.text
+        assert (await client.post(CHAT, chat())).json == "r0"
+
+
+async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(takes, says(GOOD))
+    async with served(*script.replicas(1), replica_limit=1) as running, AsyncExitStack() as stack:
+        first, unlucky, last = [await stack.enter_async_context(connect(running.port)) for _ in range(3)]
+        first.send("POST", CHAT, chat())
+        await until(lambda: script.calls, "it is full")
+        unlucky.send("POST", CHAT, chat(user="unlucky"))
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        last.send("POST", CHAT, chat())
+        await until(lambda: len(running.router.waiting) == 2, "two wait")
+        right = Routing.place
+
+        def wrong(routing: Routing) -> None:
+            if routing.peek.user == "unlucky":
+                raise ZeroDivisionError
+            right(routing)
+
+        monkeypatch.setattr(Routing, "place", wrong)
+        script.calls[0].answer(GOOD)
+        assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
+
+
+async def test_an_access_log_that_cannot_be_written_keeps_nobody_from_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with served(named("r0")) as running, connect(running.port) as client:
+        running.router.on_answer = full
+        for _ in range(3):
+            assert (await client.post(CHAT, chat())).json == "r0"
+        await running.idle()
+    assert caplog.text.count("The access log cannot be written") == 1
 
 
 # ---- sessions, salts, counters

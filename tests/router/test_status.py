@@ -9,6 +9,8 @@ import pytest
 
 from events.native import Load
 from events.publisher import Publisher
+from router.keys import keys_from_options
+from router.metrics import metrics_text
 from router.status import index_status, not_ready, replica_status, state_of
 from tests.events.replicas import prompt, replica
 from tests.router.loopback import until
@@ -64,6 +66,27 @@ async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
         assert (await client.post(CHAT, chat())).status == 200  # asked all the same, it does its work
         running.member("ours").health.drain()
         assert "ours (draining)" in (not_ready(running.router) or "")
+
+
+@pytest.mark.parametrize(("owner", "isolated"), [("vllm", "by salt"), ("llama.cpp", "unknown")])
+async def test_whether_an_engine_keeps_keys_apart_is_told(
+    owner: str, isolated: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Scripted("engine", says(GOOD), models=[{"id": MODEL, "owned_by": owner}])
+    async with engine.running():
+        spec = msgspec.structs.replace(engine.spec, engine="auto")
+        async with served(
+            engine, replicas=(spec,), keys=tuple(keys_from_options(["secret"], None)), health_interval_s=0.05
+        ) as running:
+            member = running.member("engine")
+            assert replica_status(running.router, member)["isolation"] == isolated
+            metric = b'warmroute_router:replica_salted{replica="engine"} %.1f' % (isolated == "by salt")
+            assert metric in metrics_text(running.router)
+            asked = len(engine.asked)
+            await until(lambda: len(engine.asked) > asked + 4, "it is asked again")
+            assert caplog.text.count("may pass over the salts") == (isolated == "unknown")
+            running.router.admission.use(())
+            assert replica_status(running.router, member)["isolation"] is None
 
 
 async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() -> None:

@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from events.native import Load, Status
+from router import upkeep
 from router.spec import BadSpec, ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -176,7 +178,185 @@ async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() ->
         assert (await client.answer()).status in (404, 503)
 
 
+async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
+    asked: list[Call] = []
+    leaving = HangsUp("leaving", asked.append, native=True)
+    async with leaving.running(), served() as running, connect(running.port) as client:
+        running.front.upkeep.add(leaving.spec)
+        await until(lambda: MODEL in running.router.members.models, "it is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        client.send("POST", CHAT, chat())
+        await until(lambda: asked, "it is asked")
+        leaving.ill = True
+        running.front.upkeep.remove("leaving")
+        assert (await client.answer()).status in (404, 503)  # long before the 60 s of its drain
+
+
+async def test_a_removed_replica_that_is_only_slow_may_go_on() -> None:
+    taken: list[Call] = []
+    leaving = Scripted("leaving", taken.append, native=True)
+    async with leaving.running(), served() as running, connect(running.port) as client:
+        running.front.upkeep.add(leaving.spec)
+        await until(lambda: MODEL in running.router.members.models, "it is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        running.front.upkeep.remove("leaving")
+        asked = leaving.asked.count("/ready")
+        await until(lambda: leaving.asked.count("/ready") > asked, "it is asked whether it lives")
+        taken[0].begin_frames("application/json")
+        taken[0].frame(GOOD, 100)
+        taken[0].end()
+        assert (await client.answer()).status == 200
+
+
+async def test_a_replica_that_this_process_runs_cannot_be_removed_by_request() -> None:
+    own, other = named("own"), named("own")
+    async with own.running(), other.running(), served() as running, connect(running.port) as client:
+        upkeep = running.front.upkeep
+        upkeep.hold(own.spec)
+        assert (await client.ask("DELETE", "/replicas/own", host="localhost")).status == 409
+        upkeep.apply({})
+        assert running.member("own").spec.url == own.spec.url
+        upkeep.release("own")
+        upkeep.release("own")
+        assert not running.router.members.by_name
+        taken = {"name": "own", "url": other.spec.url}
+        assert (await client.post("/replicas", taken, host="localhost")).status == 201
+        upkeep.hold(own.spec)
+        assert running.member("own").spec.url == own.spec.url
+        assert (await client.ask("DELETE", "/replicas/own", host="localhost")).status == 409
+        upkeep.release("own")
+        assert not running.router.members.by_name
+
+
+async def test_the_default_key_is_not_sent_where_a_request_says() -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    class Asked(Scripted):
+        async def _serve(self, call: Call) -> None:
+            seen.append((self.name, call.header("authorization")))
+            await super()._serve(call)
+
+    listed, held, added = (Asked(name, says(GOOD)) for name in ("listed", "held", "added"))
+    async with held.running(), added.running(), served(listed, replica_api_key="SECRET") as running:
+        running.front.upkeep.hold(held.spec)
+        running.front.upkeep.add(added.spec)
+        async with connect(running.port) as client:
+            members = [running.member(name) for name in ("held", "added")]
+            await until(lambda: all(one.candidate.unavailable is None for one in members), "both are used")
+            for _ in range(3):
+                await client.post(CHAT, chat())
+    assert set(seen) == {("listed", "Bearer SECRET"), ("held", "Bearer SECRET"), ("added", None)}
+
+
+async def test_one_replica_that_cannot_be_added_or_removed_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, more = named("good"), named("more")
+    async with good.running(), more.running(), served() as running:
+        upkeep, feeds = running.front.upkeep, running.router.feeds
+        bad = ReplicaSpec(name="bad", url="http://127.0.0.1:1", engine="openai")
+        broken = msgspec.structs.replace(bad, name="broken")
+        leave = feeds.leave
+
+        def stumble(name: str) -> None:
+            if name == "bad":
+                raise RuntimeError("leaving went wrong")
+            leave(name)
+
+        monkeypatch.setattr(feeds, "leave", stumble)
+        upkeep.apply({spec.name: spec for spec in (bad, broken, good.spec)})
+        await until(lambda: MODEL in running.router.members.models, "the good one is known")
+        upkeep.apply({"more": more.spec})
+        assert set(running.router.members.by_name) == {"more"} and not running.router.members.models
+        assert "leaving went wrong" in caplog.text
+        await until(lambda: running.member("more").candidate.unavailable is None, "the new one is used")
+        running.front.check()
+
+
 # ---- whether it is well
+
+
+class HangsUp(Scripted):
+    """Answers nothing new once it is ill, and goes on with nothing."""
+
+    ill = False
+
+    async def _serve(self, call: Call) -> None:
+        if self.ill:
+            call.drop()
+        else:
+            await super()._serve(call)
+
+
+async def test_another_engine_that_does_not_answer_at_all_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PROBE_S", 0.1)
+    taken: list[Call] = []
+    frozen = HangsUp("frozen", taken.append)
+    async with served(frozen, **OFTEN) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        frozen.ill = True
+        assert (await client.answer()).status in (502, 503)
+        assert running.member("frozen").faults >= upkeep.UNANSWERED
+
+
+async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PROBE_S", 0.1)
+    taken: list[Call] = []
+    ill = Scripted("ill", taken.append)
+    async with served(ill, **OFTEN) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "it is asked")
+        ill.control["/health"] = (500, {})
+        await until(lambda: running.member("ill").faults > upkeep.UNANSWERED, "it is found out")
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+
+
+async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    odd = named("odd")
+    good = odd.control["/v1/models"]
+    odd.control["/v1/models"] = (200, b'{"data":[],"more":' + b"[" * 100_000)
+    async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
+        await until(lambda: running.member("odd").faults > 2, "it is asked again and again")
+        assert "RecursionError" in (running.member("odd").candidate.unavailable or "")
+        assert caplog.text.count("Traceback") == 1
+        odd.control["/v1/models"] = good
+        await until(lambda: running.member("odd").candidate.unavailable is None, "it is well")
+        assert (await client.post(CHAT, chat())).json == "odd"
+
+
+async def test_a_stream_that_cannot_be_followed_is_tried_again() -> None:
+    odd = named("odd")
+    async with odd.running():
+        spec = msgspec.structs.replace(odd.spec, events="tcp://not a host:1")
+        async with served(odd, ready=False, replicas=(spec,), **OFTEN) as running:
+            await until(lambda: running.member("odd").faults >= 3, "it fails again and again")
+            assert running.member("odd").candidate.unavailable
+            assert running.member("odd").source is None and running.router.feeds.state("odd") is None
+
+
+async def test_time_passes_for_the_others_when_one_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(named("a"), named("b")) as running:
+        ticks: list[float] = []
+
+        def stumble(_: float) -> None:
+            raise RuntimeError("ticking went wrong")
+
+        monkeypatch.setattr(running.member("a").load, "tick", stumble)
+        monkeypatch.setattr(running.member("b").load, "tick", ticks.append)
+        await until(lambda: len(ticks) > 2, "time passes")
+        running.front.check()
+        assert caplog.text.count("Traceback") == 1
+
+
+# ---- whether it drains
 
 
 async def test_a_replica_that_drains_rests_until_it_is_ready_again() -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from router.target import Target
-from router.upstream import IDLE_LIMIT_S, MAX_HEAD_BYTES, Broken, Header, Sending, Upstream
+from router.upstream import IDLE_LIMIT_S, KEEPALIVE, MAX_HEAD_BYTES, SURE_IDLE_S, Broken, Header, Sending, Upstream
 from tests.router.loopback import until
 from tests.router.scripted import DEADLINE_S, refused_port
 
@@ -102,9 +103,9 @@ async def upstream_to(speak: Speak) -> AsyncIterator[Upstream]:
         assert not upstream.sendings and not upstream.idle_connections
 
 
-def ask(upstream: Upstream, *, bodiless: bool = False) -> Heard:
+def ask(upstream: Upstream, *, bodiless: bool = False, resend: bool = True) -> Heard:
     heard = Heard()
-    heard.sending = upstream.send(REQUEST, heard, bodiless=bodiless)
+    heard.sending = upstream.send(REQUEST, heard, bodiless=bodiless, resend=resend)
     return heard
 
 
@@ -350,6 +351,68 @@ async def test_a_connection_that_the_replica_closed_while_it_idled_costs_nothing
         assert upstream.idle_connections == 1
         heard = await ask(upstream).end()
         assert (bytes(heard.body), heard.calls) == (b"1", ["answered", "complete"])
+
+
+async def test_without_a_length_a_reset_is_not_the_end_of_the_answer() -> None:
+    heard: Heard
+
+    async def speak(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK + b"\r\n", b"half")
+        await until(lambda: heard.body == b"half", "it has come")
+        peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.writer.transport.abort()
+
+    async with upstream_to(speak) as upstream:
+        heard = ask(upstream)
+        await heard.end()
+        assert heard.broken is not None and not heard.broken.refused
+        assert "complete" not in heard.calls
+
+
+async def test_what_must_not_arrive_twice_is_sent_once() -> None:
+    asked = 0
+
+    async def speak(peer: Peer) -> None:
+        nonlocal asked
+        await peer.request()
+        asked += 1
+        await peer.say(OK + b"content-length: 1\r\n\r\n0")
+        await peer.request()
+        asked += 1
+
+    async with upstream_to(speak) as upstream:
+        await ask(upstream).end()
+        heard = await ask(upstream, resend=False).end()
+        assert heard.broken is not None and not heard.broken.refused
+        assert asked == 2
+
+
+async def test_what_must_not_arrive_twice_takes_no_connection_that_may_be_closed_by_now() -> None:
+    async def speak(peer: Peer) -> None:
+        await says(OK + b"content-length: 1\r\n\r\n%d" % peer.number)(peer)
+
+    async with upstream_to(speak) as upstream:
+        await ask(upstream).end()
+        assert (await ask(upstream, resend=False).end()).body == b"0"
+        upstream._idle[0].idle_since_s -= 2 * SURE_IDLE_S
+        assert (await ask(upstream, resend=False).end()).body == b"1"
+        assert upstream.idle_connections == 2
+        upstream._idle.rotate()  # the old one is good for others
+        assert (await ask(upstream).end()).body == b"0"
+
+
+async def test_a_machine_that_lost_its_power_is_noticed() -> None:
+    async with upstream_to(begin) as upstream:
+        heard = ask(upstream)
+        await until(lambda: heard.body, "it has begun")
+        connection = heard.sending._connection
+        assert connection is not None
+        connected = connection.transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for name, value in KEEPALIVE.items():
+            assert connected.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+        heard.sending.cancel()
 
 
 async def test_it_is_tried_once_more_and_no_more() -> None:

@@ -1,6 +1,7 @@
 """The API around the generation routes, and who may use it."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -325,6 +326,23 @@ async def test_a_decision_is_explained_without_being_made() -> None:
 async def test_what_would_be_refused_is_refused_by_the_explanation(body: bytes, status: int) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
         assert (await client.post("/explain", body, **LOCAL)).status == status
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_long_prompt_is_explained_on_a_thread(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    async with served(named("a")) as running, connect(running.port) as client:
+        tokens = running.router.members.model(MODEL).tokens
+        draft = tokens.draft
+
+        def watched(*arguments: Any, **more: Any) -> Any:
+            threads.append(threading.current_thread())
+            return draft(*arguments, **more)
+
+        monkeypatch.setattr(tokens, "draft", watched)
+        text = "long" * 1_000_000 if long else "short"
+        assert (await client.post("/explain", chat(text), **LOCAL)).json["chosen"] == "a"
+    assert [thread is threading.main_thread() for thread in threads] == [not long]
 
 
 async def test_the_last_decisions_are_told_the_newest_first() -> None:

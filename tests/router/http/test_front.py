@@ -136,6 +136,37 @@ async def test_requests_of_one_connection_take_turns_over_the_replicas() -> None
         assert all(answer.json == answer.headers["x-warmroute-replica"] for answer in answers)
 
 
+@pytest.mark.parametrize("framing", ["content-length: 50000000", "transfer-encoding: chunked"])
+async def test_a_request_that_is_not_admitted_yet_is_not_kept_in_memory(framing: str) -> None:
+    size, part = 50_000_000, 50_000
+    taken: list[Call] = []
+    async with (
+        served(*Script(taken.append, says(GOOD)).replicas(1), max_body_bytes=size) as running,
+        connect(running.port) as client,
+    ):
+        client.send("POST", CHAT, chat())
+        client.write(b"POST /v1/embeddings HTTP/1.1\r\n" + HOST + framing.encode() + b"\r\n\r\n")
+        piece = b"%x\r\n%b\r\n" % (part, b" " * part) if "chunked" in framing else b" " * part
+        end = b"0\r\n\r\n" if "chunked" in framing else b""
+
+        async def send_all() -> None:
+            for _ in range(size // part):
+                client.write(piece)
+                await client.writer.drain()
+            client.write(end)
+
+        sending = asyncio.create_task(send_all())
+        await until(lambda: taken, "the first is asked")
+        [connection] = running.front._server._connections()
+        await until(lambda: connection.flow.read_paused, "the router reads no further")
+        assert len(connection.cycle.body) < 1_000_000 and not sending.done()
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
+        assert (await client.answer()).body == GOOD
+        await sending
+        assert len(taken) == 1
+
+
 # ---- its end
 
 

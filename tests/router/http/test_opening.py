@@ -18,7 +18,6 @@ ORIGIN = "https://page.example"
         "/v1/embeddings?a=1&b=%20c",
         "/v1/made/up/name",
         "/v1/files/a%2Fb%C3%A9?x=%2e",
-        "/v1/a//b",
         "/tokenize",
         "/detokenize",
     ],
@@ -166,3 +165,97 @@ async def test_a_router_that_drains_refuses_what_is_new() -> None:
         running.router.draining = True
         answer = await client.post(CHAT, chat())
         assert (answer.status, answer.error["code"]) == (503, "draining")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1//responses",
+        "/v1/responses/",
+        "/v1/./responses",
+        "/v1/responses/.",
+        "/v1/a/../responses",
+        "/v1/%2e/responses",
+        "/v1/a%2f%2fb",
+        "/v1/responses%2F",
+        "/v1/%252e%252e/load",
+        "/v1/load%255flora_adapter",
+        "/v1/embeddings/",
+        "/v1/chat/completions/",
+    ],
+)
+async def test_a_path_that_servers_may_take_for_another_one_is_not_passed_on(target: str) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(target, {})).status == 404
+        assert not script.calls
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload%5Flora_adapter", "/v1/update_weights"])
+async def test_a_tenant_changes_no_replica(path: str) -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options([KEY], ADMIN))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        answer = await client.post(path, {}, authorization=f"Bearer {KEY}")
+        assert (answer.status, answer.error["code"]) == (403, "admin_key_required")
+        assert not script.calls
+        async with connect(running.port) as admin:
+            assert (await admin.post(path, {}, authorization=f"Bearer {ADMIN}")).status == 200
+            assert len(script.calls) == 1
+
+
+async def test_the_admin_key_is_not_shown_to_replicas_where_no_key_is_demanded() -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options([], ADMIN))
+    async with served(*script.replicas(1), keys=keys) as running, connect(running.port) as client:
+        for path in (CHAT, "/v1/embeddings"):
+            for given in (ADMIN, "theirs"):
+                assert (await client.post(path, chat(), authorization=f"Bearer {given}")).status == 200
+        assert [call.header("authorization") for call in script.calls] == [None, "Bearer theirs"] * 2
+
+
+# ---- salts on routes that are passed on
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/made/up", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "given", ["{}", '{"input":1.50}', '{"cache_salt":7}', '{"cache_salt":"x","cache_\\u0073alt":null}']
+)
+async def test_each_key_has_a_cache_of_its_own_on_every_route(path: str, given: str) -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options(["one", "two"], None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        for key in ("one", "two", "one"):
+            assert (await client.post(path, given.encode(), authorization=f"Bearer {key}")).status == 200
+        one, two, again = (call.json["cache_salt"] for call in script.calls)
+        assert [one, two, again] == [keys[0].salt, keys[1].salt, keys[0].salt]
+        assert all(
+            call.body.count(b"salt") == 1 and (b"1.50" in call.body) == ("1.50" in given) for call in script.calls
+        )
+
+
+async def test_a_clients_own_salt_divides_further_on_every_route() -> None:
+    script = Script(says(GOOD))
+    keys = tuple(keys_from_options([KEY], None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        await client.post("/v1/responses", {"cache_salt": "mine"}, authorization=f"Bearer {KEY}")
+        assert script.calls[0].json == {"cache_salt": f"{keys[0].salt}.mine"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1]", b"--boundary\r\nmultipart", b'{"a":', '{"input":"x"}'.encode("utf-16"), b'{"a":' + b"[" * 99999]
+)
+async def test_what_cannot_have_a_salt_goes_only_where_nothing_is_generated(body: bytes) -> None:
+    script = Script(says(GOOD))
+    salted = tuple(keys_from_options([KEY], None))
+    [shares] = keys_from_options(["shares"], None)
+    keys = (*salted, msgspec.structs.replace(shares, name="shares", salt=None))
+    async with served(*script.replicas(1), keys=keys, demand_key=True) as running, connect(running.port) as client:
+        answer = await client.post("/v1/responses", body, authorization=f"Bearer {KEY}")
+        assert answer.status == 400 and "not a JSON object" in answer.error["message"]
+        assert not script.calls
+        for path in ("/v1/embeddings", "/v1/audio/transcriptions", "/tokenize"):
+            assert (await client.post(path, body, authorization=f"Bearer {KEY}")).status == 200
+        assert (await client.post("/v1/responses", body, authorization="Bearer shares")).status == 200
+        assert (await client.post("/v1/responses/7/cancel", b"", authorization=f"Bearer {KEY}")).status == 200
+        assert [call.body for call in script.calls] == [body] * 4 + [b""]
