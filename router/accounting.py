@@ -2,13 +2,11 @@
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from router.policy import Decision
 from router.record import Remembered
-
-if TYPE_CHECKING:
-    from router.routing import Routing
+from router.request import Request
 
 CACHED = b'"cached_tokens"'
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
@@ -20,7 +18,7 @@ def cached_tokens_in(body: bytes) -> int | None:
     return int(found[-1]) if found else None
 
 
-def told(routing: "Routing") -> dict[str, Any]:
+def told(routing: Request) -> dict[str, Any]:
     """What the access log says of it."""
     return {
         "model": routing.model.name if routing.model else None,
@@ -33,7 +31,7 @@ def told(routing: "Routing") -> dict[str, Any]:
     }
 
 
-def remembered(routing: "Routing", decision: Decision, now_s: float) -> Remembered:
+def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered:
     predicted = routing.predicted_blocks
     return Remembered(
         time.time(),
@@ -53,7 +51,7 @@ def remembered(routing: "Routing", decision: Decision, now_s: float) -> Remember
     )
 
 
-def settle(routing: "Routing", now_s: float) -> bool:
+def settle(routing: Request, now_s: float) -> bool:
     """Counts what came of it; False where the replica reported another number of cached blocks than predicted."""
     member, status = routing.chosen, routing.exchange.status
     if member is None or routing.decision is None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from api.native import FrameReader
-from router.http.headers import value_of
+from router.headers import value_of
 from router.upstream import Broken, Header, Sending
 
 if TYPE_CHECKING:
-    from router.http.exchange import Exchange
+    from router.exchange import Exchange
     from router.members import Member
 
 log = logging.getLogger(__name__)

@@ -19,20 +19,20 @@ from router.admission import Admission, Admitted
 from router.approximate import Approximate
 from router.attempt import Attempt, Owner
 from router.config import RouterConfig
+from router.exchange import Exchange
 from router.feeds import Feeds
-from router.http.exchange import Exchange
 from router.index import Matches, PrefixIndex
 from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
 from router.policy import Decision, Question, choose
 from router.prompt import Prompt
 from router.record import Remembered
+from router.request import Request
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
 from router.upstream import Broken
 from router.waiting import Waiting
 
 if TYPE_CHECKING:
-    from router.routing import Routing
     from router.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Router:
         self.admission = admission
         self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
         self.approximate = Approximate(self.guesses, APPROXIMATE_BLOCKS)
-        self.waiting: Waiting[Routing] = Waiting(config.queue_size)
+        self.waiting: Waiting[Request] = Waiting(config.queue_size)
         self.started = int(time())
         self.counts = Counts()
         self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
@@ -89,7 +89,7 @@ class Router:
 
     # ---- a prompt
 
-    def make_prompt(self, routing: "Routing", model: ServedModel, body: bytes, salt: str | None) -> None:
+    def make_prompt(self, routing: Request, model: ServedModel, body: bytes, salt: str | None) -> None:
         """Here or, where it takes long, on a thread; then `routing.prompted`."""
         tokens = model.tokens
         draft = partial(
@@ -107,7 +107,7 @@ class Router:
         made = self._loop.run_in_executor(self._threads, make)
         made.add_done_callback(partial(self._made, routing, size))
 
-    def _made(self, routing: "Routing", size: int, made: "asyncio.Future[Prompt]") -> None:
+    def _made(self, routing: Request, size: int, made: "asyncio.Future[Prompt]") -> None:
         self._waiting_bytes -= size
         if made.cancelled() or routing.is_over:
             return
@@ -121,7 +121,7 @@ class Router:
 
     # ---- the choice
 
-    def decide(self, routing: "Routing", model: ServedModel, tried: frozenset[str]) -> Member | None:
+    def decide(self, routing: Request, model: ServedModel, tried: frozenset[str]) -> Member | None:
         """The replica, with the reasons in `routing.decision`; None: it waits for room. ApiError: that is no use."""
         started = perf_counter()
         question, matches = self.question(model, routing.prompt, routing.session, tried)
@@ -171,7 +171,7 @@ class Router:
             decision = choose(self.config.policy, question, model.candidates, self.rng, model.ring)
         return decision
 
-    def _wait(self, routing: "Routing", decision: Decision) -> None:
+    def _wait(self, routing: Request, decision: Decision) -> None:
         match decision.nobody:
             case "full":
                 now_s = self.now_s()
@@ -197,7 +197,7 @@ class Router:
         self._attempts.add(attempt)
         return attempt
 
-    def generation(self, routing: "Routing", member: Member) -> Attempt:
+    def generation(self, routing: Request, member: Member) -> Attempt:
         """And take for granted what it will have cached."""
         prompt = routing.prompt
         assert routing.decision is not None
@@ -265,7 +265,7 @@ class Router:
                 if full.issuperset(self.members.models):
                     return
 
-    def _place(self, routing: "Routing") -> None:
+    def _place(self, routing: Request) -> None:
         """Those after it have their turn whatever happens to it."""
         try:
             routing.place()
@@ -319,7 +319,7 @@ class Router:
                 log.error("The access log cannot be written (%s): lines are missing from now on", error)
             self._is_untold = True
 
-    def over(self, routing: "Routing") -> None:
+    def over(self, routing: Request) -> None:
         now_s = self.now_s()
         self.waiting.cancel(routing)
         if routing.queued_s:

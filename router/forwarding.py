@@ -8,8 +8,8 @@ from msgspec import Struct
 from api.errors import ApiError, invalid
 from router.admission import Admitted
 from router.attempt import Attempt, refusal_code
-from router.http.exchange import Exchange
-from router.http.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
+from router.exchange import Exchange
+from router.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.members import Member
 from router.policy import Question, choose
 from router.prompt import UNREADABLE, object_salted

@@ -14,8 +14,8 @@ from router.accounting import CACHED, cached_tokens_in
 from router.admission import Admitted
 from router.answer import Answer
 from router.attempt import Attempt, refusal_code
-from router.http.exchange import Exchange
-from router.http.headers import (
+from router.exchange import Exchange
+from router.headers import (
     FROM_FRAMES,
     TO_CLIENT,
     TO_NATIVE,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from importlib.metadata import version
 from threading import Thread
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -21,11 +21,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.attempt import Attempt
-from router.http.headers import value_of
+from router.headers import value_of
+from router.request import Request
 from router.upstream import Header
-
-if TYPE_CHECKING:
-    from router.routing import Routing
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
 
@@ -114,7 +112,7 @@ class Trace:
         self._attempts.append((span_id, attempt))
         return b"traceparent: 00-%032x-%016x-01\r\n" % (self._trace_id, span_id)
 
-    def end(self, routing: "Routing", now_s: float) -> None:
+    def end(self, routing: Request, now_s: float) -> None:
         """The request is over."""
         zero_ns = time.time_ns() - round(now_s * NS)  # of the loop's clock
         scope = routing.exchange.scope
@@ -141,7 +139,7 @@ def _new_id() -> int:
     return random.getrandbits(64) or 1
 
 
-def fault_of(routing: "Routing") -> str | None:
+def fault_of(routing: Request) -> str | None:
     """What the client did wrong is no error of ours; what it said stays out of this."""
     status = routing.exchange.status
     if status >= 500:
@@ -149,7 +147,7 @@ def fault_of(routing: "Routing") -> str | None:
     return "the answer broke off" if routing.why and status < 400 else None
 
 
-def request_attributes(routing: "Routing") -> Attributes:
+def request_attributes(routing: Request) -> Attributes:
     exchange, status = routing.exchange, routing.exchange.status
     attributes: Attributes = {
         "http.request.method": exchange.scope["method"],
@@ -174,7 +172,7 @@ def request_attributes(routing: "Routing") -> Attributes:
     return attributes
 
 
-def answer_attributes(routing: "Routing") -> Attributes:
+def answer_attributes(routing: Request) -> Attributes:
     """Where it was placed, and what came of that."""
     decision, chosen = routing.decision, routing.chosen
     assert decision is not None
@@ -199,7 +197,7 @@ def answer_attributes(routing: "Routing") -> Attributes:
     return attributes
 
 
-def attempt_attributes(routing: "Routing", attempt: Attempt) -> Attributes:
+def attempt_attributes(routing: Request, attempt: Attempt) -> Attributes:
     target = attempt.member.upstream.target
     attributes: Attributes = {
         "http.request.method": "POST",
@@ -219,5 +217,5 @@ def attempt_attributes(routing: "Routing", attempt: Attempt) -> Attributes:
     return attributes
 
 
-def operation(routing: "Routing") -> str:
+def operation(routing: Request) -> str:
     return "chat" if routing.chat else "text_completion"

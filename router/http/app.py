@@ -20,8 +20,8 @@ from api.responses import Model, ModelList
 from router.access_log import line_of
 from router.admission import OPEN_PATHS
 from router.core import Router
+from router.exchange import too_large
 from router.http.document import DIRECT, control, direct, document
-from router.http.exchange import too_large
 from router.http.explaining import explained
 from router.http.opening import POST_ONLY
 from router.metrics import CONTENT_TYPE, metrics_text

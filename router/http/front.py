@@ -12,7 +12,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.http.connection import HttpProtocol, Limits
-from router.http.exchange import Exchange
+from router.exchange import Exchange
 
 # Given a request's method and path: who opens it, or None for the app.
 Direct = Callable[[str, str], Callable[[Exchange], None] | None]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from api.errors import ApiError, draining
 from router.admission import Admitted
 from router.core import Router
+from router.exchange import Exchange
 from router.forwarding import Forwarding
-from router.http.exchange import Exchange
-from router.http.headers import id_line, value_of
+from router.headers import id_line, value_of
 from router.routing import Routing
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

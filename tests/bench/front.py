@@ -153,6 +153,7 @@ async def _run(rounds: int) -> None:
             answer: list[bytes] = answer,
         ) -> Callable[[], object]:
             asked = bodies(characters, stream, next(starts))
+
             def work() -> None:
                 for body in asked:
                     front.ask(body, answer)

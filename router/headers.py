@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from starlette.types import Scope
 
 from router.admission import Admitted
-from router.http.exchange import Exchange
+from router.exchange import Exchange
 from router.members import Member
 from router.upstream import Header, Upstream
 

@@ -4,23 +4,32 @@ To its connection it is what uvicorn calls a cycle, but no task runs it: what ha
 the exchange when the whole body is there.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.errors import ApiError, internal
-
-if TYPE_CHECKING:
-    from router.http.front import FrontConnection
 
 log = logging.getLogger(__name__)
 
 MAX_EARLY_BYTES = 64 * 1024  # of a body, while earlier requests of its connection are answered
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+class Client(Protocol):
+    """Its connection (`router.http.front`)."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+
+    def on_response_complete(self) -> None: ...
+    def close_after_answer(self, *, unread: bool) -> None: ...
 
 
 class Answerer(Protocol):
@@ -60,7 +69,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: "FrontConnection",
+        connection: Client,
         scope: Scope,
         open_: Callable[["Exchange"], None],
         *,

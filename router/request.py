@@ -1,0 +1,51 @@
+"""A generation request as the core, the accounting and the traces see it; `routing.Routing` is what it is."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from api.errors import ApiError
+from router.admission import Admitted
+from router.attempt import Owner
+from router.exchange import Exchange
+from router.index import Matches
+from router.members import Member, ServedModel
+from router.policy import Decision
+from router.prompt import Peek, Prompt
+
+
+class Request(Owner, Protocol):
+    admitted: Admitted
+    chat: bool
+    peek: Peek
+    prompt: Prompt
+    model: ServedModel | None
+    tried: frozenset[str]  # replicas that have failed it
+    is_over: bool
+    why: str  # it ended without an answer
+    # The choice, and what it promised:
+    decision: Decision | None
+    chosen: Member | None
+    block_size: int
+    predicted_blocks: int | None
+    sure: bool
+    reported_tokens: int | None
+    retries: int
+    resumes: int
+    # Times:
+    arrived_s: float
+    first_byte_s: float  # 0: none has come
+    queued_s: float  # when it began to wait for room; 0: it does not
+    since_s: float  # when it did so first
+    waited_s: float
+    trace: Any  # router.tracing.Trace, whose package is an extra; None: it is not traced
+
+    def __hash__(self) -> int: ...
+    @property
+    def exchange(self) -> Exchange: ...
+    @property
+    def session(self) -> str | None: ...
+    def prompted(self, prompt: Prompt) -> None: ...
+    def place(self) -> None: ...
+    def predict(self, member: Member, matches: Mapping[int, Matches]) -> None: ...
+    def refuse(self, error: ApiError) -> None: ...
+    def give_up(self, error: ApiError) -> None: ...
