@@ -6,6 +6,7 @@ The system calls come on top; `tests.bench.peers` measures whole routers beside 
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -48,6 +49,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[bytes] = []
+        self._socket = socket.socket()  # for options to be set
 
     def write(self, data: Any) -> None:
         self.written.append(data)
@@ -56,12 +58,15 @@ class Wire(asyncio.Transport):
         return False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)}.get(name, default)
+        known = {"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2), "socket": self._socket}
+        return known.get(name, default)
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
+    def close(self) -> None:
+        self._socket.close()
+
+    abort = close
 
 
 class FrontOnWires:
@@ -109,6 +114,7 @@ class FrontOnWires:
         self.client.written.clear()
 
     async def close(self) -> None:
+        self.client.close()
         await self.upkeep.close()
         self.router.feeds.close()
         self.router.close()
