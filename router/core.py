@@ -118,6 +118,8 @@ class Router:
         except Exception:
             log.exception("A prompt could not be made")
             routing.exchange.fail()
+        finally:
+            del made  # it has the error, and that this frame: a cycle, which would keep the body until it is collected
 
     # ---- the choice
 

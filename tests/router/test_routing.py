@@ -1,6 +1,7 @@
 """A generation request's way through failures, with replicas that fail as the test says."""
 
 import asyncio
+import gc
 import json
 from contextlib import AsyncExitStack
 from typing import Any
@@ -1000,3 +1001,21 @@ async def test_everything_is_remembered_but_the_words() -> None:
         assert good.ttft_s is not None and good.ttft_s <= good.duration_s
         assert (bad.status, bad.ttft_s) == (503, None) and bad.why and "no replica" not in (good.why or "")
         assert "secret" not in repr((good, bad))
+
+
+async def test_a_long_body_that_is_refused_is_not_kept_in_a_cycle_of_references() -> None:
+    """The collector may take its time, and bodies are megabytes."""
+    body = {"model": MODEL, "prompt": "x" * 200_000}
+    async with served(*Script(says(b"{}")).replicas(1, native=True)) as running, connect(running.port) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            client.send("POST", COMPLETIONS, body)
+            assert (await client.answer()).status == 413
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert [kept for kept in gc.garbage if isinstance(kept, Routing)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
