@@ -261,19 +261,11 @@ class Router:
                 continue
             if self._has_room(name, routing.tried, routing.prompt.tokens if routing.prompt.exact else 0):
                 self.waiting.take(now_s, routing)
-                self._place(routing)
+                routing.exchange.guard(routing.place)  # those after it have their turn whatever happens to it
             elif not self._has_room(name):
                 full.add(name)
                 if full.issuperset(self.members.models):
                     return
-
-    def _place(self, routing: Request) -> None:
-        """Those after it have their turn whatever happens to it."""
-        try:
-            routing.place()
-        except Exception:
-            log.exception("A request failed")
-            routing.exchange.fail()
 
     def _has_room(self, name: str, tried: frozenset[str] = frozenset(), tokens: int = 0) -> bool:
         model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
@@ -357,11 +349,7 @@ class Router:
             except Exception:
                 attempt.crash()
         for routing in self.waiting.expire(now_s):
-            try:
-                routing.give_up(self.busy())
-            except Exception:
-                log.exception("A request failed")
-                routing.exchange.fail()
+            routing.exchange.guard(routing.give_up, self.busy())
         self.index.optimistic.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:

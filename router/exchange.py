@@ -142,11 +142,18 @@ class Exchange:
             self.refuse(too_large(len(self.body), self.max_body_bytes))
         elif not self.more_body:
             serve, self._served = self._served, None
-            try:
-                serve(self)
-            except Exception:  # the parser that calls us would take it for a mistake of the client's
-                log.exception("A request failed")
-                self.fail()
+            self.guard(serve, self)
+
+    def guard(self, step: Callable[..., None], *arguments: object) -> None:
+        """Take a step for this request; a mistake of our own in it ends this request alone, and stands in the log.
+
+        Whoever calls serves others too: the parser would blame the client, and the clock would stop for all.
+        """
+        try:
+            step(*arguments)
+        except Exception:
+            log.exception("A request failed")
+            self.fail()
 
     def fail(self) -> None:
         """Whoever answers it cannot, for a reason that stands in the log."""
