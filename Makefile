@@ -21,7 +21,7 @@ HARDWARE := bench or gpu
 help:  ## show these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-up: $(INSTALLED)  ## start two replicas of the demo model and a front that speaks the OpenAI API; make up ARGS="--replicas 4"
+up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router that speaks the OpenAI API; make up ARGS="--replicas 4"
 	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests, with coverage
@@ -51,7 +51,7 @@ bench: $(INSTALLED)  ## measure, and print a table
 lock:  ## write constraints.txt anew: the newest versions that fit with its torch, on the oldest Python
 	rm -rf build/lock
 	$(OLDEST_PYTHON) -m venv build/lock
-	build/lock/bin/pip install -q '$(TORCH)' '.[dev,replica]'
+	build/lock/bin/pip install -q '$(TORCH)' '.[dev,ray,replica]'
 	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --all --exclude pip --exclude warmroute | sed 's/+cpu$$//'; } \
 		> build/constraints.txt
 	mv build/constraints.txt constraints.txt
@@ -64,7 +64,7 @@ clean:  ## remove everything that make and the tests have built
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,replica]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,ray,replica]'
 	@touch $@
 
 define need_python

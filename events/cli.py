@@ -23,12 +23,13 @@ def events() -> None:
     """Read, check, record and replay the cache events of replicas.
 
     FILE is a recording made by `record`; ENDPOINT is where an engine publishes its events, such as
-    tcp://127.0.0.1:5557. On a terminal the output is for people, elsewhere (or with --json) it is one JSON object a
-    line.
+    tcp://127.0.0.1:5557, or the http:// address of a warmroute replica, which knows all of its sockets itself. On a
+    terminal the output is for people, elsewhere (or with --json) it is one JSON object a line.
 
     \b
     Examples:
       warmroute events tail tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      warmroute events tail http://127.0.0.1:8001
       warmroute events record tcp://127.0.0.1:5557 -o incident.wre
       warmroute events stat incident.wre
     """

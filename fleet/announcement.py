@@ -2,10 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from fleet.child import Ready
-from replica.config import EngineConfig
+from fleet.commands.view import View
+from fleet.plan import FleetPlan
 
 QUESTION = "Why does a warm cache answer sooner than a cold one?"
 SIMULATED = (
@@ -18,26 +18,30 @@ DEMO = (
 )
 
 
-def remark_on(engine: EngineConfig) -> Sequence[str]:
+def remarks_on(plan: FleetPlan) -> Sequence[str]:
     """What not to expect of it."""
-    if engine.engine == "simulated":
+    if all(model.engine == "simulated" for model in plan.models):
         return SIMULATED
-    return DEMO if engine.model == "demo" else ()
+    return DEMO if [model.name for model in plan.models] == ["demo"] else ()
 
 
-def announcement(url: str, ready: Mapping[str, Ready], *, remark: Sequence[str] = (), guarded: bool) -> str:
+def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) -> str:
     """Lines that fit into 80 columns where host and model are short."""
-    count, model = len(ready), next(iter(ready.values())).model
-    who = f"{count} replicas of {model} answer" if count > 1 else f"A replica of {model} answers"
-    lines = ["", f"{who} at {url}", ""]
-    for name, at in sorted(ready.items(), key=lambda item: (len(item[0]), item)):
-        lines.append(f"  {name}  http://{authority(at.host, at.port)}  events {at.events or 'off'}")
-    lines += ["", *remark] if remark else []
+    names = [model.name for model in view.models]
+    who = [f"{model.ready} replica{'s' * (model.ready != 1)} of {model.name}" for model in view.models]
+    lines = ["", f"{_listed(who)} {'answer' if who[1:] or view.models[0].ready != 1 else 'answers'} at {url}", ""]
+    for model in names:
+        lines += [f"  {each.name}  {each.url}  events {each.events or 'off'}" for each in view.of(model)]
+    lines += ["", *remarks] if remarks else []
     lines += ["", "Ask twice: the second answer comes from a warm cache (cached_tokens).", ""]
-    lines += [f"  {line}" for line in curl(model, url, guarded)]
+    lines += [f"  {line}" for line in curl(names[0], url, guarded)]
     lines += ["", "Or from Python, after `pip install openai`:", ""]
-    lines += [f"  {line}" for line in python(model, url, guarded)]
+    lines += [f"  {line}" for line in python(names[0], url, guarded)]
     return "\n".join([*lines, ""])
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def curl(model: str, url: str, guarded: bool) -> list[str]:

@@ -27,18 +27,25 @@ except ImportError:
     sys.exit("\n".join(f"Error: {line}" for line in hidden))
 
 COMMANDS = {
+    "down": ("fleet.commands.down:down", "End a fleet of this machine, or one that a controller elsewhere runs."),
+    "drain": ("fleet.commands.drain:drain", "Keep new requests away from a replica, or let them come again."),
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
     "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
+    "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
+    "restart": ("fleet.commands.restart:restart", "Replace the replicas of a model one by one, with nothing lost."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),
+    "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
     "size": ("lab.cli:size", "How much KV cache a model leaves room for on a device."),
-    "up": ("fleet.up:up", "Start several replicas here, and a front that speaks the OpenAI API."),
+    "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
+    "up": ("fleet.up:up", "Start replicas, here or over a Ray cluster, and a router that speaks the OpenAI API."),
 }
 
 EXTRAS = {
     "huggingface_hub": "replica",
     "numpy": "replica",
     "opentelemetry": "tracing",
+    "ray": "ray",
     "safetensors": "replica",
     "torch": "replica",
 }

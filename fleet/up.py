@@ -1,49 +1,55 @@
-"""`warmroute up`: several replicas on this machine, and a router that speaks the OpenAI API."""
+"""`warmroute up`: replicas of one model or of many, kept running, and a router that speaks the OpenAI API."""
 
+import importlib.util
 import os
 import shutil
 import socket
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import click
 import uvloop
-from click.core import ParameterSource
 
 from api.options import SettingOption
-from api.settings import TEXT, Unusable
-from fleet.announcement import announcement, authority, remark_on
-from fleet.child import Log, Ready
-from fleet.local import CannotStart, LocalFleet, Plan
-from fleet.ports import EventPorts
+from api.settings import TEXT
+from fleet.announcement import announcement, authority, remarks_on
+from fleet.commands.known import KnownFleet, forget, note, process_started
+from fleet.commands.view import View
+from fleet.launching import InThisProcess, Launched, Launcher, OnRay
+from fleet.plan import FleetPlan
+from fleet.progress import Progress
+from fleet.running import Job, Running
 from fleet.voice import say
-from replica.cli import replica
-from replica.config import EngineConfig, ReplicaConfig
-from replica.configure import config_from
+from fleet.watching import CannotStart
+from fleet.wishes import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
 from replica.settings import MODEL
-from router.config import Policy, RouterConfig
-from router.keys import keys_from_options
+from router.config import Policy
 
-OWN_OF_EACH = ("port", "events_port", "replica_name")
+FLEET_KEY = "WARMROUTE_FLEET_KEY"
+IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
+NO_RAY = (
+    "Ray is not installed. Install it with: pip install 'warmroute[ray]'\n"
+    "Or go without it, with plain processes on this machine: warmroute up --no-ray"
+)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Wishes(NamedTuple):
-    """What the command line asks for."""
+    """What the command line asks for, but for the plan."""
 
-    replicas: int
     host: str
     port: int
-    engine: str
-    model: str
-    events_port: int
+    ray: bool
+    address: str | None
+    namespace: str
+    controller_port: int
+    router: bool
     log_dir: str | None
-    policy: Policy
-    more: tuple[str, ...]  # options for every replica
 
 
 def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
@@ -54,7 +60,17 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 
 
 @click.command()
-@option("replicas", "N", type=click.IntRange(1, 64), default=2, help="How many replicas.")
+@option("config", "FILE", type=click.Path(exists=True, dir_okay=False), help="A fleet.toml: models and their replicas.")
+@option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model, where there is no --config.")
+@option("replicas", "N", type=click.IntRange(1, 64), default=2, help="How many replicas of it.")
+@click.option("--simulated", is_flag=True, help="Pretend to compute: made-up text, timed by a clock; no weights.")
+@option(
+    "policy",
+    "NAME",
+    type=click.Choice(get_args(Policy)),
+    default="cost",
+    help=f"How a replica is chosen: {', '.join(get_args(Policy))}.",
+)
 @option("host", "HOST", type=TEXT, default="127.0.0.1", help="The address that the router listens on.")
 @option(
     "port",
@@ -63,117 +79,178 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     default=8000,
     help="The port that the router listens on; 0: any free one.",
 )
-@option(
-    "engine",
-    "native|simulated",
-    type=click.Choice(["native", "simulated"]),
-    default="native",
-    help="The replicas' engine: compute, or pretend to.",
-)
-@option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model.")
-@option(
-    "events_port",
-    "PORT",
-    type=click.IntRange(0, 65532),
-    default=5557,
-    help="Where the replicas' event sockets begin, four ports each; taken ones are passed over. 0: any free ones.",
-)
-@option(
-    "policy",
-    "NAME",
-    type=click.Choice(get_args(Policy)),
-    default="cost",
-    help=f"How a replica is chosen: {', '.join(get_args(Policy))}.",
-)
 @option("api_key", "KEY", type=TEXT, help="Demand this key of clients. Better given as WARMROUTE_API_KEY.")
+@click.option("--ray/--no-ray", default=True, help="Run replicas on Ray, or as plain processes.", show_default=True)
+@option("address", "ADDRESS", type=TEXT, help="Join the Ray cluster at HOST:PORT (auto: that of this machine).")
+@option("namespace", "NAME", type=TEXT, default="warmroute", help="Where in the cluster the fleet's actors are named.")
+@option(
+    "controller_port",
+    "PORT",
+    type=click.IntRange(0, 65535),
+    default=8790,
+    help="Where the controller listens in a cluster, on its head node; 0: any free one.",
+)
+@click.option(
+    "--router/--no-router",
+    default=True,
+    help="Run a router here; without one a cluster's fleet is left running when it is ready.",
+    show_default=True,
+)
 @option("log_dir", "DIR", type=click.Path(file_okay=False), help="Keep the replicas' logs here.")
 @click.argument("replica_options", nargs=-1, type=click.UNPROCESSED)
-def up(api_key: str | None, replica_options: tuple[str, ...], **options: object) -> int:
-    """Start several replicas here, and a router that speaks the OpenAI API.
+@click.pass_context
+def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options: Any) -> int:
+    """Start replicas, on this machine or over a Ray cluster, and a router that speaks the OpenAI API.
 
     The router sends each request where its prefix is cached and the queue is short (see `warmroute router --help`). A
-    replica that dies is started again. What stands behind -- goes to every replica (see `warmroute replica --help`).
+    replica that dies, or that hangs, is started again. What stands behind -- goes to every replica (see `warmroute
+    replica --help`); several models, GPUs and automatic scaling need a --config.
 
-    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there. The settings of replicas in the
-    environment count too, but WARMROUTE_HOST, WARMROUTE_PORT and WARMROUTE_EVENTS_PORT are those of up itself, and
-    WARMROUTE_REPLICA_NAME counts for nothing.
+    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there. The settings of replicas and of
+    the router in the environment count too, but for those of their addresses.
 
     \b
     Examples:
       warmroute up
       warmroute up --replicas 4 --port 9000
+      warmroute up --no-ray --simulated -- --num-blocks 512 --simulated-prefill-tokens-per-s 20000
       warmroute up --model path/to/model -- --dtype bfloat16 --kv-cache-gb 8
-      warmroute up --engine simulated -- --num-blocks 512 --simulated-prefill-tokens-per-s 20000
+      warmroute up --config fleet.toml --address 10.0.0.1:6379
 
-    Ctrl-C and SIGTERM let running requests finish, for as long as the replicas' --drain-timeout says (60 seconds if
+    While it runs there are `warmroute status`, `scale`, `restart`, `drain`, `logs`, and `down`, which ends it as Ctrl-C
+    and SIGTERM do. They let running requests finish, for as long as the replicas' --drain-timeout says (60 seconds if
     it is not given), and end everything; a second one does not wait. Exit status: 0 ended as asked, 1 could not start,
     2 a setting cannot be used.
     """
-    wishes = Wishes(**options, more=replica_options)  # type: ignore[arg-type]
     if api_key:
-        os.environ["WARMROUTE_API_KEY"] = api_key  # a replica's command line is for everybody to read
-    config = replica_config(wishes)
-    listener = bind(wishes.host, wishes.port)
-    logs = log_folder(wishes.log_dir)
-    fleet_failed = True
+        os.environ[KEY] = api_key  # a replica's command line is for everybody to read
+    check_alone(ctx, config, IN_THE_FILE)
+    plan = plan_of(config, options)
+    wishes = Wishes(**{name: options[name] for name in Wishes._fields})
+    check_together(wishes)
+    with ExitStack() as after:
+        return start(plan, wishes, after)
+
+
+def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
+    if config is not None:
+        from fleet.plan_file import BadPlan, read_fleet
+
+        try:
+            return complete(read_fleet(config))
+        except BadPlan as error:
+            raise click.UsageError(str(error)) from error
+    engine = "simulated" if options["simulated"] else "native"
+    return one_model(options["model"], engine, options["replicas"], options["policy"], options["replica_options"])
+
+
+def check_together(wishes: Wishes) -> None:
+    if wishes.address is not None and not wishes.ray:
+        raise click.UsageError(f"--no-ray and --address {wishes.address} contradict each other; leave one of them out")
+    if not wishes.router and wishes.address is None:
+        raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
+    if wishes.ray and importlib.util.find_spec("ray") is None:
+        raise click.ClickException(NO_RAY)
+
+
+def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
+    listener = after.enter_context(bind(wishes.host, wishes.port)) if wishes.router else None
+    folder = log_folder(wishes.log_dir)
+    key = os.environ.get(FLEET_KEY)
+    launcher: Launcher = (
+        OnRay(folder, wishes.address, wishes.namespace, wishes.controller_port, key)
+        if wishes.ray
+        else InThisProcess(folder, key)
+    )
+    progress = Progress(plan, after)
+    told = Telling(plan, wishes, listener, folder, key, progress, after)
+    job = Job(
+        plan=plan,
+        launcher=launcher,
+        key=key,
+        listener=listener,
+        router=lambda registry: router_config(plan, registry, wishes.host, wishes.port),
+        drain_timeout_s=drain_timeout_s(plan),
+        say=progress.say,
+        launched=told.launched,
+        announce=told.announce,
+    )
+    running, broken = Running(job), True
     try:
-        fleet_failed = uvloop.run(serve(wishes, config, listener, logs))
+        uvloop.run(running.run())
+        broken = running.failed
     except CannotStart as error:
-        raise click.ClickException(f"{error}\nThe whole log is in {logs}") from error
+        raise click.ClickException(f"{error}\nThe whole log is in {told.logs}") from error
     finally:
-        listener.close()
-        if not fleet_failed and wishes.log_dir is None:
-            shutil.rmtree(logs, ignore_errors=True)  # somebody may have tidied up before us
-    if fleet_failed:
-        say(f"Something failed on the way; the logs are in {logs}")
+        if not broken and wishes.log_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)  # somebody may have tidied up before us
+    if broken:
+        say(f"Something failed on the way; the logs are in {told.logs}")
     return 0
 
 
-async def serve(wishes: Wishes, config: ReplicaConfig, listener: socket.socket, logs: Path) -> bool:
-    """Run the fleet until a signal; returns whether anything failed on the way."""
-    url = f"http://{authority(*listener.getsockname()[:2])}"
-    say(f"Starting {wishes.replicas} replicas of {config.engine.model}")
+class Telling:
+    """Tells people and other commands of a fleet that has started."""
 
-    def announce(ready: Mapping[str, Ready]) -> None:
-        say(announcement(url, ready, remark=remark_on(config.engine), guarded=config.api_key is not None))
-        kept = "" if wishes.log_dir else ",\nkept only if something fails"
-        say(f"Logs: {logs}{kept}. Ctrl-C ends everything.")
+    def __init__(
+        self,
+        plan: FleetPlan,
+        wishes: Wishes,
+        listener: socket.socket | None,
+        folder: Path,
+        key: str | None,
+        progress: Progress,
+        after: ExitStack,
+    ) -> None:
+        self.logs = str(folder)
+        self._plan = plan
+        self._wishes = wishes
+        self._listener = listener
+        self._folder = folder
+        self._key = key
+        self._progress = progress
+        self._after = after
+        self._controller = ""
+        self._began_s = time.monotonic()
+        progress.say(f"Starting {_replicas(plan)}")
 
-    ports = EventPorts(wishes.events_port)
-    with ExitStack() as open_logs:
-        fleet = LocalFleet(
-            plans(wishes, config.engine, logs, open_logs), ports.take, listener, say, router_config(wishes, config)
+    def launched(self, started: Launched) -> None:
+        if self._wishes.ray:
+            self._progress.say(f"Ray is ready after {time.monotonic() - self._began_s:.1f} s")
+        self.logs = started.logs or self.logs
+        self._controller = started.controller
+        if self._listener is None:
+            return
+        known = KnownFleet(
+            port=self._listener.getsockname()[1],
+            pid=os.getpid(),
+            started=process_started(os.getpid()) or 0.0,
+            controller=started.controller,
+            key=self._key,
+            folders=() if self._wishes.log_dir else (str(self._folder),),
         )
-        await fleet.run(announce)
-    return fleet.failed
+        note(known)
+        self._after.callback(partial(forget, known))
+
+    def announce(self, view: View) -> None:
+        self._progress.close()
+        if self._listener is None:
+            say(f"\n{_replicas(self._plan)} of the cluster are ready; routers find them with\n")
+            say(f"  warmroute router --registry {self._controller}\n")
+            say(f"warmroute down --fleet {self._controller} ends them.")
+            return
+        url = f"http://{authority(*self._listener.getsockname()[:2])}"
+        say(announcement(url, view, remarks_on(self._plan), guarded=KEY in os.environ))
+        kept = "" if self._wishes.log_dir else ",\nkept only if something fails"
+        say(f"Logs: {self.logs}{kept}.")
+        say("Elsewhere: warmroute status, scale, restart, logs. Ctrl-C ends everything.")
 
 
-def router_config(wishes: Wishes, replica: ReplicaConfig) -> RouterConfig:
-    """The router makes prompts as the replicas do, and has their key."""
-    key = replica.api_key
-    return RouterConfig(
-        host=wishes.host,
-        policy=wishes.policy,
-        keys=() if key is None else tuple(keys_from_options([key], None)),
-        demand_key=key is not None,
-        replica_api_key=key,
-        max_body_bytes=replica.max_body_bytes,
-        model_dirs={} if replica.tokenizer is None else {replica.engine.model: replica.tokenizer},
-        chat_templates={} if replica.chat_template is None else {replica.engine.model: replica.chat_template},
-        drain_timeout_s=replica.drain_timeout_s,
-        slow_start_s=0.0,
-    )
+def _replicas(plan: FleetPlan) -> str:
+    from fleet.control.reconcile import first_count
 
-
-def replica_config(wishes: Wishes) -> ReplicaConfig:
-    """What every replica will be told: read here first, so that a mistake costs no start."""
-    arguments = ["--model", wishes.model, "--engine", wishes.engine, *wishes.more]
-    with replica.make_context("warmroute replica", arguments, max_content_width=100) as ctx:
-        for key in OWN_OF_EACH:
-            if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE:
-                name = "--" + key.replace("_", "-")
-                raise Unusable(f"{name} behind -- would be the same for every replica; leave it out")
-        return config_from(ctx)
+    counts = [(first_count(model), model.name) for model in plan.models]
+    return ", ".join(f"{count} replica{'s' * (count != 1)} of {name}" for count, name in counts)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -192,40 +269,9 @@ def bind(host: str, port: int) -> socket.socket:
 def log_folder(wanted: str | None) -> Path:
     try:
         if wanted is None:
-            return Path(tempfile.mkdtemp(prefix="warmroute-up-"))
+            return Path(tempfile.mkdtemp(prefix="warmroute-"))
         Path(wanted).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         named = f"--log-dir: cannot make {wanted!r}" if wanted else "cannot make a folder for the logs"
         raise click.ClickException(f"{named}: {error.strerror}; choose another --log-dir") from error
-    return Path(wanted)
-
-
-def plans(wishes: Wishes, engine: EngineConfig, logs: Path, open_logs: ExitStack) -> list[Plan]:
-    made = []
-    for number in range(wishes.replicas):
-        name = f"replica-{number}"
-        try:
-            log = Log(logs / f"{name}.log")
-        except OSError as error:
-            raise click.ClickException(f"cannot write {error.filename}: {error.strerror}; see --log-dir") from error
-        open_logs.callback(log.close)
-        made.append(Plan(name, command_of(wishes, engine, name), log))
-    return made
-
-
-def command_of(wishes: Wishes, engine: EngineConfig, name: str) -> Callable[[int], list[str]]:
-    """How the replica's command is made when the ports of its events are known.
-
-    Where the model lies is found out once, before: no replica needs the network for it, neither now nor when it is
-    started again.
-    """
-    shared = ["--die-with-parent", "--model", wishes.model, "--engine", wishes.engine]
-    own = ["--host", "127.0.0.1", "--port", "0", "--replica-name", name]
-    found = ["--model", engine.model_path, "--served-model-name", engine.model] if engine.model_path else []
-    return lambda port: replica_command([*shared, *own, "--events-port", str(port), *wishes.more, *found])
-
-
-def replica_command(options: Sequence[str]) -> list[str]:
-    """The child sees the current folder as a place of modules only if this process does."""
-    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-    return [sys.executable, *safe, "-m", "fleet", "replica", *options]
+    return Path(wanted).absolute()

@@ -23,7 +23,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     The native engine's model is found here: it may have to be downloaded, or made.
     """
     values = ctx.params
-    _check_together(ctx)
+    check_together(ctx)
     check_installed(values["engine"])
     model = _native_model(values) if values["engine"] == "native" else None
     fields = nested_fields(TABLE, values)
@@ -40,7 +40,7 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     return msgspec.convert(fields, ReplicaConfig)
 
 
-def _check_together(ctx: click.Context) -> None:
+def check_together(ctx: click.Context) -> None:
     """What can be said before a model is looked for."""
     values = ctx.params
     if values["curve_clients"] and not values["curve_secret"]:

@@ -11,12 +11,13 @@ import msgspec
 from msgspec import Struct
 
 from events.actions import Action
-from events.curve import load_curve_client
+from events.curve import CurveClient, load_curve_client
 from events.messages import EventBatch
 from events.recording import BadRecording, Recording
 from events.resolver import Change, Resolver
 from events.stream import Stream
 from events.subscriber import Source
+from events.tool.asked import source_at
 from events.view import CacheView
 
 Command = Callable[..., Any]
@@ -121,17 +122,17 @@ def open_target(argument: str, stream: StreamOptions) -> Target:
 
 def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target]:
     """Opens every FILE and makes sources of every ENDPOINT; a click error says what is wrong with which."""
-    endpoints = [argument for argument in arguments if is_endpoint(argument)]
-    for argument in endpoints:
-        if endpoints.count(argument) > 1:
+    endpoints = [argument for argument in arguments if is_endpoint(argument) and not is_url(argument)]
+    for argument in arguments:
+        if is_endpoint(argument) and arguments.count(argument) > 1:
             raise click.UsageError(f"{argument} is given twice")
-    if not endpoints:
+    if not any(map(is_endpoint, arguments)):
         _refuse_without_endpoint(stream)
     sources = iter([_source(endpoint, index, len(endpoints), stream) for index, endpoint in enumerate(endpoints)])
     targets = []
     for argument in arguments:
         if is_endpoint(argument):
-            source = next(sources)
+            source = _asked(argument, stream) if is_url(argument) else next(sources)
             targets.append(Target(argument, [source.rank(rank) for rank in stream.rank] or [source]))
         else:
             targets.append(_open_file(argument, stream.model))
@@ -140,6 +141,11 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
 
 def is_endpoint(argument: str) -> bool:
     return "://" in argument
+
+
+def is_url(argument: str) -> bool:
+    """Whether it is where a replica can be asked for its endpoints."""
+    return argument.startswith(("http://", "https://"))
 
 
 def checked_endpoint(value: str, option: str, *, bind: bool = False) -> str:
@@ -170,16 +176,26 @@ def _source(endpoint: str, index: int, count: int, stream: StreamOptions) -> Sou
     status, snapshot = own("status"), own("snapshot")
     if status is not None and snapshot is None:
         raise click.UsageError("--status needs --snapshot too: a difference it shows is repaired from there")
+    events = checked_endpoint(endpoint, "ENDPOINT")
+    name = endpoint.removeprefix("tcp://")
+    return Source(name, events, own("replay"), status, snapshot, stream.topic, stream.model, _curve(stream))
+
+
+def _asked(url: str, stream: StreamOptions) -> Source:
+    found = source_at(url)
+    return msgspec.structs.replace(
+        found, topic=stream.topic or found.topic, model=stream.model or found.model, curve=_curve(stream)
+    )
+
+
+def _curve(stream: StreamOptions) -> CurveClient | None:
     server, secret = stream.curve_server, stream.curve_secret
     if (server is None) != (secret is None):
         raise click.UsageError(_CURVE_NEEDS_BOTH)
     try:
-        curve = load_curve_client(server, secret) if server is not None and secret is not None else None
+        return load_curve_client(server, secret) if server is not None and secret is not None else None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    events = checked_endpoint(endpoint, "ENDPOINT")
-    name = endpoint.removeprefix("tcp://")
-    return Source(name, events, own("replay"), status, snapshot, stream.topic, stream.model, curve)
 
 
 def _refuse_without_endpoint(stream: StreamOptions) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.bench [core] [workloads] [forks] [serving] [events] [index] [tokens] [native]`: what costs what."""
+"""`python -m tests.bench [PART ...]`: what costs what."""
 
 import argparse
 import platform
@@ -6,7 +6,21 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("core", "workloads", "forks", "serving", "events", "index", "decisions", "tokens", "native", "front", "router")
+PARTS = (
+    "core",
+    "workloads",
+    "forks",
+    "serving",
+    "events",
+    "index",
+    "decisions",
+    "tokens",
+    "native",
+    "front",
+    "router",
+    "fleet",
+    "rolling",
+)
 
 
 def machine() -> str:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", rea
 STREAMS = 64
 TOKENS = 45
 AROUND_WITHIN_S = 2.0
+TRIES = 3
+NAP_S = 0.02
+STALL_S = 0.2  # of the machine: the router, which looks every 0.1 s, then takes itself for late
 EXACT_WITHIN_S = 1.0
 DRAINERS = 16
 STAND_INS = 8
@@ -144,8 +148,20 @@ async def test_without_resume_clients_are_told() -> None:
 # ---- SIGSTOP
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("part", ["both", "http"])
 async def test_a_frozen_replica_is_routed_around_within_two_seconds(part: str) -> None:
+    """A router that stood still itself gives replicas time anew, on purpose: then the limit is tried again."""
+    for _ in range(TRIES):
+        slowest_s, stall_s = await slowest_with_a_frozen_replica(part)
+        if slowest_s < AROUND_WITHIN_S:
+            return
+        assert stall_s > STALL_S, f"it took {slowest_s:.2f} s, and the machine stood still for {stall_s:.3f} s at most"
+    pytest.skip(f"the machine stood still for more than {STALL_S} s in each of {TRIES} tries: nothing was measured")
+
+
+async def slowest_with_a_frozen_replica(part: str) -> tuple[float, float]:
+    """The longest that a stream paused or a later request took, and that the machine stood still meanwhile."""
     frozen = {"http": part != "engine", "engine": part != "http"}
     with fleet(3, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
         async with http_client(served.url) as http:
@@ -154,19 +170,43 @@ async def test_a_frozen_replica_is_routed_around_within_two_seconds(part: str) -
             await asyncio.sleep(TOKENS / 30 / 4)
             replicas.signal(0, signal.SIGSTOP, **frozen)
             try:
-                later = [asyncio.create_task(ask_later(http, number)) for number in range(12)]
-                told = await streams
-                asked_later = await asyncio.gather(*later)
+                with stalls_of_this_machine() as stalls:
+                    later = [asyncio.create_task(ask_later(http, number)) for number in range(12)]
+                    told = await streams
+                    asked_later = await asyncio.gather(*later)
             finally:
                 replicas.signal(0, signal.SIGCONT, **frozen)
             check_same(told, undisturbed)
             assert resumes_of(served)["resumed"] > 5, "hardly any stream was on the replica that was frozen"
             pause_s = max(one.longest_pause_s for one in told)
             slowest_s = max(one.took_s for one in asked_later)
-            print(f"{part}: longest pause of a stream {pause_s:.2f} s, slowest later request {slowest_s:.2f} s")
+            print(
+                f"{part}: longest pause of a stream {pause_s:.2f} s, slowest later request {slowest_s:.2f} s, "
+                f"longest stall of the machine {max(stalls):.3f} s"
+            )
             assert all(one.status == 200 for one in asked_later)
-            assert max(pause_s, slowest_s) < AROUND_WITHIN_S
         await unblocked(wait_until, lambda: served.status_of("r0")["available"], "it takes requests again")
+    return max(pause_s, slowest_s), max(stalls)
+
+
+@contextmanager
+def stalls_of_this_machine() -> Iterator[list[float]]:
+    """How late a thread that has nothing else to do was woken each time, in seconds."""
+    noticed, over = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            began_s = time.monotonic()
+            over.wait(NAP_S)
+            noticed.append(time.monotonic() - began_s - NAP_S)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield noticed
+    finally:
+        over.set()
+        watching.join()
 
 
 async def ask_later(http: httpx2.AsyncClient, number: int) -> Told:

@@ -1,5 +1,8 @@
 """What a FILE or ENDPOINT argument may be, and what is said when it is not."""
 
+import http.server
+import json
+import threading
 from pathlib import Path
 
 import click
@@ -21,7 +24,9 @@ TAIL = "tail tcp://127.0.0.1:5557"
         ("tail nowhere.wre", "no file 'nowhere.wre'"),
         ("tail 127.0.0.1:5557", "no file '127.0.0.1:5557'; an endpoint is written tcp://127.0.0.1:5557"),
         ("tail .", "no file '.'"),
-        ("tail http://127.0.0.1:5557", "'http://127.0.0.1:5557' is no endpoint; write tcp://HOST:PORT or ipc://PATH"),
+        ("tail udp://127.0.0.1:5557", "'udp://127.0.0.1:5557' is no endpoint; write tcp://HOST:PORT or ipc://PATH"),
+        ("tail http://127.0.0.1:1", "nothing answers at http://127.0.0.1:1: "),
+        ("tail http://127.0.0.1:1 http://127.0.0.1:1", "http://127.0.0.1:1 is given twice"),
         ("tail ipc://", "'ipc://' is no endpoint"),
         ("tail tcp://127.0.0.1", "'tcp://127.0.0.1' has no port; write tcp://127.0.0.1:5557"),
         ("tail tcp://127.0.0.1:http", "'http' in 'tcp://127.0.0.1:http' is no port; use a number from 1 to 65535"),
@@ -104,3 +109,68 @@ def test_listing_the_tools_imports_none() -> None:
     for name, (_, help_text) in COMMANDS.items():
         assert f"  {name} " in output
         assert help_text in output
+
+
+class Answering:
+    """A server that gives every request the same answer."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.asked: list[str] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(handler) -> None:  # noqa: N805
+                self.asked.append(handler.path)
+                handler.send_response(status)
+                handler.send_header("content-length", str(len(body)))
+                handler.end_headers()
+                handler.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "Answering":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+SAID = {
+    "model": "m",
+    "topic": "kv@a@m",
+    "endpoints": {
+        "events": "tcp://127.0.0.1:1",
+        "replay": "tcp://127.0.0.1:2",
+        "status": "tcp://127.0.0.1:3",
+        "snapshot": "tcp://127.0.0.1:4",
+    },
+}
+
+
+def test_a_replica_is_asked_for_all_of_its_sockets() -> None:
+    with Answering(200, json.dumps(SAID).encode()) as replica:
+        [source] = open_target(replica.url, StreamOptions()).sources
+        [narrowed] = open_target(replica.url, StreamOptions(topic="kv@")).sources
+    assert replica.asked == ["/load", "/load"]
+    assert (source.events, source.replay, source.status, source.snapshot) == tuple(SAID["endpoints"].values())  # type: ignore[attr-defined]
+    assert (source.model, source.topic, source.native) == ("m", "kv@a@m", True)
+    assert narrowed.topic == "kv@"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, {}, "demands its key; give it as WARMROUTE_API_KEY"),
+        (200, {"model": "m"}, "sends no events, or has not started yet"),
+        (404, {"error": "?"}, "is no replica of warmroute's"),
+    ],
+)
+def test_what_a_replica_does_not_say_is_explained(status: int, body: dict[str, str], said: str) -> None:
+    with Answering(status, json.dumps(body).encode()) as server, pytest.raises(click.UsageError, match=said):
+        open_target(server.url, StreamOptions())

@@ -21,17 +21,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleet.announcement import announcement, remark_on
-from fleet.child import Ready, read_ready_line
-from fleet.ports import EventPorts, free_ports
-from fleet.up import Wishes, bind, command_of, replica_config
+from fleet.announcement import announcement, remarks_on
+from fleet.commands.view import ModelView, ReplicaView, View
+from fleet.plan import Engine, FleetPlan, ModelPlan
+from fleet.up import bind
 from fleet.up import up as up_command
-from replica.cli import replica as replica_options
-from replica.config import EngineConfig
 from tests.events.processes import tool, wait_until
 
-FREE = ("--port", "0", "--events-port", "0")
-SIMULATED = ("--engine", "simulated")
+FREE = ("--port", "0", "--no-ray")
+SIMULATED = ("--simulated",)
 DEADLINE_S = 20.0
 
 
@@ -208,7 +206,7 @@ def output_of(*command: str) -> str:
 
 @pytest.mark.chaos
 def test_the_events_of_a_replica_can_be_followed() -> None:
-    with up(*FREE, "--replicas", "1") as running, tool("tail", running.events("replica-0")) as tail:
+    with up(*FREE, "--replicas", "1") as running, tool("tail", running.events("demo-0")) as tail:
         tail.wait_for(lambda lines: any(line["type"] == "connected" for line in lines), "it is connected")
         running.ask()
         tail.wait_for(lambda lines: any(line["type"] == "BlockStored" for line in lines), "a stored block")
@@ -242,14 +240,14 @@ def test_a_replica_that_dies_is_started_again(victim: str) -> None:
         os.kill(first, signal.SIGKILL)
         running.wait_for("it is started again")
         running.wait_for("is ready after", times=3)
-        wait_until(lambda: running.state() == {"replica-0": True, "replica-1": True}, "both take requests")
+        wait_until(lambda: running.state() == {"demo-0": True, "demo-1": True}, "both take requests")
         assert len(running.processes()) == 4
         assert len(set(before) - set(running.processes())) == 2  # the other half of it is gone too
         assert running.end() == 0
         assert "the logs are in" in running.output
-        assert [path.name for path in sorted(running.folder.glob("warmroute-up-*/*"))] == [
-            "replica-0.log",
-            "replica-1.log",
+        assert [path.name for path in sorted(running.folder.glob("warmroute-*/*.log"))] == [
+            "demo-0.log",
+            "demo-1.log",
         ]
 
 
@@ -324,18 +322,6 @@ def status_of(url: str) -> int:
 
 
 @pytest.mark.chaos
-def test_two_fleets_at_once_share_the_event_ports() -> None:
-    first = free_ports(21_000)
-    options = (*SIMULATED, "--port", "0", "--events-port", str(first))
-    with starting(*options) as one, starting(*options) as other:
-        for running in (one, other):
-            running.wait_for("Ctrl-C ends everything")
-        ends = [fleet.events(f"replica-{n}") for fleet in (one, other) for n in (0, 1)]
-        assert len(set(ends)) == 4
-        assert (one.end(), other.end()) == (0, 0)
-
-
-@pytest.mark.chaos
 def test_the_notes_of_replicas_are_shown_and_the_letters_that_a_terminal_lacks_escaped() -> None:
     with up(*FREE, "--model", "mod\u00e8le", PYTHONIOENCODING="ascii") as running:
         assert running.output.count("Note: 'mod\\xe8le' is no folder with a tokenizer.json") == 1
@@ -359,7 +345,7 @@ def test_a_running_stream_is_finished_before_the_end() -> None:
 @pytest.mark.chaos
 def test_a_second_ctrl_c_does_not_wait() -> None:
     with up(*FREE, "--replicas", "1") as running:
-        os.kill(running.replica("replica-0"), signal.SIGSTOP)
+        os.kill(running.replica("demo-0"), signal.SIGSTOP)
         running.process.send_signal(signal.SIGINT)
         wait_until(lambda: not accepts(running.url), "the front is closed")
         running.end(signal.SIGINT)
@@ -389,11 +375,13 @@ def test_the_api_key_is_demanded_and_on_no_command_line_of_a_replica() -> None:
 
 
 @pytest.mark.chaos
-def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
-    with starting(*SIMULATED, *FREE, "--", "--events-host", "203.0.113.1") as running:
+def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
+    plan = tmp_path / "fleet.toml"
+    plan.write_text('[[models]]\nmodel = "demo"\nengine = "simulated"\nenvironment = {PYTHONHOME = "/nowhere"}\n')
+    with starting("--config", str(plan), *FREE) as running:
         assert running.wait() == 1
-        assert re.search(r"Error: replica-\d ended with status 1 before it was ready; its last words:", running.output)
-        assert "| Error: the engine cannot start: cannot bind tcp://203.0.113.1" in running.output
+        assert "Error: demo-0 ended with status 1 before it was ready; its last words:" in running.output
+        assert "| Fatal Python error" in running.output
         assert running.processes() == []
 
 
@@ -410,6 +398,9 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words() -> None:
         (["--model", "./nowhere"], {}, "'--model': './nowhere' is no folder"),
         (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
         (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
+        (["--", "--model=other"], {}, "--model=other behind -- is for the fleet to say"),
+        (["--no-ray", "--address", "auto"], {}, "--no-ray and --address auto contradict each other"),
+        (["--no-router"], {}, "--no-router is for the fleet of a cluster"),
     ],
 )
 def test_a_setting_that_cannot_be_used_starts_nothing(
@@ -427,13 +418,6 @@ def test_up_takes_its_options_from_the_environment_too() -> None:
         result = CliRunner().invoke(up_command, SIMULATED, env=environment)
     assert result.exit_code == 1
     assert f"cannot listen on 127.0.0.2:{port}: Address already in use" in result.stderr
-
-
-def test_the_limit_of_the_drain_is_that_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    wishes = Wishes(1, "127.0.0.1", 0, "simulated", "demo", 0, None, "cost", ("--drain-timeout", "600"))
-    assert replica_config(wishes).drain_timeout_s == 600
-    monkeypatch.setenv("WARMROUTE_DRAIN_TIMEOUT", "90")
-    assert replica_config(wishes._replace(more=())).drain_timeout_s == 90
 
 
 def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
@@ -455,75 +439,31 @@ def test_an_address_that_is_not_ours_is_refused() -> None:
         bind("nowhere.invalid", 0)
 
 
-def test_taken_event_ports_are_passed_over() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        first = free_ports(port - 1)
-    assert first > port or first + 4 <= port
-
-
-def test_without_four_free_ports_in_a_row_there_is_an_error() -> None:
-    with pytest.raises(click.ClickException, match="from 65533 on; choose another --events-port"):
-        free_ports(65533)
-
-
-def test_event_ports_are_given_out_once() -> None:
-    ports = EventPorts(20_000)
-    assert ports.take() + 4 <= ports.take()
-    assert [EventPorts(0).take() for _ in range(2)] == [0, 0]
+def seen(name: str = "demo", replicas: int = 1) -> View:
+    ready = [
+        ReplicaView(name=f"{name}-{number}", model=name, life="ready", url="http://127.0.0.1:1")
+        for number in range(replicas)
+    ]
+    return View(models=(ModelView(name=name, wanted=replicas, ready=replicas),), replicas=tuple(ready))
 
 
 @pytest.mark.parametrize(
-    ("line", "ready"),
+    ("model", "engine", "said"),
     [
-        (
-            "ready on http://127.0.0.1:8001, model m, 8 blocks of 16, events tcp://127.0.0.1:5557",
-            Ready("127.0.0.1", 8001, "tcp://127.0.0.1:5557", "m"),
-        ),
-        (
-            "log\nready on http://[::1]:8001, model a, events b, 8 blocks of 16, events off",
-            Ready("::1", 8001, None, "a, events b"),
-        ),
-        ("ready on http://127.0.0.1:80", None),
-        ("", None),
+        ("demo", "native", "it babbles"),
+        ("mine", "native", None),
+        ("mine", "simulated", "The engine is simulated"),
+        ("demo", "simulated", "The engine is simulated"),
     ],
 )
-def test_the_ready_line_says_where_a_replica_listens(line: str, ready: Ready | None) -> None:
-    assert read_ready_line(line) == ready
-
-
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        (EngineConfig(model="demo"), "it babbles"),
-        (EngineConfig(model="mine"), None),
-        (EngineConfig(model="mine", engine="simulated"), "The engine is simulated"),
-        (EngineConfig(model="demo", engine="simulated"), "The engine is simulated"),
-    ],
-)
-def test_what_not_to_expect_of_it_is_announced(engine: EngineConfig, said: str | None) -> None:
-    ready = {"replica-0": Ready("127.0.0.1", 1, None, "m")}
-    shown = announcement("http://x", ready, remark=remark_on(engine), guarded=False)
+def test_what_not_to_expect_of_it_is_announced(model: str, engine: Engine, said: str | None) -> None:
+    plan = FleetPlan(models=(ModelPlan(name=model, model=model, engine=engine),))
+    shown = announcement("http://x", seen(model), remarks_on(plan), guarded=False)
     assert [each for each in ("it babbles", "The engine is simulated") if each in shown] == ([said] if said else [])
 
 
-def test_replicas_are_told_where_the_model_was_found() -> None:
-    found = EngineConfig(model="org/name", model_path="/cache/of/it")
-    wishes = Wishes(1, "127.0.0.1", 0, "native", "org/name", 0, None, "cost", ("--model", "org/name"))
-    command = command_of(wishes, found, "replica-0")(7000)
-    config = settings_of(command[command.index("replica") + 1 :])
-    assert (config["model"], config["served_model_name"]) == ("/cache/of/it", "org/name")
-    assert "/cache/of/it" not in command_of(wishes, EngineConfig(model="m"), "replica-0")(7000)
-
-
-def settings_of(arguments: list[str]) -> dict[str, Any]:
-    parser = replica_options.make_parser(click.Context(replica_options))
-    values, _, _ = parser.parse_args(arguments)
-    return dict(values)
-
-
 def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
-    ready = {"replica-0": Ready("127.0.0.1", 1, None, "demo")}
-    said = announcement("http://[::1]:8000", ready, guarded=True)
+    said = announcement("http://[::1]:8000", seen(), (), guarded=True)
+    assert "1 replica of demo answers at http://[::1]:8000" in said
     assert "events off" in said
     assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said

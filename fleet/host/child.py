@@ -4,39 +4,31 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from api.lifeline import PARENT_VARIABLE
+from fleet.host.report import Place
 
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
-LOOK_INTERVAL_S = 0.05
+MOST_BYTES = 4 * 1024 * 1024
 LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process takes
 
 
-class Ready(NamedTuple):
-    """Where a ready replica listens, and the model that it serves."""
-
-    host: str
-    port: int
-    events: str | None
-    model: str
-
-    @property
-    def url(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
-
-
-class Died(Exception):
-    """The process ended by itself."""
+def module(name: str, *arguments: str) -> list[str]:
+    """The command of one of our modules. It sees the current folder as a place of modules only if this process does."""
+    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
+    return [sys.executable, *safe, "-m", name, *arguments]
 
 
 class Log:
     """A file that is written and read through one descriptor, so that it outlives its name: folders are tidied up."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     @property
@@ -48,45 +40,48 @@ class Log:
         start = max(begin, self.size - TAIL_BYTES)
         return os.pread(self.descriptor, TAIL_BYTES, start).decode(errors="replace")
 
+    def last(self, lines: int) -> str:
+        """The last lines, as far back as the bytes go that one may ask for."""
+        start = max(0, self.size - MOST_BYTES)
+        text = os.pread(self.descriptor, MOST_BYTES, start).decode(errors="replace")
+        return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
+
     def close(self) -> None:
         os.close(self.descriptor)
 
 
 class Child:
-    """A process that dies with this one, however this one ends."""
+    """A process, in a session of its own, that dies with this one, however this one ends."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Log, log_begin: int) -> None:
-        self.name = name
+    def __init__(self, process: asyncio.subprocess.Process, log: Log, log_begin: int) -> None:
         self._process = process
         self._log = log
         self._log_begin = log_begin
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], log: Log) -> "Child":
+    async def start(cls, command: Sequence[str], log: Log, environment: Mapping[str, str]) -> "Child":
         begin = log.size
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log.descriptor,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONIOENCODING": LOG_ENCODING},
+            env=os.environ | environment | {PARENT_VARIABLE: str(os.getpid()), "PYTHONIOENCODING": LOG_ENCODING},
             start_new_session=True,  # Ctrl-C in a terminal is for the fleet, which drains its front first
         )
-        return cls(name, process, log, begin)
+        return cls(process, log, begin)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def ready(self) -> Ready:
-        """Wait until it says that it is."""
-        while True:
-            ready = read_ready_line(self.output())
-            if ready is not None:
-                return ready
-            if self._process.returncode is not None:
-                raise Died(self.ending)
-            await asyncio.sleep(LOOK_INTERVAL_S)
+    @property
+    def is_over(self) -> bool:
+        return self._process.returncode is not None
+
+    def place(self) -> Place | None:
+        """Where it listens, once it has said that it is ready; for our own replicas."""
+        return read_ready_line(self.output())
 
     async def ended(self) -> str:
         """Wait for the end, and say which it was."""
@@ -112,36 +107,38 @@ class Child:
         """What it says about its settings."""
         return [line for line in self.output().splitlines() if line.startswith("Note: ")]
 
-    def lost_its_ports(self) -> bool:
-        """Whether it ended because somebody else took the ports of its events first."""
-        return re.search(r"cannot bind tcp://\S+: Address already in use", self.output()) is not None
-
     async def stop(self, limit_s: float) -> bool:
         """Ask it to drain and end; False if it had to be killed."""
-        self.signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(limit_s):
                 await self._process.wait()
         except TimeoutError:
-            self.signal(signal.SIGKILL)
+            self.kill()
             await self._process.wait()
             return False
         return True
 
-    def signal(self, number: int) -> None:
-        if self._process.returncode is None:
+    def kill(self) -> None:
+        """With all that it has started itself."""
+        if not self.is_over:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if not self.is_over:
             self._process.send_signal(number)
 
 
 READY_LINE = re.compile(
-    r"^ready on http://(\S+):(\d+), model (.*), \d+ blocks of \d+,(?: attention \S+,)? events (\S+)$", re.MULTILINE
+    r"^ready on (http://\S+:\d+), model (.*), \d+ blocks of \d+,(?: attention \S+,)? events (\S+)$", re.MULTILINE
 )
 
 
-def read_ready_line(output: str) -> Ready | None:
+def read_ready_line(output: str) -> Place | None:
     """Find the line that `replica.server.ready_line` makes."""
     found = READY_LINE.search(output)
     if found is None:
         return None
-    host, port, model, events = found.groups()
-    return Ready(host.strip("[]"), int(port), None if events == "off" else events, model)
+    url, model, events = found.groups()
+    return Place(url=url, model=model, events=None if events == "off" else events)

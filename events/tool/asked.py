@@ -1,0 +1,45 @@
+"""Where a warmroute replica sends its events, as it says itself when it is asked at its HTTP address."""
+
+import os
+
+import click
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from events.publisher import Endpoints
+from events.subscriber import Source
+
+TIMEOUT_S = 5.0
+KEY = "WARMROUTE_API_KEY"
+
+
+class _Answer(Struct):
+    """Of GET /load, what is needed here."""
+
+    model: str
+    topic: str | None = None
+    endpoints: Endpoints | None = None
+
+
+def source_at(url: str) -> Source:
+    """All of its sockets; a click error says what is wrong."""
+    key = os.environ.get(KEY)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx2.get(f"{url.rstrip('/')}/load", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise click.UsageError(f"nothing answers at {url}: {error or type(error).__name__}") from error
+    if answer.status_code == 401:
+        raise click.UsageError(f"the replica at {url} demands its key; give it as {KEY}")
+    try:
+        said = msgspec.json.decode(answer.content, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise click.UsageError(
+            f"what answers at {url} is no replica of warmroute's; name the socket of its events, tcp://HOST:PORT"
+        ) from error
+    if said.endpoints is None:
+        raise click.UsageError(f"the replica at {url} sends no events, or has not started yet")
+    found = said.endpoints
+    name = url.partition("://")[2].rstrip("/")
+    return Source(name, found.events, found.replay, found.status, found.snapshot, said.topic or "", said.model)

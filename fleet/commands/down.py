@@ -1,0 +1,163 @@
+"""`warmroute down`: end a fleet."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.known import KnownFleet, Where, find, known, lives, note, noted, tidy, was_killed
+from fleet.commands.options import fleet_options
+from fleet.commands.progress import Display
+from fleet.commands.view import View
+from fleet.commands.words import changes
+
+LOOK_S = 0.25
+BETWEEN_SIGNALS_S = 3.0  # at most: two at once would count as one
+STUCK_S = 15.0
+GONE_S = 2.0  # a controller that is silent for so long has ended
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="End all fleets that this user has started on this machine.")
+@click.option("--now", is_flag=True, help="Do not wait for running requests.")
+@fleet_options
+def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) -> None:
+    """End a fleet: its replicas finish their running requests and leave, then everything else ends.
+
+    A fleet of this machine gets what Ctrl-C would be where `warmroute up` runs, with --now twice. What one has left
+    behind that was killed is removed. One that is elsewhere is asked by the URL of its controller.
+
+    \b
+    Examples:
+      warmroute down
+      warmroute down --fleet 9000 --now
+      warmroute down --all
+      warmroute down --fleet http://10.0.0.5:8790
+
+    Ctrl-C ends the waiting, not the ending. Exit status: 0 it has ended, 1 there is none that could be ended.
+    """
+    if everything and which is not None:
+        raise click.UsageError("--all is all fleets of this machine; give it or --fleet, not both")
+    killed = [fleet for fleet in noted() if was_killed(fleet)]
+    living = known()  # which removes what was left, and says so
+    if everything and not living and not killed:
+        raise click.ClickException("no fleet runs on this machine; there is nothing to end")
+    if everything:
+        end_here(living, now)
+    elif not was_meant(which, killed) or was_meant(which, living):
+        end_one(find(which), fleet_key, now)
+
+
+def was_meant(which: str | None, fleets: Sequence[KnownFleet]) -> bool:
+    return any(which in (None, str(fleet.port)) for fleet in fleets)
+
+
+# ---- of this machine
+
+
+def end_one(where: Where, fleet_key: str | None, now: bool) -> None:
+    if where.known is not None:
+        end_here([where.known], now)
+    elif now:
+        raise click.UsageError(f"--now is for a fleet of this machine, and that of {where.url} is none")
+    else:
+        with Fleet(where.url, fleet_key or where.key) as fleet:
+            end_there(fleet)
+
+
+def end_here(fleets: Sequence[KnownFleet], now: bool) -> None:
+    for fleet in fleets:
+        ask_to_end(fleet, now)
+    try:
+        for fleet in fleets:
+            wait_here(fleet, now)
+    except KeyboardInterrupt:
+        click.echo("No longer waited for; it goes on ending. `warmroute down --now` does not wait.", err=True)
+        raise
+
+
+def ask_to_end(fleet: KnownFleet, now: bool) -> None:
+    """The second signal means: at once. So who has asked before only waits, unless it is to be now."""
+    if not fleet.ending:
+        if lives(fleet):
+            note(msgspec.structs.replace(fleet, ending=True))  # before it is asked: it removes this file in the end
+        send_signal(fleet)
+        if now:  # two signals that arrive together are one
+            time.sleep(BETWEEN_SIGNALS_S)
+    if now:
+        send_signal(fleet)
+
+
+def send_signal(fleet: KnownFleet) -> None:
+    """Only to the process that has noted this fleet; that number may be another one's by now."""
+    if lives(fleet):
+        os.kill(fleet.pid, signal.SIGTERM)
+
+
+def wait_here(fleet: KnownFleet, now: bool) -> None:
+    title = f"Ending port {fleet.port}"
+    began_s, said = time.monotonic(), False
+    with Fleet(fleet.controller, fleet.key) as controller, Display(title) as display:
+        display.line(f"{title}, pid {fleet.pid}")
+        running = Running(controller, display)
+        while lives(fleet):
+            running.look()
+            if now and not said and time.monotonic() - began_s > STUCK_S:
+                display.line(f"It does not end. To kill it: kill -9 {fleet.pid}; warmroute down")
+                said = True
+            time.sleep(LOOK_S)
+    if any(each.pid == fleet.pid and was_killed(each) for each in noted()):
+        tidy(fleet)
+        click.echo(f"The fleet of port {fleet.port} was killed; what it had left is removed")
+    else:
+        click.echo(f"The fleet of port {fleet.port} has ended")
+
+
+# ---- elsewhere
+
+
+def end_there(fleet: Fleet) -> None:
+    fleet.end()
+    try:
+        with Display(f"Ending {fleet.url}") as display:
+            running = Running(fleet, display)
+            while running.silent_s < GONE_S:
+                running.look()
+                time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        click.echo("No longer waited for; it goes on ending.", err=True)
+        raise
+    click.echo(f"The fleet of {fleet.url} has ended")
+
+
+class Running:
+    """Shows what still runs of a fleet that ends."""
+
+    def __init__(self, fleet: Fleet, display: Display) -> None:
+        self._fleet = fleet
+        self._display = display
+        self._seen: View | None = None
+        self._first = 0
+        self._silent_since_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
+
+    def look(self) -> None:
+        try:
+            view = self._fleet.view()
+        except (Unreachable, Refused):
+            self._silent_since_s = self._silent_since_s or time.monotonic()
+            return
+        self._silent_since_s = None
+        if self._seen is None:
+            self._first = len(view.replicas)
+        for line in changes(self._seen, view):
+            self._display.line(line)
+        self._display.step(max(0, self._first - len(view.replicas)), self._first)
+        self._seen = view

@@ -1,0 +1,287 @@
+"""The fleets of this machine: `warmroute up` keeps a file for each, so that other commands find its controller.
+
+A file may be broken, stale or forged: what is wrong with it is said, and the others count. New fields go last.
+"""
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from msgspec import Meta, Struct, field
+
+FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
+MOST_BYTES = 64 * 1024
+CONNECT_TIMEOUT_S = 1.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+HeaderText = Annotated[str, Meta(pattern="^[!-~]+$")]
+
+
+def _boot() -> str:
+    """Another one after every start of the machine: pids and times since the start begin anew then."""
+    return _read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
+
+
+def _pid_namespace() -> str:
+    """In which a pid has its meaning; containers may share a temporary folder, and have pids of their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class KnownFleet(Struct, frozen=True, kw_only=True):
+    port: Port  # of its router
+    pid: Annotated[int, Meta(ge=1)]  # of `warmroute up`; in a container it may well be 1
+    started: float  # `process_started(pid)`: a pid that was given anew is not taken for it
+    controller: Annotated[str, Meta(pattern="^https?://")]  # its URL
+    key: HeaderText | None = None  # of the controller
+    folders: tuple[str, ...] = ()  # temporary ones, to be removed should it be killed
+    boot: str = field(default_factory=_boot)
+    pid_namespace: str = field(default_factory=_pid_namespace)
+    ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
+
+
+class Where(NamedTuple):
+    """A controller to talk to, and the fleet of this machine that it is of, if it is."""
+
+    url: str
+    key: str | None
+    known: KnownFleet | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(KnownFleet).decode
+
+
+# ---- what `warmroute up` does
+
+
+def note(fleet: KnownFleet) -> Path:
+    """Write its file, in one piece or not at all; what a killed one on the same port has left is removed before."""
+    folder = _folders()[0]
+    path = folder / f"{fleet.port}.json"
+    try:
+        _make_ours(folder)
+        before = _read(path)
+        if before is not None and was_killed(before):
+            tidy(before)
+            _make_ours(folder)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".")  # with mode 0600
+        with open(descriptor, "wb") as file:
+            file.write(_encode(fleet))
+        os.replace(temporary, path)
+        forget(fleet, but=path)  # what another session's XDG_RUNTIME_DIR made it write elsewhere
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write {str(path)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours"
+        ) from error
+    return path
+
+
+def forget(fleet: KnownFleet, but: Path | None = None) -> None:
+    """Remove its file, unless another fleet has written its own there since, and the folder if it is empty."""
+    for folder in _folders():
+        path = folder / f"{fleet.port}.json"
+        found = None if path == but else _read(path)
+        if found is not None and _same(found, fleet):
+            path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def process_started(pid: int) -> float | None:
+    """When a process began, in seconds since the machine did, which no setting of clocks moves; None: it is over."""
+    fields = _read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # a command's name may have spaces
+    if len(fields) < 20 or fields[0] in "ZX":  # one that ended, and that nobody has asked about yet
+        return None
+    return int(fields[19]) * TICK_S
+
+
+# ---- what other commands do
+
+
+def known() -> list[KnownFleet]:
+    """Those that live. What others have left, which were killed, is removed, and that is said."""
+    living = []
+    for fleet in noted():
+        if lives(fleet):
+            living.append(fleet)
+        elif was_killed(fleet):
+            tidy(fleet)
+            _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); what it had left is removed")
+            if _answers(fleet.controller):  # in a cluster it needs no `warmroute up`
+                _say(f"its controller still answers; to end it: warmroute down --fleet {fleet.controller}")
+    return sorted(living, key=lambda fleet: fleet.port)
+
+
+def find(which: str | None) -> Where:
+    """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
+    fleets = known()
+    if which is None:
+        if len(fleets) == 1:
+            return _where(fleets[0])
+        raise click.ClickException(
+            f"several fleets run on this machine: {listed(fleets)}; name one with --fleet PORT"
+            if fleets
+            else "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
+        )
+    if which.isdecimal():
+        port = int(which)
+        fleet = next((each for each in fleets if port in (each.port, _port_of(each.controller))), None)
+        if fleet is None:
+            raise click.ClickException(f"no fleet of this machine has port {port}; there are {listed(fleets)}")
+        return _where(fleet)
+    return next((_where(each) for each in fleets if _is_at(each, which)), Where(which, None, None))
+
+
+def listed(fleets: list[KnownFleet]) -> str:
+    return ", ".join(f"port {fleet.port} (controller {fleet.controller})" for fleet in fleets) or "none"
+
+
+def noted() -> Iterator[KnownFleet]:
+    """All that have a file, whether they live or not."""
+    for folder in _folders():
+        try:
+            paths = sorted(folder.glob("*.json")) if _is_ours(folder) else []
+        except OSError as error:
+            _say(f"{folder} is passed over: {error.strerror or error}")
+            continue
+        yield from (fleet for path in paths if (fleet := _read(path)) is not None)
+
+
+def lives(fleet: KnownFleet) -> bool:
+    """Whether this very process runs; of another container's nothing is known."""
+    here = (fleet.boot, fleet.pid_namespace) == (_boot(), _pid_namespace())
+    started = process_started(fleet.pid) if here else None
+    return started is not None and abs(started - fleet.started) < TICK_S / 2
+
+
+def was_killed(fleet: KnownFleet) -> bool:
+    return fleet.pid_namespace == _pid_namespace() and not lives(fleet)
+
+
+def tidy(fleet: KnownFleet) -> None:
+    """Remove what a fleet that was killed has left."""
+    for name in fleet.folders:
+        folder = Path(name)
+        if not (folder.is_absolute() and folder.name.startswith(FOLDER_PREFIX) and ".." not in folder.parts):
+            _say(f"{name!r} is left alone: its name is not that of a temporary folder of warmroute")
+        elif folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
+    forget(fleet)
+
+
+# ---- files
+
+
+def _folders() -> list[Path]:
+    """Where the files are; the first one is for new files. A session may have XDG_RUNTIME_DIR, and the next one not."""
+    temporary = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{os.geteuid()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # One that su and sudo have left in the environment is another user's.
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
+        return [Path(runtime) / "warmroute", temporary]
+    return [temporary]
+
+
+def _make_ours(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(folder):
+        raise PermissionError(0, "its folder is not this user's", str(folder))
+    folder.chmod(0o700)
+
+
+def _is_ours(folder: Path) -> bool:
+    """False where there is none. In a folder for everybody another user may have made it first."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(0, "it is not a folder of this user", str(folder))
+    return True
+
+
+def _read(path: Path) -> KnownFleet | None:
+    """None where there is no file, or none that can be used; the latter is said."""
+    try:
+        return _decode(_content(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _say(f"{path} is passed over: {error.strerror}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        _say(f"{path} is passed over: {error}; remove it")
+    return None
+
+
+def _content(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(0, "it is not a file that only this user writes", str(path))
+        return os.read(descriptor, MOST_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _read_text(path: Path) -> str:
+    """Of a file in /proc; empty where there is none, or none any more."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# ----
+
+
+def _where(fleet: KnownFleet) -> Where:
+    return Where(fleet.controller, fleet.key, fleet)
+
+
+def _is_at(fleet: KnownFleet, url: str) -> bool:
+    """Whether this is the controller's address, or on this machine that of the router."""
+    if url == fleet.controller:
+        return True
+    return urlsplit(url).hostname in LOOPBACK and _port_of(url) in (fleet.port, _port_of(fleet.controller))
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        return urlsplit(url).port
+    except ValueError:
+        return None
+
+
+def _answers(url: str) -> bool:
+    try:
+        socket.create_connection((urlsplit(url).hostname or "", _port_of(url) or 80), CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _same(one: KnownFleet, other: KnownFleet) -> bool:
+    return (one.pid, one.started, one.boot, one.pid_namespace) == (
+        other.pid,
+        other.started,
+        other.boot,
+        other.pid_namespace,
+    )
+
+
+def _say(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)

@@ -1,0 +1,49 @@
+"""`warmroute restart`: replace the replicas of a model, one after the other."""
+
+import click
+
+from fleet.commands.lookout import Lookout
+from fleet.commands.options import fleet_options, locate
+from fleet.commands.progress import Step, follow
+from fleet.commands.view import View
+
+
+@click.command()
+@click.argument("model")
+@click.option("--surge", is_flag=True, help="Start a new one before an old one leaves; there must be room for it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all are new.")
+@fleet_options
+def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key: str | None) -> None:
+    """Replace all replicas of MODEL, one after the other, and wait until all are new.
+
+    The next one is not touched before all others are ready. Those whose caches are worth least go first; each finishes
+    its running requests, for as long as the model's drain timeout says. A new one has an empty cache.
+
+    \b
+    Examples:
+      warmroute restart demo
+      warmroute restart demo --surge
+      warmroute restart demo --no-wait && warmroute status --watch
+
+    Ctrl-C ends the waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
+    cannot be done.
+    """
+    with Lookout(lambda: locate(which, fleet_key)) as lookout:
+        before = lookout.fleet.view()
+        generation = lookout.fleet.restart(model, int(surge)).generation
+        if no_wait:
+            click.echo(f"The replicas of {model} are replaced one after the other; see `warmroute status`")
+            return
+        follow(lookout, before, model, f"Restarting {model}", lambda view: so_far(view, model, generation))
+    click.echo(f"All replicas of {model} are new")
+
+
+def so_far(now: View, name: str, generation: int) -> Step:
+    """How many are new and ready; a restart that somebody else has begun since makes them no older."""
+    model = now.model(name)
+    if model is None:
+        raise click.ClickException(f"somebody has taken {name} out of the fleet meanwhile")
+    mine = now.of(name)
+    renewed = sum(replica.generation >= generation and replica.life in ("ready", "draining") for replica in mine)
+    old = any(replica.generation < generation for replica in mine)
+    return Step(min(renewed, model.wanted), model.wanted, not old and renewed >= model.wanted)

@@ -1,0 +1,97 @@
+"""`warmroute status`: what a fleet should be, and what it is."""
+
+import contextlib
+import time
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from fleet.commands.lookout import Lookout
+from fleet.commands.options import fleet_options, locate
+from fleet.commands.picture import Picture
+from fleet.commands.progress import has_cursor
+from fleet.commands.view import View
+from fleet.commands.words import age_of
+
+REFRESH_S = 1.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Show the controller's answer as it is.")
+@click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
+@fleet_options
+def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
+    """Show a fleet: how many replicas of each model are ready, what each of them does, and why one is not well.
+
+    "cached" is how much of a replica's KV cache holds prefixes, and how many tokens these are; "hits" the part of the
+    prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
+    that are still to be computed. Columns that say the same of every replica are left out, and so are those that do not
+    fit; --json has all.
+
+    \b
+    Examples:
+      warmroute status
+      warmroute status --watch
+      warmroute status --fleet http://10.0.0.5:8790
+      warmroute status --json | jq '.replicas[] | select(.life != "ready") | .name'
+
+    Exit status: 0 all replicas that are wanted are ready, 1 some are not, or nobody answers, or the fleet is ending.
+    After --watch it is 0.
+    """
+    console = Console(highlight=False, emoji=False, markup=False)
+    with Lookout(lambda: locate(which, fleet_key)) as lookout, contextlib.suppress(KeyboardInterrupt):
+        answer = lookout.fleet.answer()
+        view = lookout.fleet.read(answer)
+        if not watch:
+            show(console, answer if as_json else Picture(view, time.time()))
+            return 0 if view.complete else 1
+        if as_json or not has_cursor(console):
+            print_again_and_again(console, lookout, as_json=as_json)
+        else:
+            draw_again_and_again(console, lookout, view)
+    return 0
+
+
+def show(console: Console, what: bytes | Picture) -> None:
+    if isinstance(what, bytes):
+        click.echo(what.decode(errors="replace"))
+    else:
+        console.print(what, crop=False)
+
+
+def print_again_and_again(console: Console, lookout: Lookout, *, as_json: bool) -> None:
+    """For pipes and files. While the controller is away there is nothing to print, and that is said once."""
+    said = False
+    while True:
+        view = lookout.look()
+        if view is None:
+            if not said:
+                click.echo(f"Note: {away(lookout)}", err=True)
+            said = True
+        else:
+            said = False
+            show(console, lookout.answer if as_json else Picture(view, time.time()))
+            if not as_json:
+                click.echo()
+        time.sleep(REFRESH_S)
+
+
+def draw_again_and_again(console: Console, lookout: Lookout, view: View) -> None:
+    """On a screen of its own, so that nothing flickers; the last picture stays behind."""
+    picture = Picture(view, time.time())
+    try:
+        with Live(picture, console=console, screen=True, auto_refresh=False) as live:
+            live.refresh()
+            while True:
+                time.sleep(REFRESH_S)
+                now = lookout.look()
+                view = now or view
+                picture = Picture(view, time.time(), "" if now else away(lookout))
+                live.update(picture, refresh=True)
+    finally:
+        console.print(picture, crop=False)
+
+
+def away(lookout: Lookout) -> str:
+    return f"The controller has not answered for {age_of(lookout.away_s)}: {lookout.why}"

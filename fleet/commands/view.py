@@ -1,0 +1,79 @@
+"""What a controller says of its fleet (GET /fleet), typed; fields of newer controllers are passed over."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from events.native import Load
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    name: str
+    model: str = ""  # a folder, or a name that the engine knows
+    engine: str = ""
+    wanted: int = 0
+    ready: int = 0
+    replicas: int = 0  # with those that leave
+    generation: int = 0
+    restarting: bool = False
+    autoscale: dict[str, Any] | None = None
+    autoscale_why: str | None = None
+
+
+class ReplicaView(Struct, frozen=True, kw_only=True):
+    """Of one that has not been heard of yet, there is only what stands before `since`."""
+
+    name: str
+    model: str
+    life: str
+    generation: int = 0
+    old: bool = False
+    why: str = ""
+    since: float = 0.0
+    node: str = ""
+    pid: int | None = None
+    incarnation: str | None = None
+    url: str | None = None
+    events: str | None = None
+    log: str = ""  # the file on its node
+    notes: tuple[str, ...] = ()  # what it said of its settings
+    starts: int = 0
+    last_words: tuple[str, ...] = ()
+    load: Load = Load()
+    hit_rate: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    open_requests: int = 0
+    total_blocks: int = 0
+    block_size: int = 0
+    measured_at: float = 0.0
+
+    @property
+    def serves(self) -> bool:
+        """Whether its figures are of now."""
+        return self.life in ("ready", "draining", "leaving") and self.measured_at > 0
+
+    @property
+    def number(self) -> int:
+        """Of `demo-10`: 10, so that it comes after `demo-9`."""
+        digits = self.name.rpartition("-")[2]
+        return int(digits) if digits.isdecimal() else 0
+
+
+class View(Struct, frozen=True, kw_only=True):
+    models: tuple[ModelView, ...]
+    replicas: tuple[ReplicaView, ...]
+    version: str = ""
+    ending: bool = False
+    pid: int = 0
+
+    def model(self, name: str) -> ModelView | None:
+        return next((model for model in self.models if model.name == name), None)
+
+    def of(self, model: str) -> list[ReplicaView]:
+        mine = [replica for replica in self.replicas if replica.model == model]
+        return sorted(mine, key=lambda replica: (replica.number, replica.name))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is wanted is ready."""
+        return not self.ending and all(model.ready >= model.wanted for model in self.models)

@@ -1,0 +1,76 @@
+"""How figures and states of a fleet are put into words."""
+
+from fleet.commands.view import ReplicaView, View
+
+CAUSES = ("ready", "gone", "leaving")  # when one is ready another may leave, and when it is gone a new one may start
+
+
+def changes(before: View | None, now: View, model: str | None = None) -> list[str]:
+    """What has happened to the replicas of one model, or of all, in lines; what may have led to the others first."""
+    were = {} if before is None else {replica.name: replica for replica in before.replicas}
+    are = {replica.name: replica for replica in now.replicas}
+    happenings = []
+    for name, replica in are.items():
+        if model in (None, replica.model):
+            rank = CAUSES.index(replica.life) if replica.life in CAUSES else len(CAUSES)
+            happenings.append((rank, _change(were.get(name), replica, first=before is None)))
+    for name, replica in were.items():
+        if name not in are and model in (None, replica.model):
+            happenings.append((CAUSES.index("gone"), [f"{name} is gone"]))
+    return [line for _, lines in sorted(happenings, key=lambda each: each[0]) for line in lines]
+
+
+def _change(was: ReplicaView | None, now: ReplicaView, *, first: bool) -> list[str]:
+    """At the first look what is ready is no news."""
+    if was is None and first and now.life == "ready":
+        return []
+    if was is not None and (was.life, was.why, was.starts or 1) == (now.life, now.why, now.starts or 1):
+        return []
+    words = now.last_words if now.life == "failing" else ()
+    return [f"{now.name} {happened(now)}", *(f"  | {word}" for word in words)]
+
+
+def happened(replica: ReplicaView) -> str:
+    """What has become of it, and why; to be said after its name."""
+    why = replica.why
+    match replica.life:
+        case "placing":
+            return f"waits for a place: {why}" if why else "is being placed"
+        case "starting":
+            return f"starts again; before, it {why}" if why else "starts"
+        case "ready":
+            return "is ready"
+        case "failing":
+            return f"{why}; it is started again" + (f", after {replica.starts} starts" if replica.starts > 1 else "")
+        case "draining":
+            return "gets no new requests"
+        case "leaving":
+            running = replica.open_requests
+            return f"finishes {count(running, 'request')} and leaves" if running else "leaves"
+        case "lost":
+            return f"is out of sight: {why}"
+        case life:
+            return f"is {life}: {why}" if why else f"is {life}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def age_of(seconds: float) -> str:
+    """Two units at most: `7s`, `5m`, `3h12m`, `9d4h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if minutes < 1:
+        return f"{max(0, int(seconds))}s"
+    if hours < 1:
+        return f"{minutes}m"
+    return f"{hours}h{minutes % 60}m" if days < 1 else f"{days}d{hours % 24}h"
+
+
+def short(number: float) -> str:
+    """Three digits or so: `950`, `12.3k`, `427k`, `1.2M`."""
+    for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= power * 0.9995:
+            scaled = number / power
+            return f"{scaled:.1f}{letter}" if scaled < 99.95 else f"{scaled:.0f}{letter}"
+    return f"{number:.0f}"

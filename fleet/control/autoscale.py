@@ -1,0 +1,176 @@
+"""How many replicas a model should have, from what they report: `look` again and again, with the time as an argument.
+
+More are wanted when a new prompt would wait for longer than the target, for `up_after_s` without a break; one less when
+the others would be well off without it for `down_after_s`. What is not known changes nothing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleet.host.report import Report
+from fleet.plan import Autoscale
+
+STALE_S = 5.0  # a measurement older than that says nothing
+STARTS_S = 12  # times up_after_s: for so long a replica that starts counts as if it were there
+SPARE = 0.5  # of the target: what a prompt may wait with one replica less
+MOST_BUSY = 0.7  # of the prefill speed, or of the KV memory, with one replica less
+MOST_PATIENCE = 16  # times down_after_s
+SLOWEST = 0.1  # of its prefill speed: what a replica is at least taken to do, whatever its last seconds say
+# Of engines that do not say it
+ASSUMED_TOKENS_PER_S = 8000.0
+ASSUMED_PROMPT_TOKENS = 1000.0
+
+
+class Demand(NamedTuple):
+    """What some replicas have to do together, and how fast they do it."""
+
+    replicas: int
+    queued_tokens: float
+    tokens_per_s: float  # the prefill that they can do
+    done_tokens_per_s: float  # the prefill that they did lately
+    waiting: bool  # at every one of them somebody waits: they do what they can
+    memory: float  # the part of their KV memory that requests hold
+    assumed: bool  # whether part of the speed is a guess
+
+    @property
+    def pace(self) -> float:
+        """How fast the queue gets shorter. With someone waiting everywhere it is seen: decoding may be in the way."""
+        if not self.waiting or self.assumed:
+            return self.tokens_per_s
+        return min(self.tokens_per_s, max(self.done_tokens_per_s, SLOWEST * self.tokens_per_s))
+
+    def wait_s(self, replicas: int) -> float:
+        """Of a new prompt, were there so many."""
+        return self.queued_tokens / (self.pace * replicas / self.replicas)
+
+    def busy(self, replicas: int) -> float:
+        """The larger part that would be taken of prefill speed and KV memory, were there so many."""
+        return max(self.done_tokens_per_s / self.tokens_per_s, self.memory) * self.replicas / replicas
+
+    def enough(self, target_s: float) -> int:
+        """The fewest replicas with which a new prompt would not wait for longer than the target."""
+        replicas = max(1, round(self.queued_tokens / target_s / self.pace * self.replicas))
+        return replicas if self.wait_s(replicas) <= target_s else replicas + 1
+
+
+class Autoscaler:
+    """One model's."""
+
+    def __init__(self, plan: Autoscale) -> None:
+        self.plan = plan
+        self.why = ""  # of the last change
+        self._newest = 0.0  # Unix time of the newest measurement
+        self._newer_s = 0.0  # when it came
+        self._there = 0
+        self._short_since_s: float | None = None
+        self._ample_since_s: float | None = None
+        self._incomplete_since_s: float | None = None  # not all that are wanted are there
+        self._fewer_s: float | None = None  # when one was taken away last
+        self._patience = 1  # doubled when one was missed soon after it was taken away
+
+    def look(self, wanted: int, reports: Sequence[Report], now_s: float) -> int:
+        """The count that is wanted from now on."""
+        least, most = self.plan.min, self.plan.max
+        if not least <= wanted <= most:
+            self._forget()
+            self.why = f"it is to have between {least} and {most}"
+            return min(max(wanted, least), most)
+        known = self._fresh(reports, now_s)
+        self._count(wanted, len(known), now_s)
+        if not known:
+            self._short_since_s = self._ample_since_s = None
+            return wanted
+        demand = demand_of(known)
+        return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
+
+    def _fresh(self, reports: Sequence[Report], now_s: float) -> list[Report]:
+        """By the clock here only whether any is new: that of the replicas' nodes may be another."""
+        newest = max((report.measured_at for report in reports), default=0.0)
+        if newest > self._newest:
+            self._newest, self._newer_s = newest, now_s
+        if not newest or now_s - self._newer_s > STALE_S:
+            return []
+        return [report for report in reports if report.measured_at >= newest - STALE_S]
+
+    def _count(self, wanted: int, there: int, now_s: float) -> None:
+        """One that has just come gets time to show what it can do."""
+        if there > self._there:
+            self._short_since_s = None
+        self._there = there
+        if there >= wanted:
+            self._incomplete_since_s = None
+        elif self._incomplete_since_s is None:
+            self._incomplete_since_s = now_s
+
+    def _more(self, wanted: int, demand: Demand, now_s: float) -> int | None:
+        plan = self.plan
+        wait_s = demand.wait_s(demand.replicas)
+        if wait_s <= plan.ttft_target_s or wanted >= plan.max:
+            self._short_since_s = None
+            return None
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        if now_s - self._short_since_s < plan.up_after_s or self._more_will_come(wanted, demand, now_s):
+            return None
+        more = min(max(demand.enough(plan.ttft_target_s), wanted + 1), 2 * wanted, plan.max)
+        if self._fewer_s is not None:
+            missed = now_s - self._fewer_s < plan.down_after_s * self._patience
+            self._patience = min(2 * self._patience, MOST_PATIENCE) if missed else 1
+        self._forget()
+        self._incomplete_since_s = now_s
+        self.why = (
+            f"a new prompt would wait {wait_s:.1f} s, and should {plan.ttft_target_s:g} s at most: "
+            f"{demand.queued_tokens:,.0f} tokens are queued, and {demand.pace:,.0f} are done in a second"
+            f"{' (as is assumed)' if demand.assumed else ''}"
+        )
+        return more
+
+    def _more_will_come(self, wanted: int, demand: Demand, now_s: float) -> bool:
+        """Those that were asked for last are not there yet, and it is too early to ask for others."""
+        since_s = self._incomplete_since_s
+        return demand.replicas < wanted and since_s is not None and now_s - since_s < STARTS_S * self.plan.up_after_s
+
+    def _fewer(self, wanted: int, there: int, demand: Demand, now_s: float) -> int | None:
+        plan, fewer = self.plan, wanted - 1
+        ample = (
+            demand.replicas == wanted == there
+            and fewer >= max(1, plan.min)  # without any there would be no queue to see
+            and demand.wait_s(fewer) <= SPARE * plan.ttft_target_s
+            and demand.busy(fewer) <= MOST_BUSY
+        )
+        if not ample:
+            self._ample_since_s = None
+            return None
+        if self._ample_since_s is None:
+            self._ample_since_s = now_s
+        if now_s - self._ample_since_s < plan.down_after_s * self._patience:
+            return None
+        self._forget()
+        self._fewer_s = now_s
+        self.why = (
+            f"with one less a new prompt would wait {demand.wait_s(fewer):.1f} s, "
+            f"and {demand.busy(fewer):.0%} of what the others can do would be taken"
+        )
+        return fewer
+
+    def _forget(self) -> None:
+        """After a change everything is to be seen anew."""
+        self._short_since_s = self._ample_since_s = None
+
+
+def demand_of(reports: Sequence[Report]) -> Demand:
+    """Of one replica at least."""
+    loads = [report.load for report in reports]
+    rates = [load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s > 0]
+    rate = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_S
+    total = sum(report.total_blocks for report in reports)
+    held = sum(report.total_blocks - report.load.free_blocks for report in reports if report.total_blocks)
+    return Demand(
+        replicas=len(loads),
+        queued_tokens=sum(load.queued_prefill_tokens or load.waiting * ASSUMED_PROMPT_TOKENS for load in loads),
+        tokens_per_s=rate * len(loads),
+        done_tokens_per_s=sum(report.prompt_tokens_per_s * (1 - report.hit_rate) for report in reports),
+        waiting=all(load.waiting for load in loads),
+        memory=held / total if total else 0.0,
+        assumed=len(rates) < len(loads),
+    )

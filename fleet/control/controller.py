@@ -1,0 +1,229 @@
+"""Makes what is so what is wanted: one task follows each host, one loop acts on what the reconciler decides."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+import msgspec
+
+from fleet.control.autoscale import Autoscaler
+from fleet.control.hosts import Host, HostGone, HostLost, Hosts
+from fleet.control.memory import Memory
+from fleet.control.reconcile import Action, Begin, Kept, Reconciler
+from fleet.control.registry import Registry
+from fleet.host.report import beat
+from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5  # at what only time changes
+AGAIN_S = 0.5  # before a host that is lost is asked again
+PLACING_S = 3.0  # a host that has not reported for so long may wait for a node
+HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
+STOPS_S = 30.0  # for a host to end after its replica's time to drain is over
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Kept).decode
+
+
+class Controller:
+    """`run` it; the other methods say what is wanted, and may be called at any time."""
+
+    def __init__(self, hosts: Hosts, memory: Memory) -> None:
+        self.reconciler = Reconciler()
+        self.registry = Registry()
+        self.ended = asyncio.Event()  # everything has left
+        self.waits: dict[str, str] = {}  # replica -> why it has not been placed
+        self.replaced = 0
+        self._hosts = hosts
+        self._memory = memory
+        self._there: dict[str, Host] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._scalers: dict[str, tuple[Autoscale, Autoscaler]] = {}
+        self._wake = asyncio.Event()
+        self._saved = b""
+        self._began_s = time.monotonic()
+
+    # ---- what is wanted
+
+    def want(self, plan: FleetPlan) -> None:
+        self.reconciler.want(plan)
+        self.look()
+
+    def look(self) -> None:
+        """Something changed: decide anew."""
+        self._wake.set()
+
+    def why_scaled(self, model: str) -> str | None:
+        """Why its number of replicas was changed last."""
+        scaler = self._scalers.get(model)
+        return None if scaler is None else scaler[1].why or None
+
+    def host(self, name: str) -> Host | None:
+        return self._there.get(name)
+
+    # ---- the loop
+
+    async def restore(self) -> bool:
+        """Whether an earlier controller has left a wanted state; then its hosts are taken over."""
+        saved = await self._memory.load()
+        if saved is None:
+            return False
+        self._saved = saved
+        self.reconciler = Reconciler(_decode(saved))
+        for replica in self.reconciler.replicas.values():
+            self._begin(replica.task)
+        for name in await self._hosts.there():
+            if name not in self.reconciler.replicas:
+                log.warning("%s: runs, but is not wanted; it is stopped", name)
+                stray = self._hosts.begin(Task(name=name, plan=ModelPlan(name=name, model=name)))
+                self._tasks[name] = asyncio.create_task(self._stop(name, stray, 0.0))
+        return True
+
+    async def run(self) -> None:
+        """Until everything has left after `reconciler.end()`."""
+        try:
+            while not self.ended.is_set():
+                self._wake.clear()
+                self._autoscale()
+                for action in self.reconciler.decide():
+                    self._perform(action)
+                await self._save()
+                self._publish()
+                if self.reconciler.ending and not self.reconciler.replicas:
+                    await self._memory.clear()
+                    self.ended.set()
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._wake.wait()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Begin):
+            log.info("%s: begun", action.task.name)
+            self._begin(action.task)
+            return
+        log.info("%s: drained, and stopped", action.name)
+        host = self._there.get(action.name) or self._hosts.begin(self.reconciler.replicas[action.name].task)
+        following = self._tasks.get(action.name)
+        self._tasks[action.name] = asyncio.create_task(self._leave(action.name, host, action.limit_s, following))
+
+    def _begin(self, task: Task) -> None:
+        self._there[task.name] = self._hosts.begin(task)
+        self._tasks[task.name] = asyncio.create_task(self._follow(task))
+
+    async def _save(self) -> None:
+        state = _encode(self.reconciler.kept())
+        if state != self._saved:
+            await self._memory.save(state)
+            self._saved = state
+
+    def _publish(self) -> None:
+        """A list that misses some of whom a controller before this one knew would take them from every router."""
+        if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
+            self.registry.publish(self.reconciler.members())
+
+    # ---- one host
+
+    async def _follow(self, task: Task) -> None:
+        """Hear what it says, until it is stopped."""
+        name, host, after = task.name, self._there[task.name], None
+        waiting = asyncio.create_task(self._why_not_placed(task))
+        try:
+            while True:
+                try:
+                    report = await host.report(after)
+                except HostLost as error:
+                    self._say_lost(name, str(error))
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                waiting.cancel()
+                self.waits.pop(name, None)
+                after = (report.host, report.version)
+                before = self.reconciler.replicas[name].report
+                self.reconciler.reported(name, report)
+                if before is None or beat(before) != beat(report):
+                    log.info("%s: %s %s", name, report.life, report.why)
+                    self.look()
+        except HostGone as error:
+            if self.reconciler.replicas[name].leaving:
+                return
+            log.warning("%s: %s; it is begun again", name, error)
+            await asyncio.sleep(AGAIN_S)
+            self.replaced += 1
+            self.reconciler.gone(name)
+            self.look()
+        finally:
+            waiting.cancel()
+            self.waits.pop(name, None)
+
+    def _say_lost(self, name: str, why: str) -> None:
+        if self.reconciler.replicas[name].lost != why:
+            log.warning("%s: %s", name, why)
+        self.reconciler.lost(name, why)
+        self.look()
+
+    async def _why_not_placed(self, task: Task) -> None:
+        while True:
+            await asyncio.sleep(PLACING_S)
+            why = await self._hosts.missing(task)
+            if why is not None and self.waits.get(task.name) != why:
+                log.warning("%s: waits for a place: %s", task.name, why)
+                self.waits[task.name] = why
+
+    async def _leave(self, name: str, host: Host, limit_s: float, following: "asyncio.Task[None] | None") -> None:
+        """Routers hear at once that it drains; it is followed until it is gone, so that they also hear when it is."""
+        await self._stop(name, host, limit_s)
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        if name in self.reconciler.replicas:
+            self.reconciler.gone(name)
+        self._there.pop(name, None)
+        self._tasks.pop(name, None)
+        self.look()
+
+    async def _stop(self, name: str, host: Host, limit_s: float) -> None:
+        """A host that cannot be reached is asked again: it may come back with a replica that nobody wants."""
+        while True:
+            try:
+                async with asyncio.timeout(limit_s + STOPS_S):
+                    await host.stop(limit_s)
+                return
+            except HostGone:
+                return
+            except (HostLost, TimeoutError) as error:
+                log.warning("%s: cannot be stopped yet: %s", name, error or "no answer")
+                await asyncio.sleep(AGAIN_S)
+
+    # ---- how many
+
+    def _autoscale(self) -> None:
+        if self.reconciler.ending:
+            return
+        for model in self.reconciler.plan.models:
+            if model.autoscale is None:
+                self._scalers.pop(model.name, None)
+                continue
+            known = self._scalers.get(model.name)
+            if known is None or known[0] != model.autoscale:
+                known = self._scalers[model.name] = (model.autoscale, Autoscaler(model.autoscale))
+            self._scale(model.name, known[1])
+
+    def _scale(self, model: str, scaler: Autoscaler) -> None:
+        reports = [
+            replica.report
+            for replica in self.reconciler.replicas.values()
+            if replica.task.plan.name == model and replica.ready and replica.report is not None
+            if not (replica.leaving or replica.draining)
+        ]
+        wanted = self.reconciler.count(model)
+        now_wanted = scaler.look(wanted, reports, time.monotonic())
+        if now_wanted != wanted:
+            log.info("%s: %d replicas instead of %d: %s", model, now_wanted, wanted, scaler.why)
+            self.reconciler.scale(model, now_wanted)

@@ -1,0 +1,67 @@
+"""Hosts as tasks of this process: the replicas are its children, and end with it."""
+
+import asyncio
+from pathlib import Path
+
+from fleet.control.hosts import Host, HostGone
+from fleet.host.child import Log
+from fleet.host.report import Report
+from fleet.host.supervisor import Supervisor
+from fleet.plan import Task
+
+ADDRESS = "127.0.0.1"
+
+
+class Here:
+    """Logs go to `folder`, one for each name; `clean` is whether every replica ended when it was asked to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clean = True
+        self._folder = folder
+        self._hosts: dict[str, _Host] = {}
+
+    def begin(self, task: Task) -> Host:
+        host = self._hosts.get(task.name)
+        if host is None or host.is_over:
+            host = self._hosts[task.name] = _Host(self, task, self._folder / f"{task.name}.log")
+        return host
+
+    async def there(self) -> list[str]:
+        return list(self._hosts)
+
+    async def missing(self, task: Task) -> str | None:  # noqa: ARG002
+        return None
+
+    def kill(self) -> None:
+        """At once, for someone who does not want to wait."""
+        for host in self._hosts.values():
+            host.supervisor.kill()
+
+
+class _Host:
+    def __init__(self, here: Here, task: Task, log: Path) -> None:
+        self._here = here
+        self._log = Log(log)
+        self.supervisor = Supervisor(task, ADDRESS, self._log)
+        self._running = asyncio.create_task(self.supervisor.run())
+
+    @property
+    def is_over(self) -> bool:
+        return self._running.done()
+
+    async def report(self, after: tuple[str, int] | None) -> Report:
+        if self.is_over:
+            self._running.result()  # a mistake of ours ends the fleet, loudly
+            raise HostGone("it has ended")
+        return await self.supervisor.report(after)
+
+    async def stop(self, limit_s: float) -> None:
+        self._here.clean &= await self.supervisor.stop(limit_s)
+        await self._running
+        self._log.close()
+
+    async def replace(self, why: str) -> None:
+        await self.supervisor.replace(why)
+
+    async def log(self, lines: int) -> str:
+        return self.supervisor.log(lines)

@@ -1,0 +1,325 @@
+"""From what is wanted and what is so to what to do next: a state machine without sockets, clocks or Ray.
+
+`want`, `scale`, `restart`, `drain` and `end` say what is wanted; `reported`, `lost` and `gone` say what is so; `decide`
+returns each thing to do once. `kept` is all that a restarted controller needs to go on.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from fleet.control.worth import worth
+from fleet.host.report import Report
+from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+
+NO_MODELS = FleetPlan(models=())
+
+
+class Kept(Struct, kw_only=True):
+    """The wanted state. New fields go last, with a default."""
+
+    plan: FleetPlan = NO_MODELS
+    counts: dict[str, int] = {}  # model -> replicas wanted now
+    generations: dict[str, int] = {}  # model -> that of replicas begun now; older ones are replaced, one by one
+    surges: dict[str, int] = {}  # model -> replicas above its count while older ones are replaced
+    tasks: list[Task] = []
+    leaving: list[str] = []
+    draining: list[str] = []  # by an operator's word
+    ending: bool = False
+
+
+class Begin(NamedTuple):
+    task: Task
+
+
+class Stop(NamedTuple):
+    name: str
+    limit_s: float
+
+
+Action = Begin | Stop
+
+
+class Replica:
+    """One that is wanted, or on its way out."""
+
+    def __init__(self, task: Task, *, restored: bool = False) -> None:
+        self.task = task
+        self.restored = restored  # begun by an earlier controller, and it has not reported yet
+        self.leaving = False
+        self.draining = False
+        self.report: Report | None = None
+        self.lost = ""  # why its host does not answer
+        self.heard = False  # whether anything was heard of it, good or bad
+
+    @property
+    def ready(self) -> bool:
+        return self.report is not None and self.report.life == "ready" and not self.lost
+
+    @property
+    def serves(self) -> int:
+        """0: it does not; 1: perhaps, but its host does not say so now; 2: it does."""
+        if self.draining or not (self.restored or (self.report and self.report.life == "ready")):
+            return 0
+        return 2 if self.ready else 1
+
+
+class UnknownName(LookupError):
+    """There is no such model or replica; the message says which there are."""
+
+
+class Reconciler:
+    def __init__(self, kept: Kept | None = None) -> None:
+        kept = kept or Kept()
+        self.plan = kept.plan
+        self.ending = kept.ending
+        self._counts, self._generations, self._surges = dict(kept.counts), dict(kept.generations), dict(kept.surges)
+        self.replicas = {task.name: Replica(task, restored=True) for task in kept.tasks}
+        self._begun = set(self.replicas)  # not to be begun again
+        self._stopped: set[str] = set()
+        for name in kept.leaving:
+            self.replicas[name].leaving = True
+        for name in kept.draining:
+            self.replicas[name].draining = True
+
+    def kept(self) -> Kept:
+        return Kept(
+            plan=self.plan,
+            counts=dict(self._counts),
+            generations=dict(self._generations),
+            surges=dict(self._surges),
+            tasks=[replica.task for replica in self.replicas.values()],
+            leaving=[name for name, replica in self.replicas.items() if replica.leaving],
+            draining=[name for name, replica in self.replicas.items() if replica.draining],
+            ending=self.ending,
+        )
+
+    # ---- what is wanted
+
+    def want(self, plan: FleetPlan) -> None:
+        """Models that are not in it leave; where a plan changed in more than its count, its replicas are replaced."""
+        for model in plan.models:
+            before = self.plan.model(model.name)
+            if before is None:
+                self._generations.setdefault(model.name, 0)
+            elif _started_alike(before) != _started_alike(model):
+                self._generations[model.name] += 1
+                self._surges.pop(model.name, None)  # that was a wish for one restart
+            self._count_anew(before, model)
+            self._tell(model)
+        self.plan = plan
+        for name in list(self._counts):
+            if plan.model(name) is None:
+                self._counts.pop(name)
+                self._surges.pop(name, None)
+                for replica in self._of(name):
+                    replica.leaving = True
+        self.ending = False
+
+    def _count_anew(self, before: ModelPlan | None, model: ModelPlan) -> None:
+        """What was reached since by scaling stays, as far as the bounds allow."""
+        if before is None or before.replicas != model.replicas:
+            self._counts[model.name] = first_count(model)
+        elif model.autoscale is not None:
+            self._counts[model.name] = within(model.autoscale, self._counts[model.name])
+        elif before.autoscale is not None:
+            self._counts[model.name] = model.replicas
+
+    def _tell(self, model: ModelPlan) -> None:
+        """What needs no other process counts for those that run, too."""
+        for replica in self._of(model.name):
+            if _started_alike(replica.task.plan) == _started_alike(model):
+                replica.task = msgspec.structs.replace(replica.task, plan=model)
+
+    def scale(self, model: str, count: int) -> None:
+        self._known(model)
+        self._counts[model] = count
+
+    def restart(self, model: str, surge: int = 0) -> None:
+        """One after the other; with a surge, so many new ones are begun before an old one is stopped."""
+        self._known(model)
+        self._generations[model] += 1
+        self._surges[model] = surge
+
+    def drain(self, name: str, wanted: bool = True) -> None:
+        """Keep new requests away from a replica that goes on running."""
+        if name not in self.replicas:
+            raise UnknownName(f"there is no replica {name!r}; there are {_listed(self.replicas)}")
+        self.replicas[name].draining = wanted
+
+    def end(self) -> None:
+        """Every replica leaves; none is begun any more."""
+        self.ending = True
+
+    def count(self, model: str) -> int:
+        """How many replicas of it are wanted."""
+        return 0 if self.ending else self._counts.get(model, 0)
+
+    def generation(self, model: str) -> int:
+        """That of replicas which are begun now."""
+        return self._generations.get(model, 0)
+
+    def _known(self, model: str) -> ModelPlan:
+        plan = self.plan.model(model)
+        if plan is None:
+            raise UnknownName(
+                f"there is no model {model!r}; there are {_listed(each.name for each in self.plan.models)}"
+            )
+        return plan
+
+    # ---- what is so
+
+    def reported(self, name: str, report: Report) -> None:
+        replica = self.replicas[name]
+        replica.report, replica.lost, replica.heard, replica.restored = report, "", True, False
+
+    def lost(self, name: str, why: str) -> None:
+        """Its host does not answer. Its replica may live on, so its place stays what was said last."""
+        replica = self.replicas[name]
+        replica.lost, replica.heard = why, True
+
+    def gone(self, name: str) -> None:
+        """Host and process are no more; if it is still wanted it is begun again."""
+        replica = self.replicas[name]
+        self._begun.discard(name)
+        self._stopped.discard(name)
+        if replica.leaving:
+            del self.replicas[name]
+        else:
+            replica.report, replica.lost, replica.heard, replica.restored = None, "", True, False
+
+    # ---- what to do
+
+    def decide(self) -> list[Action]:
+        for model in dict.fromkeys((*self._counts, *(each.task.plan.name for each in self.replicas.values()))):
+            self._forget_those_that_were_gone(model)
+            self._settle(model)
+            self._forget_those_that_were_gone(model)
+        begin = [Begin(replica.task) for name, replica in self.replicas.items() if name not in self._begun]
+        stop = [
+            Stop(name, replica.task.plan.drain_timeout_s)
+            for name, replica in self.replicas.items()
+            if replica.leaving and name not in self._stopped
+        ]
+        self._begun.update(self.replicas)
+        self._stopped.update(action.name for action in stop)
+        return [*begin, *stop]
+
+    def _forget_those_that_were_gone(self, model: str) -> None:
+        """Before they were to leave, or to be replaced: there is nothing to stop, and another one may be begun."""
+        for replica in list(self._of(model)):
+            if replica.task.name not in self._begun and (replica.leaving or self._is_old(replica)):
+                del self.replicas[replica.task.name]
+
+    def _settle(self, model: str) -> None:
+        """Mark who leaves and add who is missing; an old one that serves leaves only when all others do."""
+        count = self.count(model)
+        new = [each for each in self._staying(model) if not self._is_old(each)]
+        too_many = self._leave_the_worst(self._old(model), count) + self._leave_the_worst(new, count)
+        old = self._old(model)
+        allowed = count + min(self._surges.get(model, 0), len(old))
+        too_many += self._leave_the_worst(self._staying(model), allowed)
+        mine = self._staying(model)
+        in_the_way = sum(each.leaving and self._is_old(each) for each in self._of(model))
+        if len(mine) < allowed:
+            self._add(model, allowed - len(mine) - in_the_way)
+        elif old and not in_the_way and not too_many:
+            worst = self._worst_first(old)[0]
+            # With one that does not serve nothing is lost.
+            worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
+
+    def _add(self, model: str, count: int) -> None:
+        for _ in range(count):
+            plan = self.plan.model(model)
+            assert plan is not None, f"{model} has a count, but no plan"
+            task = Task(name=self._free_name(model), plan=plan, generation=self.generation(model))
+            self.replicas[task.name] = Replica(task)
+
+    def _leave_the_worst(self, replicas: list[Replica], allowed: int) -> int:
+        """How many that are."""
+        leaving = self._worst_first(replicas)[: max(0, len(replicas) - allowed)]
+        for replica in leaving:
+            replica.leaving = True
+        return len(leaving)
+
+    def _worst_first(self, replicas: list[Replica]) -> list[Replica]:
+        """Who should leave first: not serving, of an older plan, with a cache that is worth least; then the latest."""
+        return sorted(
+            replicas,
+            key=lambda each: (each.serves, each.task.generation, worth(each.report), -_number(each.task.name)),
+        )
+
+    def _staying(self, model: str) -> list[Replica]:
+        return [replica for replica in self._of(model) if not replica.leaving]
+
+    def _old(self, model: str) -> list[Replica]:
+        return [replica for replica in self._staying(model) if self._is_old(replica)]
+
+    def _is_old(self, replica: Replica) -> bool:
+        return replica.task.generation < self.generation(replica.task.plan.name)
+
+    def _of(self, model: str) -> Iterator[Replica]:
+        return (replica for replica in self.replicas.values() if replica.task.plan.name == model)
+
+    def _free_name(self, model: str) -> str:
+        number = 0
+        while (name := replica_name(model, number)) in self.replicas:
+            number += 1
+        return name
+
+    # ---- what routers are told
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that there should be was heard of: before, a list of members would miss some."""
+        return all(replica.heard for replica in self.replicas.values())
+
+    def members(self) -> list[dict[str, Any]]:
+        return [_member(replica) for replica in self.replicas.values() if replica.report and replica.report.place]
+
+
+def _member(replica: Replica) -> dict[str, Any]:
+    report = replica.report
+    assert report is not None and report.place is not None
+    place, plan = report.place, replica.task.plan
+    more = {"adapters": list(plan.adapters), "api_key_env": plan.api_key_env, "resume": plan.resume or None}
+    if place.engine != "warmroute":
+        more |= {"model": plan.name, "events": place.events, "replay": place.replay}
+    return {
+        "name": report.name,
+        "url": place.url,
+        "engine": place.engine,
+        "incarnation": place.incarnation,
+        "draining": replica.leaving or replica.draining or report.life == "draining",
+    } | {key: value for key, value in more.items() if value}
+
+
+def first_count(model: ModelPlan) -> int:
+    if model.autoscale is None:
+        return model.replicas
+    return within(model.autoscale, model.replicas)
+
+
+def within(autoscale: Autoscale, count: int) -> int:
+    return min(max(count, autoscale.min), autoscale.max)
+
+
+def replica_name(model: str, number: int) -> str:
+    """Fit for URLs, file names and names of actors."""
+    letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in model)
+    return f"{''.join(letters).strip('-.') or 'model'}-{number}"
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _started_alike(plan: ModelPlan) -> ModelPlan:
+    """What of a plan a running replica cannot change."""
+    return msgspec.structs.replace(plan, replicas=1, autoscale=None, drain_timeout_s=0.0, adapters=(), resume=False)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

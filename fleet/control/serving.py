@@ -1,0 +1,54 @@
+"""A controller at work: its loop and its HTTP server, from start to end."""
+
+import asyncio
+import socket
+
+from api.http.server import connection_limits, http_server
+from fleet.control.app import build_app
+from fleet.control.controller import Controller
+
+
+class Serving:
+    """`start` it within a running loop; `ended` returns when the fleet was told to end, and has."""
+
+    def __init__(self, controller: Controller, listener: socket.socket, key: str | None) -> None:
+        self.controller = controller
+        self._listener = listener
+        self._server = http_server(build_app(controller, key), connection_limits())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._server.serve(sockets=[self._listener])),
+            asyncio.create_task(self.controller.run()),
+        ]
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        self.check()
+
+    async def ended(self) -> None:
+        """Raises what has ended one of its tasks before."""
+        ended = asyncio.create_task(self.controller.ended.wait())
+        await asyncio.wait([ended, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        self.check()
+
+    def check(self) -> None:
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def close(self) -> None:
+        self.controller.registry.close()
+        self._server.should_exit = True
+        serving, running = self._tasks
+        await asyncio.gather(serving, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        self._listener.close()

@@ -1,0 +1,79 @@
+"""What a controller knows, as people and programs read it (docs/fleet.md)."""
+
+from typing import Any
+
+import msgspec
+
+from fleet.control.controller import Controller
+from fleet.control.reconcile import Replica
+
+
+def view(controller: Controller) -> dict[str, Any]:
+    reconciler = controller.reconciler
+    models = {
+        **dict.fromkeys(model.name for model in reconciler.plan.models),
+        **dict.fromkeys(replica.task.plan.name for replica in reconciler.replicas.values()),
+    }
+    return {
+        "ending": reconciler.ending,
+        "models": [model_view(controller, name) for name in models],
+        "replicas": [_replica_view(controller, replica) for replica in reconciler.replicas.values()],
+    }
+
+
+def model_view(controller: Controller, name: str) -> dict[str, Any]:
+    reconciler = controller.reconciler
+    mine = [each for each in reconciler.replicas.values() if each.task.plan.name == name]
+    plan = reconciler.plan.model(name) or mine[0].task.plan  # one that leaves is no part of the plan any more
+    generation = reconciler.generation(name)
+    return {
+        "name": name,
+        "model": plan.model,
+        "engine": plan.engine,
+        "wanted": reconciler.count(name),
+        "ready": sum(each.ready and not each.leaving for each in mine),
+        "replicas": len(mine),
+        "generation": generation,
+        "restarting": not reconciler.ending and any(each.task.generation < generation for each in mine),
+        "autoscale": None if plan.autoscale is None else msgspec.structs.asdict(plan.autoscale),
+        "autoscale_why": controller.why_scaled(name),
+    }
+
+
+def _replica_view(controller: Controller, replica: Replica) -> dict[str, Any]:
+    task, report = replica.task, replica.report
+    shown: dict[str, Any] = {
+        "name": task.name,
+        "model": task.plan.name,
+        "generation": task.generation,
+        "old": task.generation < controller.reconciler.generation(task.plan.name),
+        "life": life(replica),
+        "why": replica.lost or (controller.waits.get(task.name, "") if report is None else report.why),
+    }
+    if report is None:
+        return shown
+    place = report.place
+    measured = ("since", "node", "pid", "starts", "log", "last_words", "notes", "hit_rate", "prompt_tokens_per_s")
+    counted = ("open_requests", "total_blocks", "block_size", "measured_at")
+    return (
+        shown
+        | {name: getattr(report, name) for name in (*measured, *counted)}
+        | {
+            "load": msgspec.structs.asdict(report.load),
+            "url": place and place.url,
+            "events": place and place.events,
+            "incarnation": place and place.incarnation,
+        }
+    )
+
+
+def life(replica: Replica) -> str:
+    """One word for what goes on with it."""
+    if replica.lost:
+        return "lost"
+    if replica.report is None:
+        return "placing"
+    said = replica.report.life
+    if replica.leaving and said != "ended":
+        return "leaving"
+    return "draining" if replica.draining and said == "ready" else said

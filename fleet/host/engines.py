@@ -1,0 +1,179 @@
+"""How a replica of each engine is started. Nothing heavy is imported: other engines need not be installed here.
+
+The flags of vLLM and SGLang are compared with their own parsers by tests/fleet/test_engine_flags.py.
+"""
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from fleet.host.report import Place
+from fleet.plan import FOREIGN, ModelPlan, Task
+
+OUR_KEY = "WARMROUTE_API_KEY"
+
+
+class Launch(Struct, frozen=True):
+    """What to start, and how one sees that it is ready."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]  # beside what is inherited
+    place: Place | None  # None: our ready line says it
+    health_path: str
+
+
+def launch(task: Task, host: str, incarnation: str) -> Launch:
+    """`host`: the address to listen on, that of the node. OSError where `engine_missing` says that it cannot be."""
+    if task.plan.engine == "vllm":
+        return _vllm(task, host, incarnation)
+    if task.plan.engine == "sglang":
+        return _sglang(task, host, incarnation)
+    return Launch(_ours(task, host), _environment(task.plan, OUR_KEY), None, "/ready")
+
+
+def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
+    """Why a replica of it cannot be started on this node, and what to do."""
+    if plan.engine not in FOREIGN:
+        return None
+    if ":" in host:
+        return (
+            f"{plan.engine} would listen on {host}, but it publishes its events only over IPv4; "
+            "give the node an IPv4 address"
+        )
+    if plan.engine == "vllm" and _program("vllm", plan) is None:
+        return "there is no program vllm on this node; install vLLM, or name its folder in environment = {PATH = '...'}"
+    if plan.engine == "sglang" and not _may_have_sglang(plan):
+        return (
+            "there is no Python with sglang on this node; install SGLang, or name the folder of the Python that has it "
+            "in environment = {PATH = '...'}"
+        )
+    return None
+
+
+# ---- ours
+
+
+def _ours(task: Task, host: str) -> tuple[str, ...]:
+    """The plan's options come first, so that ours count. Modules are sought in this folder only if it is so here."""
+    plan = task.plan
+    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
+    what = ["--model", plan.model, "--served-model-name", plan.name, "--engine", plan.engine]
+    where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
+    life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
+    files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template})
+    return (sys.executable, *safe, "-m", "fleet", "replica", *plan.options, *what, *where, *life, *files)
+
+
+# ---- other engines
+
+
+class _Ports(Struct, frozen=True):
+    """Free ones, but only until somebody else takes them; then the engine ends, and is started again with others."""
+
+    http: int
+    events: int
+    replay: int
+
+
+def _free_ports(host: str) -> _Ports:
+    with ExitStack() as held:  # together, so that they are different ones
+        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind((host, 0))
+        return _Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def _vllm(task: Task, host: str, incarnation: str) -> Launch:
+    plan, ports = task.plan, _free_ports(host)
+    command = (
+        *(_program("vllm", plan) or "vllm", "serve", plan.model, *plan.options),
+        *("--served-model-name", plan.name, "--host", host, "--port", str(ports.http)),
+        *("--tensor-parallel-size", str(plan.tensor_parallel), "--enable-prefix-caching"),
+        "--enable-prompt-tokens-details",  # so that answers say what the cache had of the prompt
+        *("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **_events(task, host, ports)})),
+        *_given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template}),
+    )
+    return Launch(command, _environment(plan, "VLLM_API_KEY"), _place(task, host, ports, incarnation), "/health")
+
+
+def _sglang(task: Task, host: str, incarnation: str) -> Launch:
+    plan, ports = task.plan, _free_ports(host)
+    key = _key(plan)
+    command = (
+        *(_python(plan) or "python", "-m", "sglang.launch_server", "--model-path", plan.model, *plan.options),
+        *("--served-model-name", plan.name, "--host", host, "--port", str(ports.http)),
+        *("--tp-size", str(plan.tensor_parallel), "--enable-metrics", "--enable-cache-report"),
+        *("--kv-events-config", json.dumps(_events(task, host, ports))),
+        *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template, "--api-key": key}),
+    )
+    return Launch(command, _environment(plan, None), _place(task, host, ports, incarnation), "/health")
+
+
+def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
+    """Their publisher binds only where it sees `*` or `::`, and connects otherwise.
+
+    `*` would be every address of the node; an IPv4 address written as one of IPv6 is that address and no other.
+    """
+    return {
+        "publisher": "zmq",
+        "endpoint": f"tcp://[::ffff:{socket.gethostbyname(host)}]:{ports.events}",
+        "replay_endpoint": f"tcp://{host}:{ports.replay}",
+        "topic": f"kv@{task.name}@{task.plan.name}",
+    }
+
+
+def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> Place:
+    assert task.plan.engine in ("vllm", "sglang")
+    return Place(
+        url=f"http://{host}:{ports.http}",
+        model=task.plan.name,
+        engine=task.plan.engine,
+        events=f"tcp://{host}:{ports.events}",
+        replay=f"tcp://{host}:{ports.replay}",
+        incarnation=incarnation,
+    )
+
+
+def _given(flags: Mapping[str, str | None]) -> list[str]:
+    return [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+
+
+def _key(plan: ModelPlan) -> str | None:
+    """The key that its replicas shall demand."""
+    name = plan.api_key_env
+    return None if name is None else plan.environment.get(name) or os.environ.get(name)
+
+
+def _environment(plan: ModelPlan, key_variable: str | None) -> dict[str, str]:
+    """An engine of others does not take our packages of the folder that this runs in for its own."""
+    safe = {"PYTHONSAFEPATH": "1"} if plan.engine in FOREIGN else {}
+    key = _key(plan)
+    return safe | plan.environment | ({key_variable: key} if key_variable is not None and key is not None else {})
+
+
+def _program(name: str, plan: ModelPlan) -> str | None:
+    """In the PATH of the plan, else in that of this process, else beside its Python."""
+    if "PATH" in plan.environment:
+        return shutil.which(name, path=plan.environment["PATH"])
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def _python(plan: ModelPlan) -> str | None:
+    if "PATH" not in plan.environment:
+        return sys.executable
+    return _program("python", plan) or _program("python3", plan)
+
+
+def _may_have_sglang(plan: ModelPlan) -> bool:
+    """Of another Python one sees only at its start what it has."""
+    if "PATH" in plan.environment:
+        return _python(plan) is not None
+    return find_spec("sglang") is not None

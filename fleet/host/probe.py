@@ -1,0 +1,95 @@
+"""Asks a replica whether it works, and how much it has to do."""
+
+from typing import Any
+
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from events.native import Load
+from fleet.host.report import Place
+from router.facts import scraped_queue
+
+TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
+
+
+class Measured(Struct, frozen=True):
+    """What of a Report is measured anew each time, under the same names."""
+
+    load: Load = Load()
+    hit_rate: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    open_requests: int = 0
+    total_blocks: int = 0
+    block_size: int = 0
+
+
+class _Pool(Struct, frozen=True):
+    total: int = 0
+
+
+class _Rates(Struct, frozen=True):
+    token_hit_rate: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+
+
+class _Answer(Struct):
+    """Of our replicas' GET /load, what is needed here."""
+
+    ready: bool
+    load: Load
+    pool: _Pool = _Pool()
+    rates: _Rates = _Rates()
+    open_requests: int = 0
+    block_size: int = 0
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+class Probe:
+    def __init__(self, place: Place, key: str | None) -> None:
+        self._place = place
+        self._http = httpx2.AsyncClient(
+            base_url=place.url,
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+        )
+
+    async def look(self) -> Measured | None:
+        """None: it gave no good answer, or none in time."""
+        try:
+            if self._place.engine == "warmroute":
+                return _of_ours(_decode(await self._get("/load")))
+            await self._get("/health")
+            queue = scraped_queue(await self._get("/metrics"))
+        except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        waiting, running = queue or (0, 0)
+        return Measured(load=Load(running=int(running), waiting=int(waiting)), open_requests=int(running + waiting))
+
+    async def _get(self, path: str) -> bytes:
+        answer = await self._http.get(path)
+        answer.raise_for_status()
+        return answer.content
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _of_ours(answer: _Answer) -> Measured | None:
+    if not answer.ready:
+        return None
+    return Measured(
+        load=answer.load,
+        hit_rate=answer.rates.token_hit_rate,
+        prompt_tokens_per_s=answer.rates.prompt_tokens_per_s,
+        open_requests=answer.open_requests,
+        total_blocks=answer.pool.total,
+        block_size=answer.block_size,
+    )
+
+
+def changes(measured: Measured) -> dict[str, Any]:
+    return msgspec.structs.asdict(measured)

@@ -1,0 +1,50 @@
+"""What a host says of the replica that it runs. New fields go last, with a default."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from events.native import Load
+
+Life: TypeAlias = Literal["starting", "ready", "failing", "draining", "ended"]
+
+
+class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a ready replica is to be had; of ours the rest is asked for at `url`."""
+
+    url: str
+    model: str
+    engine: Literal["warmroute", "vllm", "sglang"] = "warmroute"
+    events: str | None = None
+    replay: str | None = None
+    incarnation: str = ""  # another one for every process
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """`version` grows with every report of one host; a host that was started anew begins again, with another `host`."""
+
+    name: str
+    host: str  # of this life of the host: another one after a restart
+    version: int = 0
+    life: Life = "starting"
+    why: str = ""  # what ended the process before this one; empty while all is well
+    since: float = 0.0  # Unix time of the last change of `life`
+    place: Place | None = None  # while it is ready or draining
+    node: str = ""  # its address
+    pid: int | None = None
+    starts: int = 0  # of its process, in this life of the host
+    log: str = ""  # the file on its node
+    last_words: tuple[str, ...] = ()  # of the process that ended last
+    notes: tuple[str, ...] = ()  # what it said of its settings
+    load: Load = Load()
+    hit_rate: float = 0.0  # of prompt tokens, over the last seconds
+    prompt_tokens_per_s: float = 0.0
+    open_requests: int = 0
+    total_blocks: int = 0
+    block_size: int = 0
+    measured_at: float = 0.0  # Unix time of `load`; 0: never
+
+
+def beat(report: Report) -> tuple[object, ...]:
+    """What of a report is more than a new measurement."""
+    return (report.host, report.life, report.why, report.place, report.pid, report.starts)

@@ -1,0 +1,180 @@
+"""Keeps one replica's process running, looks whether it works, and reports all of it."""
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from fleet.host.child import Child, Log
+from fleet.host.engines import Launch, engine_missing, launch
+from fleet.host.probe import TIMEOUT_S, Measured, Probe, changes
+from fleet.host.report import Report
+from fleet.plan import FOREIGN, Task
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+SETTLED_S = 60.0  # who ran for this long is started again at once
+LOOK_S = 1.0  # between probes
+STARTING_LOOK_S = 0.1
+STOP_LIMIT_S = 20.0  # for a process whose requests are done; then it is killed
+REPORT_WITHIN_S = 10.0  # a long poll without news is answered after so long
+
+
+class Supervisor:
+    """`run` it; `stop` ends the replica and with it `run`. `address` is the node's own, to listen on."""
+
+    def __init__(self, task: Task, address: str, log: Log) -> None:
+        self.task = task
+        self._address = address
+        self._log = log
+        self._report = Report(
+            name=task.name, host=uuid.uuid4().hex[:12], since=time.time(), node=address, log=str(log.path)
+        )
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._child: Child | None = None
+        self._killed_for = ""  # why it was killed by us
+
+    # ---- what others ask
+
+    async def report(self, after: tuple[str, int] | None = None) -> Report:
+        """At once if it is another one than `after`, its host and version; else when it changes, or soon."""
+        if after == (self._report.host, self._report.version):
+            changed = self._changed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_WITHIN_S):
+                    await changed.wait()
+        return self._report
+
+    async def replace(self, why: str) -> None:
+        """Kill the process; `run` starts another one."""
+        if self._child is not None:
+            self._killed_for = why
+            self._child.kill()
+
+    async def stop(self, limit_s: float) -> bool:
+        """Drain, end the process, and end `run`; False if it had to be killed."""
+        self._stopping.set()
+        child, ended = self._child, True
+        if child is not None and not child.is_over:
+            if self._report.place is not None:
+                self._say(life="draining")
+            if self.task.plan.engine in FOREIGN:
+                limit_s -= await self._wait_until_idle(limit_s)
+            ended = await child.stop(limit_s + STOP_LIMIT_S)
+        self._say(life="ended", place=None, pid=None)
+        return ended
+
+    def kill(self) -> None:
+        """At once, for someone who does not want to wait."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.kill()
+
+    def log(self, lines: int) -> str:
+        return self._log.last(lines)
+
+    # ---- its life
+
+    async def run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            begun_s = time.monotonic()
+            why = engine_missing(self.task.plan, self._address) or await self._live_once()
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - begun_s > SETTLED_S:
+                pause_s = FIRST_PAUSE_S
+            last_words = tuple(self._child.last_lines()) if self._child else ()
+            self._say(life="failing", why=why, place=None, pid=None, last_words=last_words)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _live_once(self) -> str:
+        """One process, from its start to its end; returns how it ended."""
+        start = launch(self.task, self._address, incarnation=uuid.uuid4().hex[:12])
+        self._killed_for = ""
+        child = self._child = await Child.start(bound(start.command, self.task), self._log, start.environment)
+        self._say(life="starting", pid=child.pid, starts=self._report.starts + 1)
+        if self._stopping.is_set():  # `stop` looked for a process before there was one
+            child.kill()
+        watching = asyncio.create_task(self._watch(child, start))
+        try:
+            ending = await child.ended()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        return self._killed_for or ending
+
+    async def _watch(self, child: Child, start: Launch) -> None:
+        """Wait until it is ready, then see that it stays so."""
+        place = start.place
+        while place is None:
+            await asyncio.sleep(STARTING_LOOK_S)
+            place = child.place()
+        place = msgspec.structs.replace(place, incarnation=place.incarnation or uuid.uuid4().hex[:12])
+        probe = Probe(place, self._key())
+        try:
+            while (measured := await probe.look()) is None:
+                await asyncio.sleep(STARTING_LOOK_S)
+            self._say(life="ready", why="", place=place, notes=tuple(child.notes()), **_with_time(measured))
+            await self._look_again_and_again(probe)
+        finally:
+            await probe.close()
+
+    async def _look_again_and_again(self, probe: Probe) -> None:
+        """Time in which this process stood still itself is not counted as the replica's silence."""
+        silent_s = 0.0
+        while True:
+            begun_s = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+            measured = await probe.look()
+            if measured is not None:
+                silent_s = 0.0
+                self._say(**_with_time(measured))
+                continue
+            silent_s += min(time.monotonic() - begun_s, LOOK_S + TIMEOUT_S)
+            if silent_s >= self.task.plan.wedged_after_s and not self._stopping.is_set():
+                await self.replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
+                return
+
+    async def _wait_until_idle(self, limit_s: float) -> float:
+        """An engine that cuts its requests when it ends gets none any more; returns how long it took."""
+        begun_s = time.monotonic()
+        while self._report.place is not None and time.monotonic() - begun_s < limit_s:
+            version = self._report.version
+            while self._report.version == version:  # a measurement from after the routers were told
+                await asyncio.sleep(STARTING_LOOK_S)
+            if not self._report.open_requests:
+                break
+        return time.monotonic() - begun_s
+
+    def _key(self) -> str | None:
+        """The key that the replica demands."""
+        name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
+        return self.task.plan.environment.get(name) or os.environ.get(name)
+
+    def _say(self, **changed: Any) -> None:
+        if changed.get("life", self._report.life) != self._report.life:
+            changed["since"] = time.time()
+        self._report = msgspec.structs.replace(self._report, version=self._report.version + 1, **changed)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _with_time(measured: Measured) -> dict[str, Any]:
+    return changes(measured) | {"measured_at": time.time()}
+
+
+def bound(command: tuple[str, ...], task: Task) -> list[str]:
+    """Ours end with their parent by themselves; other engines need to be made to."""
+    if task.plan.engine in FOREIGN:
+        return [sys.executable, "-P", "-m", "fleet.host.bound", *command]
+    return list(command)

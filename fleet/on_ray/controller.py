@@ -1,0 +1,132 @@
+"""The controller's actor, on Ray's head node: it begins the replicas' actors, and finds them again after a restart."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import time
+import traceback
+from typing import Any
+
+import msgspec
+import ray
+
+from api.http.server import listen
+from fleet.control import controller as control
+from fleet.control.serving import Serving
+from fleet.on_ray import node
+from fleet.on_ray.cluster import Actor
+from fleet.on_ray.hosts import RayHosts
+from fleet.on_ray.memory import KvMemory
+from fleet.plan import FleetPlan
+
+log = logging.getLogger(__name__)
+
+NAME = "controller"  # replicas' names end in a number
+ON_HEAD = {"node:__internal_head__": 0.001}
+PORT_WITHIN_S = 10.0  # one that was killed may not be gone yet
+PORT_AGAIN_S = 0.2
+PAUSE_S = 1.0  # before Ray starts anew what a mistake of ours has ended
+
+encode_plan = msgspec.json.Encoder().encode
+_decode_plan = msgspec.json.Decoder(FleetPlan).decode
+
+
+class Begun(msgspec.Struct, frozen=True):
+    url: str = ""
+    trouble: str = ""  # why it cannot begin
+
+
+encode_begun = msgspec.json.Encoder().encode
+decode_begun = msgspec.json.Decoder(Begun).decode
+
+
+class Controller:
+    def __init__(self, namespace: str, port: int, key: str | None) -> None:
+        logging.basicConfig(
+            filename=node.log_folder() / "warmroute-controller.log",
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(message)s",
+        )
+        self._memory = KvMemory(namespace)
+        self._controller = control.Controller(RayHosts(namespace), self._memory)
+        self._key = key
+        self._begun: asyncio.Future[Begun] = asyncio.get_running_loop().create_future()
+        self._living = asyncio.get_running_loop().create_task(self._live(port))
+
+    async def begun(self) -> bytes:
+        return encode_begun(await asyncio.shield(self._begun))
+
+    async def want(self, plan: bytes) -> None:
+        self._controller.want(_decode_plan(plan))
+
+    async def _live(self, port: int) -> None:
+        """A mistake of ours ends this process, and is in its log; Ray starts another one, which goes on from here."""
+        try:
+            await self._serve(port)
+        except Exception:
+            log.exception("a mistake of warmroute's")
+            traceback.print_exc()
+            await asyncio.sleep(PAUSE_S)
+            os._exit(1)
+
+    async def _serve(self, port: int) -> None:
+        address, again = node.address(), ray.get_runtime_context().was_current_actor_reconstructed
+        port = port or await self._memory.port()
+        try:
+            listener = await _listen(address, port, PORT_WITHIN_S if again else 0.0)
+        except OSError as error:
+            if again:
+                raise
+            self._begun.set_result(Begun(trouble=_not_listening(address, port, error)))
+            return
+        await self._memory.keep_port(listener.getsockname()[1])
+        if await self._controller.restore():
+            log.info("goes on with what an earlier controller was told")
+        serving = Serving(self._controller, listener, self._key)
+        await serving.start()
+        log.info("serves at %s", serving.url)
+        self._begun.set_result(Begun(url=serving.url))
+        await serving.ended()
+        await serving.close()
+        log.info("the fleet has ended")
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+async def _listen(address: str, port: int, within_s: float) -> socket.socket:
+    end_s = time.monotonic() + within_s
+    while True:
+        try:
+            return listen(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
+                raise
+            await asyncio.sleep(PORT_AGAIN_S)
+
+
+def _not_listening(address: str, port: int, error: OSError) -> str:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"the controller cannot listen on {address}:{port}: {reason}; choose another port for it"
+
+
+def there(namespace: str) -> Actor | None:
+    try:
+        return ray.get_actor(NAME, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def make(namespace: str, port: int, key: str | None) -> Actor:
+    """Or the one that somebody else has made meanwhile."""
+    options: Any = ray.remote(Controller).options(
+        name=NAME,
+        namespace=namespace,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=0,
+        resources=ON_HEAD,
+    )
+    return options.remote(namespace, port, key)

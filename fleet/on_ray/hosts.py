@@ -1,0 +1,213 @@
+"""Hosts as Ray's actors: Ray places them, starts them anew on another node, and they outlive the controller."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, NamedTuple, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+from fleet.control.hosts import Host, HostGone, HostLost
+from fleet.host.report import Report
+from fleet.host.supervisor import REPORT_WITHIN_S, STOP_LIMIT_S
+from fleet.on_ray.cluster import UNPLACED, Actor, lacking, needs, nodes, state_of
+from fleet.on_ray.replica import Replica, decode_report, encode_task
+from fleet.plan import Task
+
+GRACE_S = 3.0  # for an answer to come through Ray
+SILENT_S = 60.0  # an actor that does not answer for so long, though Ray says that it lives, is killed
+LOG_WITHIN_S = 10.0
+GONE_WITHIN_S = 5.0
+LOOK_S = 0.02
+FIRST_PAUSE_S = 1.0  # before an actor that could not be made is made again
+LONGEST_PAUSE_S = 30.0
+
+Answer = TypeVar("Answer")
+
+
+class Patience(NamedTuple):
+    report_s: float = REPORT_WITHIN_S + GRACE_S
+    silent_s: float = SILENT_S
+
+
+class RayHosts:
+    """`namespace` is Ray's; nobody else should have actors there."""
+
+    def __init__(self, namespace: str, patience: Patience = Patience()) -> None:  # noqa: B008
+        self._namespace = namespace
+        self._patience = patience
+
+    def begin(self, task: Task) -> Host:
+        return RayHost(task, self._namespace, self._patience)
+
+    async def there(self) -> list[str]:
+        return await asyncio.to_thread(self._there)
+
+    def _there(self) -> list[str]:
+        named = ray.util.list_named_actors(all_namespaces=True)
+        names = [each["name"] for each in named if each["namespace"] == self._namespace]
+        return [name for name in names if find(name, self._namespace) is not None]
+
+    async def missing(self, task: Task) -> str | None:
+        return await asyncio.to_thread(lambda: lacking(needs(task.plan.resources), nodes()))
+
+
+def find(name: str, namespace: str) -> Actor | None:
+    """A replica's actor; not one of somebody else's."""
+    try:
+        actor = ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+    return actor if all(hasattr(actor, method) for method in ("report", "stop", "replace", "log")) else None
+
+
+def find_or_make(task: Task, namespace: str) -> Actor:
+    resources = task.plan.resources
+    options: Any = ray.remote(Replica).options(
+        name=task.name,
+        namespace=namespace,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=resources.cpus,
+        num_gpus=resources.gpus,
+        resources=resources.custom,
+        scheduling_strategy="SPREAD",  # the fewer go at once when a node does
+    )
+    return options.remote(encode_task(task))
+
+
+class RayHost:
+    def __init__(self, task: Task, namespace: str, patience: Patience) -> None:
+        self._task = task
+        self._namespace = namespace
+        self._patience = patience
+        self._actor: Actor | None = None
+        self._stopped = False
+        self._making = asyncio.Lock()
+        self._silent_since_s: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    # ---- what it says
+
+    async def report(self, after: tuple[str, int] | None) -> Report:
+        actor = await self._there_or_made()
+        while True:
+            try:
+                async with asyncio.timeout(self._patience.report_s):
+                    said = decode_report(await actor.report.remote(after))
+            except TimeoutError as error:
+                await self._explain_silence(actor, error)
+                continue
+            except ActorDiedError as error:
+                raise await self._death(error) from error
+            except RayError as error:
+                raise HostLost(unreachable(error)) from error
+            self._silent_since_s, self._pause_s = None, FIRST_PAUSE_S
+            return said
+
+    async def _there_or_made(self) -> Actor:
+        async with self._making:
+            if self._actor is None:
+                if self._stopped:
+                    raise HostGone("it was stopped")
+                try:
+                    self._actor = await asyncio.to_thread(find_or_make, self._task, self._namespace)
+                except (RayError, ValueError) as error:
+                    raise HostLost(f"Ray does not take its actor: {first_line(error)}") from error
+            return self._actor
+
+    async def _death(self, error: ActorDiedError) -> HostGone | HostLost:
+        """One that cannot even begin would be made again at once, and again, on a node that lacks something."""
+        self._actor = None
+        if not error.actor_init_failed:
+            return HostGone(first_line(error))
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return HostLost(f"its actor cannot begin: {last_line(error)}")
+
+    async def _explain_silence(self, actor: Actor, error: TimeoutError) -> None:
+        """Returns if it has no node yet: then there is nothing to be heard."""
+        state = await asyncio.to_thread(state_of, actor)
+        if state in UNPLACED:
+            return
+        if state == "DEAD":
+            self._actor = None
+            raise HostGone("its actor is dead") from error
+        if state == "RESTARTING":
+            self._silent_since_s = None
+            why = await asyncio.to_thread(lambda: lacking(needs(self._task.plan.resources), nodes()))
+            raise HostLost(f"Ray is to start its actor anew: {why or 'it takes a while'}") from error
+        now_s = time.monotonic()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s - self._patience.report_s
+        silent_s = now_s - self._silent_since_s
+        if silent_s >= self._patience.silent_s:
+            self._silent_since_s = None
+            await asyncio.to_thread(ray.kill, actor, no_restart=False)
+            raise HostLost(f"its actor was killed: it did not answer for {silent_s:.0f} s") from error
+        raise HostLost(f"its actor does not answer for {silent_s:.0f} s") from error
+
+    # ---- what it is told
+
+    async def stop(self, limit_s: float) -> None:
+        """It ends in any case: one that cannot be reached is killed as soon as Ray reaches it."""
+        self._stopped = True
+        async with self._making:
+            actor = self._actor or await asyncio.to_thread(find, self._task.name, self._namespace)
+        if actor is None:
+            return
+        try:
+            if await asyncio.to_thread(state_of, actor) == "ALIVE":
+                async with asyncio.timeout(limit_s + STOP_LIMIT_S + GRACE_S):
+                    await actor.stop.remote(limit_s)
+        except (TimeoutError, RayError):
+            pass
+        await asyncio.to_thread(ray.kill, actor, no_restart=True)
+        await asyncio.to_thread(self._wait_until_gone, actor)
+
+    def _wait_until_gone(self, actor: Actor) -> None:
+        """So that the name is free."""
+        end_s = time.monotonic() + GONE_WITHIN_S
+        while state_of(actor) != "DEAD":
+            if time.monotonic() > end_s:
+                raise HostLost("Ray was told to kill its actor, and has not done so yet")
+            time.sleep(LOOK_S)
+
+    async def replace(self, why: str) -> None:
+        actor = await self._there_or_made()
+        await self._asked(actor.replace.remote(why))
+
+    async def log(self, lines: int) -> str:
+        actor = await self._there_or_made()
+        return await self._asked(actor.log.remote(lines))
+
+    async def _asked(self, answer: Awaitable[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(LOG_WITHIN_S):
+                return await answer
+        except TimeoutError as error:
+            raise HostLost(f"its actor gave no answer within {LOG_WITHIN_S:g} s") from error
+        except ActorDiedError as error:
+            raise HostGone(first_line(error)) from error
+        except RayError as error:
+            raise HostLost(unreachable(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    text = "".join(map(str, error.args)) if isinstance(error, ValueError) else str(error)  # Ray's own come in parts
+    return text.strip().partition("\n")[0]
+
+
+def unreachable(error: RayError) -> str:
+    if not isinstance(error, ActorUnavailableError):
+        return last_line(error)
+    reason = first_line(error).rpartition("IOError: ")[2].partition(". ")[0]  # the same words stand around it each time
+    return f"Ray does not reach its actor: {reason}"
+
+
+def last_line(error: Exception) -> str:
+    """Of a remote traceback: what was raised."""
+    return str(error).strip().rpartition("\n")[2]

@@ -1,0 +1,223 @@
+"""`python -m fleet.on_ray.launch`, the child of `warmroute up`: has a controller in its own Ray, or in a given one.
+
+Reads one Order from stdin and answers with Launched or Trouble on stdout, a line of JSON each. With a Ray of its own it
+stays until stdin ends or a signal comes; one that it has joined goes on without it.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from api.lifeline import die_with_parent, parent_pid
+from fleet.on_ray.local import init, servers, too_long
+from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
+from fleet.on_ray.remains import kill_session, lead_a_session, watch_over
+from fleet.on_ray.settings import joined_environment, local_environment
+
+CONNECT_S = 3.0
+JOIN_S = 15.0  # with a wrong token Ray waits forever
+BEGIN_S = 60.0  # for the controller's actor: a node may have to load much to start it
+SHUTDOWN_S = 2.0
+TRIES = 3  # to find a controller that does not just end
+AGAIN_S = 0.5
+
+
+class Failed(Exception):
+    """The message is one line for the user."""
+
+
+def main() -> None:
+    session = lead_a_session()
+    die_with_parent(parent_pid())
+    watch_over(session)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # stdout is for answers alone, whatever Ray and its children print
+    try:
+        order = decode_order(sys.stdin.buffer.readline())
+    except msgspec.MsgspecError as error:
+        _give_up(answers, f"the order cannot be read: {error}")
+    try:
+        if order.address is None:
+            _run_local(order, answers, session)
+        _join(order, order.address, answers)
+    except Failed as error:
+        _give_up(answers, str(error))
+    except Exception as error:  # Ray raises all manner of things
+        traceback.print_exc()
+        what = "Ray cannot start here" if order.address is None else f"the Ray at {order.address!r} cannot be joined"
+        _give_up(answers, f"{what}: {one_line(error)}")
+
+
+def _give_up(answers: Any, message: str) -> NoReturn:
+    with suppress(BrokenPipeError):
+        answers.write(encode(Trouble(message=" ".join(message.split()))) + b"\n")
+    kill_session(os.getsid(0), but=os.getpid())
+    os._exit(1)
+
+
+# ---- a Ray of our own
+
+
+def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
+    folder = order.temp_dir or tempfile.mkdtemp(prefix="warmroute-ray-")
+    if (why := too_long(folder)) is not None:
+        raise Failed(why)
+    os.environ.update(local_environment())
+    init(Path(folder))
+    launched = begin(order)
+    answers.write(encode(launched) + b"\n")
+    if asyncio.run(_until_the_end(servers())):
+        raise Failed(f"a process of Ray's has died, and the fleet with it; its logs are in {launched.logs}")
+    _shut_down()
+    kill_session(session, but=os.getpid())
+    os._exit(0)
+
+
+async def _until_the_end(watched: list[int]) -> bool:
+    """Whether it was one of these processes that ended."""
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    threading.Thread(target=_read_to_the_end, args=(loop, end), daemon=True).start()
+    died = asyncio.Event()
+    for pid in watched:
+        try:
+            loop.add_reader(os.pidfd_open(pid), died.set)
+        except ProcessLookupError:
+            died.set()
+    waits = [asyncio.create_task(each.wait()) for each in (end, died)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return died.is_set() and not end.is_set()
+
+
+def _read_to_the_end(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
+    sys.stdin.buffer.read()
+    loop.call_soon_threadsafe(end.set)
+
+
+def _shut_down() -> None:
+    """What does not end by itself is killed by our caller."""
+    import ray
+
+    ending = threading.Thread(target=ray.shutdown, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN_S)
+
+
+# ---- somebody else's
+
+
+def _join(order: Order, address: str, answers: Any) -> NoReturn:
+    os.environ.update(joined_environment(os.environ))
+    fix = f"set RAY_AUTH_MODE (it is {os.environ['RAY_AUTH_MODE']} here) and RAY_AUTH_TOKEN as they are there"
+    check_address(address)
+    refused = f"the Ray at {address!r} lets nobody in within {JOIN_S:g} s; {fix}"
+    hangs = threading.Timer(JOIN_S, _give_up, (answers, refused))
+    hangs.start()
+    connect(order, address, fix)
+    hangs.cancel()
+    answers.write(encode(begin(order)) + b"\n")
+    _shut_down()
+    os._exit(0)
+
+
+def check_address(address: str) -> None:
+    if "://" in address:
+        raise Failed(f"{address!r} is no address of a GCS; give HOST:PORT, usually with port 6379")
+    host, _, port = address.rpartition(":")
+    if address == "auto":
+        return
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise Failed(f"{address!r} is no address of a Ray; give HOST:PORT, usually with port 6379, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise Failed(f"no Ray answers at {address!r}: {reason}; start one there with `ray start --head`") from error
+
+
+def connect(order: Order, address: str, fix: str) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(address, namespace=order.namespace, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise Failed(f"the Ray at {address!r} cannot be joined: {explained(error, fix)}") from error
+
+
+def explained(error: Exception, fix: str) -> str:
+    text = one_line(error)
+    if "ersion mismatch" in text:
+        versions = [" and Python ".join(found) for found in re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)]
+        return f"it has Ray {versions[0]}, and here is Ray {versions[-1]}; have the same" if versions else text
+    if "Failed to connect to Ray cluster" in text:  # somebody answers there, which was seen before
+        return f"it lets nobody in; {fix}"
+    if "Could not find any running Ray instance" in text:
+        return "there is none on this machine; start one with `ray start --head`"
+    if "node" in text and ("not find" in text or "expects this IP" in text):
+        return f"this machine is no node of it; run `ray start --address=...` here, or warmroute on a node ({text})"
+    return text
+
+
+# ---- the controller
+
+
+def begin(order: Order) -> Launched:
+    """Have a controller there that wants this plan."""
+    import ray
+    from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
+
+    from fleet.on_ray import controller, node
+
+    for attempt in range(TRIES):
+        found = controller.there(order.namespace)
+        actor = found or controller.make(order.namespace, order.port, order.key)
+        try:
+            begun = controller.decode_begun(ray.get(actor.begun.remote(), timeout=BEGIN_S))
+            if begun.trouble:
+                ray.kill(actor)
+                raise Failed(begun.trouble)
+            ray.get(actor.want.remote(controller.encode_plan(order.plan)), timeout=BEGIN_S)
+        except ActorDiedError as error:
+            if attempt == TRIES - 1 or error.actor_init_failed:
+                raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
+            time.sleep(AGAIN_S)  # it was about to end
+            continue
+        except GetTimeoutError as error:
+            raise Failed(f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?") from error
+        except RayError as error:
+            raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
+        return Launched(
+            controller=begun.url,
+            address=ray.get_runtime_context().gcs_address,
+            logs=str(node.log_folder()),
+            found=found is not None,
+        )
+    raise AssertionError("the last try returns or raises")
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2]
+
+
+if __name__ == "__main__":
+    main()

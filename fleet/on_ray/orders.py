@@ -1,0 +1,34 @@
+"""What `warmroute up` and the launcher say to each other, one JSON line each. New fields go last, with a default."""
+
+import msgspec
+from msgspec import Struct
+
+from fleet.on_ray.settings import NAMESPACE
+from fleet.plan import FleetPlan
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    plan: FleetPlan
+    address: str | None = None  # of the Ray to join; None: one of our own on this machine
+    namespace: str = NAMESPACE
+    port: int = 0  # of the controller; 0: any free one, and the same one again when it is restarted
+    key: str | None = None  # that it demands of who changes the fleet
+    temp_dir: str | None = None  # of a local Ray; it is not removed
+
+
+class Launched(Struct, frozen=True, kw_only=True, tag=True):
+    controller: str  # its URL
+    address: str  # of Ray's GCS
+    logs: str  # the folder of Ray's logs on this machine
+    found: bool = False  # the controller was there, and has a new plan now
+
+
+class Trouble(Struct, frozen=True, kw_only=True, tag=True):
+    """Why there is no fleet, or none any more; one line for the user."""
+
+    message: str
+
+
+encode = msgspec.json.Encoder().encode
+decode_order = msgspec.json.Decoder(Order).decode
+decode_answer: msgspec.json.Decoder[Launched | Trouble] = msgspec.json.Decoder(Launched | Trouble)

@@ -1,0 +1,57 @@
+"""The actor of one replica: it has the replica as its child, keeps it running and reports.
+
+What it is given and what it answers are bytes where they are our own types: it may be older than who talks to it.
+"""
+
+import asyncio
+import os
+import traceback
+
+import msgspec
+
+from fleet.host.child import Log
+from fleet.host.report import Report
+from fleet.host.supervisor import Supervisor
+from fleet.on_ray import node
+from fleet.on_ray.settings import environment_of, not_for_children
+from fleet.plan import Task
+
+PAUSE_S = 1.0  # before Ray starts anew what a mistake of ours has ended
+
+encode_task = msgspec.json.Encoder().encode
+encode_report = msgspec.json.Encoder().encode
+decode_report = msgspec.json.Decoder(Report).decode
+_decode_task = msgspec.json.Decoder(Task).decode
+
+
+class Replica:
+    """Ray's tools show the name of this class, and that of the actor: the replica's."""
+
+    def __init__(self, task: bytes) -> None:
+        for name in not_for_children(os.environ, environment_of(os.getppid())):
+            del os.environ[name]
+        decoded = _decode_task(task)
+        self._log = Log(node.log_folder() / f"warmroute-{decoded.name}.log")
+        self._supervisor = Supervisor(decoded, node.address(), self._log)
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        """A mistake of ours ends this process, and is in Ray's log of it; Ray starts another one."""
+        try:
+            await self._supervisor.run()
+        except Exception:
+            traceback.print_exc()
+            await asyncio.sleep(PAUSE_S)
+            os._exit(1)
+
+    async def report(self, after: tuple[str, int] | None) -> bytes:
+        return encode_report(await self._supervisor.report(after))
+
+    async def stop(self, limit_s: float) -> None:
+        await self._supervisor.stop(limit_s)
+
+    async def replace(self, why: str) -> None:
+        await self._supervisor.replace(why)
+
+    async def log(self, lines: int) -> str:
+        return self._supervisor.log(lines)

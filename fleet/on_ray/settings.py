@@ -1,0 +1,48 @@
+"""The environment that Ray is given: whatever it would guess is said, before it is imported."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+NAMESPACE = "warmroute"
+LOOPBACK = "127.0.0.1"
+RECONNECT_S = 2  # a local Ray whose head died is over
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+}
+
+
+def local_environment() -> dict[str, str]:
+    """For a Ray of our own on this machine: on loopback alone, and with a token that nobody else has."""
+    return _QUIET | {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses, whatever it is told
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
+    }
+
+
+def joined_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """For somebody else's Ray: authentication as the environment says, never as a file that some other Ray has left."""
+    named = "RAY_AUTH_TOKEN" in given or "RAY_AUTH_TOKEN_PATH" in given
+    return _QUIET | {"RAY_AUTH_MODE": given.get("RAY_AUTH_MODE") or ("token" if named else "disabled")}
+
+
+def not_for_children(own: Mapping[str, str], nodes: Mapping[str, str]) -> set[str]:
+    """What a replica must not inherit from its actor; `nodes` is the environment of who started the actor."""
+    threads = {"OMP_NUM_THREADS"} if "OMP_NUM_THREADS" not in nodes else set()  # then it is Ray's idea
+    return {name for name in own if name.startswith("RAY_") or name in threads}
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """With which it was started; empty where that is not for us to see."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return dict(os.fsdecode(entry).split("=", 1) for entry in content.split(b"\0") if b"=" in entry)

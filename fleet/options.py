@@ -1,0 +1,220 @@
+"""Options in a fleet.toml as the words of a command line; what that command would refuse is refused here."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import click
+from click.core import ParameterSource
+
+from api.options import option_of
+from api.settings import Setting, Table
+from fleet.plan import Engine
+
+Options: TypeAlias = Mapping[str, Any] | Sequence[Any]  # a table, or the words as they are
+
+LEAVE_OUT = "leave it out"
+
+
+def _below_models(key: str) -> str:
+    return f"write {key} below [[models]] instead"
+
+
+OWN_OF_ROUTER = {
+    "replica": LEAVE_OUT,
+    "replicas_file": LEAVE_OUT,
+    "registry": LEAVE_OUT,
+    "kubernetes_service": LEAVE_OUT,
+    "kubernetes_namespace": LEAVE_OUT,
+    "kubernetes_api": LEAVE_OUT,
+    "host": "give `warmroute up` --host",
+    "port": "give `warmroute up` --port",
+    "die_with_parent": LEAVE_OUT,
+    "model_dir": _below_models("tokenizer"),
+    "chat_template": _below_models("chat_template"),
+}
+OWN_OF_REPLICA = {
+    "model": _below_models("model"),
+    "served_model_name": _below_models("name"),
+    "engine": _below_models("engine"),
+    "tokenizer": _below_models("tokenizer"),
+    "chat_template": _below_models("chat_template"),
+    "drain_timeout": _below_models("drain_timeout"),
+    "api_key": _below_models("api_key_env"),
+    **dict.fromkeys(
+        ("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"), LEAVE_OUT
+    ),
+    # Nobody tells the router the keys.
+    **dict.fromkeys(("curve_secret", "curve_clients"), LEAVE_OUT),
+}
+_RANKS = "write more replicas below [[models]] instead"
+_OWN_OF_VLLM = {
+    "model": _below_models("model"),
+    "served-model-name": _below_models("name"),
+    "tokenizer": _below_models("tokenizer"),
+    "chat-template": _below_models("chat_template"),
+    "api-key": _below_models("api_key_env"),
+    **dict.fromkeys(("tensor-parallel-size", "tp"), _below_models("tensor_parallel")),
+    **dict.fromkeys(("data-parallel-size", "dp", "data-parallel-rank", "dpr", "data-parallel-size-local"), _RANKS),
+    **dict.fromkeys(("host", "port", "uds", "grpc", "headless", "kv-events-config"), LEAVE_OUT),
+    **dict.fromkeys(("enable-prefix-caching", "no-enable-prefix-caching"), LEAVE_OUT),
+}
+_OWN_OF_SGLANG = {
+    **dict.fromkeys(("model-path", "model"), _below_models("model")),
+    "served-model-name": _below_models("name"),
+    "tokenizer-path": _below_models("tokenizer"),
+    "chat-template": _below_models("chat_template"),
+    "api-key": _below_models("api_key_env"),
+    **dict.fromkeys(("tp-size", "tp", "tensor-parallel-size"), _below_models("tensor_parallel")),
+    **dict.fromkeys(("dp-size", "dp", "data-parallel-size"), _RANKS),
+    **dict.fromkeys(("host", "port", "kv-events-config", "enable-metrics"), LEAVE_OUT),
+}
+OWN_OF_FOREIGN: dict[Engine, dict[str, str]] = {"vllm": _OWN_OF_VLLM, "sglang": _OWN_OF_SGLANG}
+
+_FLAG = re.compile(r"--?([A-Za-z][\w-]*)")
+
+
+class BadOption(ValueError):
+    """`key` is that of the table, where it is known which one is wrong."""
+
+    def __init__(self, key: str | None, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def shown(value: object) -> str:
+    """A value as TOML has it, and not all of one that is long."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def nearest(key: str, known: Sequence[str], otherwise: str) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+# ---- our own commands
+
+
+def own_words(
+    table: Table,
+    options: Options,
+    own: Mapping[str, str],
+    beside: Mapping[str, Any],
+    check: Callable[[click.Context], object],
+) -> tuple[str, ...]:
+    """Words that the command takes, besides what the fleet says; the environment of this process does not count."""
+    if isinstance(options, Mapping):
+        words = [word for key, value in options.items() for word in _own_words(table, key, value, own)]
+    else:
+        words = _plain_words(options)
+    params: list[click.Parameter] = [option_of(setting, table) for setting in table.all.values()]
+    for param in params:
+        if isinstance(param, click.Option):
+            param.envvar = None
+    command = click.Command(table.command, params=params, add_help_option=False)
+    try:
+        with command.make_context(table.command, list(words), default_map=dict(beside)) as ctx:
+            for setting in table.all.values():
+                if ctx.get_parameter_source(setting.key) is ParameterSource.COMMANDLINE:
+                    _refuse_own(setting, setting.option, own)
+            check(ctx)
+    except click.ClickException as error:
+        raise _explained(error, options) from error
+    return tuple(words)
+
+
+def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) -> Iterator[str]:
+    setting = table.all.get(key.replace("-", "_"))
+    if setting is None:
+        known = [name for name in table.all if name not in own]
+        known += [name.replace("_", "-") for name in known if "-" in key]
+        raise BadOption(
+            key,
+            f"{key!r} is no setting of '{table.command}'; "
+            + nearest(key, known, f"`{table.command} --help` lists them"),
+        )
+    _refuse_own(setting, key, own)
+    if setting.type is click.BOOL:
+        if not isinstance(value, bool):
+            raise BadOption(key, f"{key} is {shown(value)}; write true or false")
+        yield setting.option if value else f"--no-{setting.option[2:]}"
+        return
+    for item in value if setting.multiple and isinstance(value, list) else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise BadOption(key, f"{key} is {shown(value)}; write a text or a number")
+        yield f"{setting.option}={item}"
+
+
+def _refuse_own(setting: Setting, written: str, own: Mapping[str, str]) -> None:
+    if setting.key in own:
+        raise BadOption(written, f"{written} is for the fleet to say; {own[setting.key]}")
+    if setting.secret:
+        fix = f"export {setting.variable} instead"
+        raise BadOption(written, f"{written} would stand on a command line, for everybody to read; {fix}")
+
+
+def _plain_words(options: Sequence[Any]) -> list[str]:
+    for word in options:
+        if not isinstance(word, str):
+            raise BadOption(None, f"{shown(word)} in options is no text; write {shown(str(word))}")
+    return list(options)
+
+
+def _explained(error: click.ClickException, options: Options) -> BadOption:
+    """Its key is the one that the table has, if there it is."""
+    as_written = {key.replace("-", "_"): key for key in options} if isinstance(options, Mapping) else {}
+    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name is not None:
+        key = as_written.get(error.param.name, error.param.name)
+        return BadOption(key, f"{key}: {error.message.rstrip('.')}")
+    message = error.format_message()
+    named = [name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]*)", message)]
+    return BadOption(next((as_written[name] for name in named if name in as_written), None), message)
+
+
+# ---- other engines
+
+
+def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
+    """Which options there are differs from version to version: only what the fleet itself says is refused."""
+    own = OWN_OF_FOREIGN[engine]
+    if isinstance(options, Mapping):
+        return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value, own))
+    words = _plain_words(options)
+    if words and not words[0].startswith("-"):
+        raise BadOption(None, f"options begin with {shown(words[0])}; write ['--name', 'value']")
+    for word in words:
+        if word == "--":
+            raise BadOption(None, "'--' in options ends all options; leave it out")
+        if (flag := _FLAG.match(word)) is not None and (name := flag[1].replace("_", "-")) in own:
+            raise BadOption(None, f"{word} is for the fleet to say; {own[name]}")
+    return tuple(words)
+
+
+def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
+    """A table is JSON, as these engines take it."""
+    if _FLAG.fullmatch(f"--{key}") is None:
+        raise BadOption(key, f"{key!r} is no option's name; write it without --, like max-model-len")
+    name = key.replace("_", "-")
+    if name in own:
+        raise BadOption(key, f"{key} is for the fleet to say; {own[name]}")
+    match value:
+        case True:
+            yield f"--{name}"
+        case False if engine == "vllm":
+            yield f"--no-{name}"
+        case False:
+            raise BadOption(key, f"{key} is false, which {engine} has no word for; leave it out")
+        case str() | int() | float():
+            yield f"--{name}={value}"
+        case list() if value and all(isinstance(item, str | int | float) for item in value):
+            yield from (f"--{name}", *map(str, value))
+        case dict():
+            try:
+                yield f"--{name}={json.dumps(value, allow_nan=False)}"
+            except (TypeError, ValueError) as error:
+                raise BadOption(key, f"{key} has a date or nan in it, which JSON has not; write a text") from error
+        case _:
+            raise BadOption(key, f"{key} is {shown(value)}; write a text, a number, a list, or a table for JSON")

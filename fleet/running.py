@@ -1,0 +1,181 @@
+"""`warmroute up` at work: a controller, a router in front of its replicas, and somebody who watches."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from fleet.commands.client import Fleet
+from fleet.commands.view import View
+from fleet.launching import Launched, Launcher
+from fleet.plan import FleetPlan
+from fleet.watching import CannotStart, Watcher
+from router.config import RouterConfig
+from router.front import Front
+from router.status import not_ready
+
+LOOK_INTERVAL_S = 0.05
+ENDS_S = 60.0  # for replicas to end after their time to drain is over
+
+T = TypeVar("T")
+
+
+class Ended(Exception):
+    """A signal came first."""
+
+
+class Job(NamedTuple):
+    """What is to run, and who is told of it."""
+
+    plan: FleetPlan
+    launcher: Launcher
+    key: str | None  # of the controller
+    listener: socket.socket | None  # of the router; None: none runs here
+    router: Callable[[str], RouterConfig]  # given the registry
+    drain_timeout_s: float
+    say: Callable[[str], None]
+    launched: Callable[[Launched], None]
+    announce: Callable[[View], None]
+
+
+class Running:
+    """`run` it until a signal; `failed` is whether anything happened that a log may explain."""
+
+    def __init__(self, job: Job) -> None:
+        self.failed = False
+        self._job = job
+        self._ending = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._started: Launched | None = None
+        self._front: Front | None = None
+
+    async def run(self) -> None:
+        """CannotStart: a replica could not, or Ray."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop)
+        with contextlib.suppress(Ended):
+            try:
+                await self._serve()
+            finally:
+                self._ending.set()
+                await self._end()
+
+    def stop(self) -> None:
+        """The first request drains; a second one comes from someone who does not want to wait."""
+        if not self._ending.is_set():
+            self._ending.set()  # before anything is said: that may fail
+            self._job.say("Ending when running requests are done; Ctrl-C again ends at once.")
+            return
+        self._at_once.set()
+        self._job.launcher.kill()
+
+    # ---- from start to announcement, and on
+
+    async def _serve(self) -> None:
+        job = self._job
+        started = self._started = await self._unless_ended(job.launcher.start(job.plan))
+        job.launched(started)
+        with Fleet(started.controller, job.key) as fleet:
+            watcher = Watcher(fleet, job.say)
+            failing = asyncio.create_task(job.launcher.failed())
+            try:
+                view = await self._unless_ended(self._all_ready(watcher), failing)
+                job.announce(view)
+                if job.listener is not None:
+                    await self._unless_ended(self._follow(watcher), failing)
+            finally:
+                self.failed |= watcher.failed
+                failing.cancel()
+                await asyncio.gather(failing, return_exceptions=True)
+
+    async def _all_ready(self, watcher: Watcher) -> View:
+        """Replicas and the router start side by side; all are ready when the router takes requests for each."""
+        assert self._started is not None
+        if self._job.listener is not None:
+            self._front = Front(self._job.router(self._started.controller), self._job.listener)
+            await self._front.start()
+        view = await watcher.complete()
+        while self._front is not None and (
+            len(self._front.router.members.by_name) < sum(model.wanted for model in view.models)
+            or not_ready(self._front.router, all_of_them=True)
+        ):
+            self._front.check()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        return view
+
+    async def _follow(self, watcher: Watcher) -> None:
+        assert self._front is not None
+        serving = asyncio.create_task(self._front.failed())
+        following = asyncio.create_task(watcher.follow())
+        try:
+            await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
+            self._front.check()
+            following.result()
+        finally:
+            serving.cancel()
+            following.cancel()
+            await asyncio.gather(serving, following, return_exceptions=True)
+
+    async def _unless_ended(self, wanted: Coroutine[Any, Any, T], failing: "asyncio.Task[str] | None" = None) -> T:
+        """Ended: a signal came first. CannotStart: the launcher said why it is over."""
+        working = asyncio.create_task(wanted)
+        ending = asyncio.create_task(self._ending.wait())
+        waits: list[asyncio.Task[Any]] = [working, ending, *([failing] if failing else [])]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if failing is not None and failing.done():
+                raise CannotStart(failing.result())
+            raise Ended
+        finally:
+            for task in (working, ending):
+                task.cancel()
+            await asyncio.gather(working, ending, return_exceptions=True)
+
+    # ---- the end
+
+    async def _end(self) -> None:
+        """Drain the front, then the replicas: so nobody refuses what the front has taken."""
+        job, began_s = self._job, asyncio.get_running_loop().time()
+        if self._front is not None:
+            cut = await self._unless_at_once(self._front.drain(job.drain_timeout_s))
+            await self._front.close()
+            if cut:
+                limit = f"{job.drain_timeout_s:g} s; the replicas' --drain-timeout sets this limit"
+                job.say(f"Running requests that were cut after {limit}: {cut}")
+        if self._started is not None and self._ends_replicas:
+            # Whoever asks a replica itself, past the front, has what is left of the time.
+            left_s = max(0.0, job.drain_timeout_s - (asyncio.get_running_loop().time() - began_s))
+            await self._unless_at_once(self._end_replicas(left_s + ENDS_S))
+        await job.launcher.close()
+        self.failed |= not job.launcher.clean
+
+    @property
+    def _ends_replicas(self) -> bool:
+        """Those that were there before, and those that are to go on without a router here, are left alone."""
+        return self._started is not None and not self._started.found and self._job.listener is not None
+
+    async def _end_replicas(self, limit_s: float) -> None:
+        assert self._started is not None
+        with Fleet(self._started.controller, self._job.key) as fleet, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                with contextlib.suppress(click.ClickException):  # there is no controller any more, and so no replica
+                    await asyncio.to_thread(fleet.end)
+                    await Watcher(fleet, self._job.say).ended()
+
+    async def _unless_at_once(self, wanted: Coroutine[Any, Any, T]) -> T | None:
+        working = asyncio.create_task(wanted)
+        at_once = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        if working.done():
+            return working.result()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return None

@@ -1,0 +1,101 @@
+"""On which line of a TOML file each table and each key is: `tomllib` does not say.
+
+The text is one that tomllib takes; only what statements begin with is read here. What is in brackets after an equals
+sign is on the line of its key.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]  # ("models", 0, "name")
+
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*')"""
+_KEY = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
+_STATEMENT = re.compile(rf"[ \t]*(?:(\[\[?)[ \t]*({_KEY})[ \t]*\]\]?|({_KEY})[ \t]*=)")
+# The three quotes at the end of a text may have one or two more before them, which are part of it.
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|#[^\n]*"
+    r"|[\[{]|[\]}]|\n|[^\"'#\[\]{}\n]+",
+    re.DOTALL,
+)
+
+
+class _Statement(NamedTuple):
+    line: int
+    brackets: str  # "[" or "[[" of a table's heading, "" of a key
+    key: tuple[str, ...]
+
+
+class Lines:
+    """Where the tables and keys of a text are."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Path, int] = {(): 1}
+        self._counts: dict[Path, int] = {}  # of `[[...]]`
+        table: Path = ()
+        for line, brackets, key in _statements(text):
+            if brackets:
+                table = self._table(key, in_list=brackets == "[[")
+            path = table if brackets else (*table, *key)
+            for length in range(1, len(path) + 1):
+                self._lines.setdefault(path[:length], line)
+            if brackets == "[":
+                self._lines[table] = line  # not that of a table within it, which may come before
+
+    def of(self, path: Path) -> int:
+        """Of the thing itself, or of what it is in."""
+        while path not in self._lines:
+            path = path[:-1]
+        return self._lines[path]
+
+    def _table(self, key: tuple[str, ...], *, in_list: bool) -> Path:
+        """`[models.resources]` is in the last one of `[[models]]`."""
+        path: Path = ()
+        for number, part in enumerate(key, 1):
+            path = (*path, part)
+            if in_list and number == len(key):
+                self._counts[path] = self._counts.get(path, 0) + 1
+            if path in self._counts:
+                path = (*path, self._counts[path] - 1)
+        return path
+
+
+def _statements(text: str) -> Iterator[_Statement]:
+    text = text.replace("\r\n", "\n")
+    position, line = 0, 1
+    while position < len(text):
+        found = _STATEMENT.match(text, position)
+        if found is not None:
+            yield _Statement(line, found[1] or "", _parts(found[2] or found[3]))
+            position = found.end()
+        end = _end(text, position)
+        line += text.count("\n", position, end)
+        position = end
+
+
+def _end(text: str, position: int) -> int:
+    """Where the next statement begins: after the first new line that is in no text and in no brackets."""
+    depth = 0
+    while (found := _TOKEN.match(text, position)) is not None:
+        position = found.end()
+        token = found[0]
+        if token == "\n" and depth == 0:
+            return position
+        depth += (token in "[{") - (token in "]}")
+    return len(text)
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    """`a."b.c"` are two."""
+    table: Any = tomllib.loads(f"{key} = 0")
+    parts: list[str] = []
+    while isinstance(table, dict):
+        [(part, table)] = table.items()
+        parts.append(part)
+    return tuple(parts)

@@ -1,0 +1,125 @@
+"""Follows a fleet through its controller's eyes, and says what happens to its replicas."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import click
+
+from fleet.commands.client import Fleet
+from fleet.commands.view import ReplicaView, View
+
+STARTING_LOOK_S = 0.1
+LOOK_S = 1.0
+
+
+class CannotStart(Exception):
+    """A replica ended before it was ready for the first time, or nothing could be started at all."""
+
+
+class Watcher:
+    """`view` is what was seen last; `failed`, whether anything happened that a log may explain."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self.view: View | None = None
+        self.failed = False
+        self._fleet = fleet
+        self._say = say
+        self._seen: dict[str, ReplicaView] = {}
+        self._began_s: dict[str, float] = {}
+        self._ready: set[str] = set()  # at least once
+        self._notes: set[str] = set()
+
+    async def complete(self) -> View:
+        """Wait until all that is wanted is ready. CannotStart: one ended before."""
+        while True:
+            view = await self._look()
+            self._refuse_what_cannot_start(view)
+            if view.models and view.complete:
+                return view
+            await asyncio.sleep(STARTING_LOOK_S)
+
+    async def follow(self) -> None:
+        """For as long as the fleet runs. A controller that is away for a moment is said once."""
+        away = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look()
+            except click.ClickException as error:
+                if not away:
+                    self._say(f"The controller is away: {error.format_message()}")
+                away = True
+                continue
+            if away:
+                self._say("The controller is back")
+            away = False
+
+    async def ended(self) -> None:
+        """Wait until nothing runs any more, which is when the controller is gone or has nothing left."""
+        while True:
+            try:
+                view = await asyncio.to_thread(self._fleet.view)
+            except click.ClickException:
+                return
+            self.view = view
+            if view.ending and not view.replicas:
+                return
+            await asyncio.sleep(STARTING_LOOK_S)
+
+    async def _look(self) -> View:
+        view = self.view = await asyncio.to_thread(self._fleet.view)
+        for replica in view.replicas:
+            before = self._seen.get(replica.name)
+            if before is None or (before.life, before.starts, before.why) != (
+                replica.life,
+                replica.starts,
+                replica.why,
+            ):
+                self._changed(replica, before)
+            self._seen[replica.name] = replica
+        for name in set(self._seen) - {replica.name for replica in view.replicas}:
+            del self._seen[name]
+            self._say(f"{name} is gone")
+        return view
+
+    def _changed(self, replica: ReplicaView, before: ReplicaView | None) -> None:
+        name = replica.name
+        if replica.life in ("placing", "starting"):
+            self._began_s.setdefault(name, time.monotonic())
+        if replica.why and replica.life == "placing":
+            self._say(f"{name} waits for a place: {replica.why}")
+        elif replica.life == "lost":
+            self._say(f"{name} is out of sight: {replica.why}")
+        elif replica.life == "ready":
+            self._say_notes(replica)
+            took_s = time.monotonic() - self._began_s.pop(name, time.monotonic())
+            self._say(f"{name} is ready after {took_s:.1f} s" if took_s >= STARTING_LOOK_S else f"{name} is ready")
+            self._ready.add(name)
+        elif replica.life in ("leaving", "draining"):
+            self._say(f"{name} drains")
+        if replica.why and (before is None or replica.why != before.why) and name in self._ready:
+            self._died(replica)
+
+    def _died(self, replica: ReplicaView) -> None:
+        if replica.life in ("failing", "starting"):
+            self.failed = True
+            self._say(f"{replica.name} {replica.why}; it is started again. Its last words:{_last_words(replica)}")
+
+    def _say_notes(self, replica: ReplicaView) -> None:
+        """What all replicas have to say about their settings is the same."""
+        for note in replica.notes:
+            if note not in self._notes:
+                self._notes.add(note)
+                self._say(note)
+
+    def _refuse_what_cannot_start(self, view: View) -> None:
+        for replica in view.replicas:
+            if replica.why and replica.life in ("failing", "starting") and replica.name not in self._ready:
+                raise CannotStart(
+                    f"{replica.name} {replica.why} before it was ready; its last words:{_last_words(replica)}"
+                )
+
+
+def _last_words(replica: ReplicaView) -> str:
+    return "".join(f"\n  | {line}" for line in replica.last_words)

@@ -1,0 +1,114 @@
+"""What the command line or a fleet.toml asks for, as a plan and the configuration of the router in front of it."""
+
+import os
+from collections.abc import Sequence
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from api.settings import Unusable
+from fleet.plan import FleetPlan, ModelPlan
+from replica.cli import replica
+from replica.config import ReplicaConfig
+from replica.configure import config_from as replica_config_from
+from replica.settings import TABLE as REPLICA_TABLE
+from router.cli import router
+from router.config import RouterConfig
+from router.configure import config_from as router_config_from
+from router.keys import keys_from_options
+
+OWN_OF_EACH = ("host", "port", "events_host", "events_port", "replica_name", "die_with_parent")
+OWN_OF_THE_FLEET = ("model", "engine")
+KEY = "WARMROUTE_API_KEY"
+
+
+def replica_config(model: str, engine: str, options: Sequence[str]) -> ReplicaConfig:
+    """What every replica will be told: read here first, so that a mistake costs no start."""
+    arguments = ["--model", model, "--engine", engine, *options]
+    with replica.make_context("warmroute replica", arguments, max_content_width=100) as ctx:
+        for key in OWN_OF_EACH:
+            if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE:
+                name = "--" + key.replace("_", "-")
+                raise Unusable(f"{name} behind -- would be the same for every replica; leave it out")
+        for word in options:
+            if word.partition("=")[0] in ("--model", "--engine"):
+                raise Unusable(f"{word} behind -- is for the fleet to say; write --model or --simulated before the --")
+        return replica_config_from(ctx)
+
+
+def one_model(model: str, engine: str, replicas: int, policy: str, options: Sequence[str]) -> FleetPlan:
+    """The plan that the command line makes.
+
+    Where the model lies is found out once, before: no replica needs the network for it, neither now nor when it is
+    started again.
+    """
+    config = replica_config(model, engine, options)
+    plan = ModelPlan(
+        name=config.engine.model,
+        model=config.engine.model_path or model,
+        engine="simulated" if engine == "simulated" else "native",
+        replicas=replicas,
+        environment=settings_here(),
+        options=tuple(options),
+        drain_timeout_s=config.drain_timeout_s,
+        tokenizer=config.tokenizer,
+        chat_template=config.chat_template,
+    )
+    return FleetPlan(models=(plan,), router=("--policy", policy))
+
+
+def complete(plan: FleetPlan) -> FleetPlan:
+    """A file's plan, with what only the models themselves say: where they lie, and their tokenizers."""
+    return msgspec.structs.replace(plan, models=tuple(_complete(model) for model in plan.models))
+
+
+def _complete(plan: ModelPlan) -> ModelPlan:
+    environment = settings_here() | plan.environment
+    if plan.engine not in ("native", "simulated"):
+        folder = plan.tokenizer or (plan.model if os.path.isdir(plan.model) else None)
+        return msgspec.structs.replace(plan, environment=plan.environment, tokenizer=folder)
+    config = replica_config(plan.model, plan.engine, plan.options)
+    return msgspec.structs.replace(
+        plan,
+        model=config.engine.model_path or plan.model,
+        environment=environment,
+        tokenizer=plan.tokenizer or config.tokenizer,
+        chat_template=plan.chat_template or config.chat_template,
+    )
+
+
+def settings_here() -> dict[str, str]:
+    """The settings of replicas in the environment, which processes on other machines do not inherit."""
+    names = (f"WARMROUTE_{key.upper()}" for key in REPLICA_TABLE.all if key not in (*OWN_OF_EACH, *OWN_OF_THE_FLEET))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def router_config(plan: FleetPlan, registry: str, host: str, port: int) -> RouterConfig:
+    """The router makes prompts as the replicas do, and has their key."""
+    own = ["--host", host, "--port", str(port), "--registry", registry]
+    with router.make_context("warmroute router", [*plan.router, *own], max_content_width=100) as ctx:
+        config = router_config_from(ctx)
+    key = os.environ.get(KEY)
+    return msgspec.structs.replace(
+        config,
+        keys=config.keys or (() if key is None else tuple(keys_from_options([key], None))),
+        replica_api_key=config.replica_api_key or key,
+        model_dirs={model.name: model.tokenizer for model in plan.models if model.tokenizer} | config.model_dirs,
+        chat_templates={model.name: model.chat_template for model in plan.models if model.chat_template}
+        | config.chat_templates,
+    )
+
+
+def drain_timeout_s(plan: FleetPlan) -> float:
+    return max((model.drain_timeout_s for model in plan.models), default=0.0)
+
+
+def check_alone(ctx: click.Context, config: str | None, others: Sequence[str]) -> None:
+    """What a fleet.toml says is not said on the command line, too."""
+    if config is None:
+        return
+    for key in others:
+        if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE and ctx.params[key]:
+            name = "what stands behind --" if key == "replica_options" else "--" + key.replace("_", "-")
+            raise Unusable(f"{name} and --config {config} say it twice; write it into the file")

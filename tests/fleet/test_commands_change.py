@@ -1,0 +1,268 @@
+"""`scale`, `restart` and `drain` against a controller that follows a script."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from fleet.commands import progress
+from fleet.commands.drain import drain
+from fleet.commands.known import Where
+from fleet.commands.lookout import Lookout
+from fleet.commands.restart import restart
+from fleet.commands.scale import scale
+from fleet.commands.view import View
+from fleet.commands.words import changes
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+
+
+@pytest.fixture(autouse=True)
+def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(progress, "LOOK_S", 0.001)
+    return machine_without_fleets(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving(Script(calm())) as scripted:
+        scripted.answers["/models/scale"] = 200, model(wanted=3)
+        scripted.answers["/models/restart"] = 200, model(generation=1)
+        yield scripted
+
+
+def typed(what: dict[str, Any]) -> View:
+    return msgspec.convert(what, View)
+
+
+def demos(*lives: str, **more: Any) -> list[dict[str, Any]]:
+    return [replica(f"demo-{number}", life, **more) for number, life in enumerate(lives)]
+
+
+# ---- what has happened
+
+
+def test_only_what_is_new_is_said() -> None:
+    before = typed(view([model()], demos("ready", "starting", "ready")))
+    now = typed(view([model()], [*demos("ready", "ready"), replica("demo-3", "placing")]))
+    assert changes(before, now) == ["demo-1 is ready", "demo-2 is gone", "demo-3 is being placed"]
+    assert changes(now, now) == []
+
+
+def test_at_the_first_look_what_is_ready_is_no_news() -> None:
+    now = typed(view([model()], demos("ready", "leaving", open_requests=2)))
+    assert changes(None, now) == ["demo-1 finishes 2 requests and leaves"]
+
+
+def test_other_models_are_passed_over() -> None:
+    before = typed(view([], [replica("other-1")]))
+    now = typed(view([], [replica("other-0", "starting"), replica("demo-0", "starting")]))
+    assert changes(before, now, "demo") == ["demo-0 starts"]
+
+
+def test_a_failure_comes_with_last_words() -> None:
+    failing = replica("demo-0", "failing", why="ended with status 1", last_words=["one", "two"])
+    now = typed(view([], [failing]))
+    assert changes(typed(calm(1)), now, "demo") == [
+        "demo-0 ended with status 1; it is started again",
+        "  | one",
+        "  | two",
+    ]
+
+
+def test_the_first_start_of_a_process_is_no_second_news() -> None:
+    before, now = (typed(view([], demos("starting", starts=starts))) for starts in (0, 1))
+    assert changes(before, now) == []
+    assert changes(now, typed(view([], demos("starting", starts=2)))) == ["demo-0 starts"]
+
+
+# ---- scale
+
+
+def test_scaling_up_shows_what_comes_until_all_are_ready(script: Script) -> None:
+    script.views = [
+        calm(),
+        view([model(wanted=3)], [*demos("ready", "ready"), replica("demo-2", "placing")]),
+        view([model(wanted=3, replicas=3)], demos("ready", "ready", "starting")),
+        calm(3),
+    ]
+    ran = run(scale, "demo", "3", "--fleet", script.url)
+    assert (ran.status, ran.errors) == (0, "")
+    assert ran.lines == [
+        "demo-2 is being placed",
+        "Scaling demo: 2 of 3",
+        "demo-2 starts",
+        "demo-2 is ready",
+        "Scaling demo: 3 of 3",
+        "demo: 3 of 3 ready",
+    ]
+    assert script.changes == [("/models/scale", {"model": "demo", "replicas": 3})]
+
+
+def test_scaling_down_waits_until_those_that_are_too_many_have_left(script: Script) -> None:
+    leaving = [*demos("ready"), replica("demo-1", "leaving", open_requests=1)]
+    script.views = [calm(), view([model(wanted=1, ready=1, replicas=2)], leaving), calm(1)]
+    ran = run(scale, "demo", "1", "--fleet", script.url)
+    assert ran.lines == [
+        "demo-1 finishes 1 request and leaves",
+        "Scaling demo: 0 of 1",
+        "demo-1 is gone",
+        "Scaling demo: 1 of 1",
+        "demo: 1 of 1 ready",
+    ]
+
+
+def test_scaling_to_nothing_says_so(script: Script) -> None:
+    script.views = [calm(), view([model(wanted=0, ready=0)], [])]
+    assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas any more"
+
+
+def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:
+    ran = run(scale, "demo", "2", "--fleet", script.url)
+    assert ran.lines == ["Scaling demo: 2 of 2", "demo: 2 of 2 ready"]
+
+
+def test_somebody_else_who_scales_ends_the_waiting(script: Script) -> None:
+    script.views = [calm(), view([model(wanted=5, autoscale_why="4,000 tokens wait")], demos("ready", "ready"))]
+    ran = run(scale, "demo", "3", "--fleet", script.url)
+    assert (ran.status, ran.errors) == (1, "demo is to have 5 replicas now, and no longer 3: 4,000 tokens wait")
+
+
+@pytest.mark.parametrize("last", [calm(ending=True), view([], [])])
+def test_a_fleet_or_model_that_goes_away_ends_the_waiting(script: Script, last: dict[str, Any]) -> None:
+    script.views = [calm(), last]
+    ran = run(scale, "demo", "3", "--fleet", script.url)
+    assert ran.status == 1
+    assert ran.errors in ("the fleet is ending", "somebody has taken demo out of the fleet meanwhile")
+
+
+def test_no_wait_only_asks(script: Script) -> None:
+    ran = run(scale, "demo", "3", "--no-wait", "--fleet", script.url)
+    assert ran.lines == ["demo is to have 3 replicas; see `warmroute status`"]
+    assert len(script.asked) == 2
+
+
+def test_a_refused_scale_waits_for_nothing(script: Script) -> None:
+    script.answers["/models/scale"] = refusal(400, "replicas is 9; demo scales from 1 to 8")
+    ran = run(scale, "demo", "9", "--fleet", script.url)
+    assert (ran.status, ran.output, ran.errors) == (1, "", "replicas is 9; demo scales from 1 to 8")
+
+
+def test_ctrl_c_ends_the_waiting_and_says_that_the_change_stays(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    script.views = [calm(), view([model(wanted=3)], demos("ready", "ready"))]
+    with pytest.raises(click.Abort):
+        scale.main(["demo", "3", "--fleet", script.url], standalone_mode=False)
+    assert capsys.readouterr().err == "No longer waited for; the change stays in effect. See `warmroute status`.\n\n"
+
+
+# ---- restart
+
+
+def test_a_restart_counts_those_that_are_new_and_ready(script: Script) -> None:
+    def renewed(*of: tuple[str, int]) -> list[dict[str, Any]]:
+        return [replica(f"demo-{n}", life, generation=generation) for n, (life, generation) in enumerate(of)]
+
+    busy = model(restarting=True, generation=1)
+    script.views = [
+        calm(),
+        view([busy], renewed(("leaving", 0), ("ready", 0))),
+        view([busy], renewed(("starting", 1), ("ready", 0))),
+        view([busy], renewed(("ready", 1), ("leaving", 0))),
+        view([model(generation=1)], renewed(("ready", 1), ("starting", 1))),
+        view([model(generation=1)], renewed(("ready", 1), ("ready", 1))),
+    ]
+    ran = run(restart, "demo", "--fleet", script.url)
+    assert ran.lines == [
+        "demo-0 leaves",
+        "Restarting demo: 0 of 2",
+        "demo-0 starts",
+        "demo-0 is ready",
+        "demo-1 leaves",
+        "Restarting demo: 1 of 2",
+        "demo-1 starts",
+        "demo-1 is ready",
+        "Restarting demo: 2 of 2",
+        "All replicas of demo are new",
+    ]
+    assert script.changes == [("/models/restart", {"model": "demo", "surge": 0})]
+
+
+def test_a_surge_is_asked_for(script: Script) -> None:
+    run(restart, "demo", "--surge", "--no-wait", "--fleet", script.url)
+    assert script.changes == [("/models/restart", {"model": "demo", "surge": 1})]
+
+
+def test_a_later_restart_makes_new_ones_no_older(script: Script) -> None:
+    """Whoever has waited for generation 1 is served by 2 as well."""
+    script.views = [calm(), view([model(generation=2)], demos("ready", "ready", generation=2))]
+    assert run(restart, "demo", "--fleet", script.url).status == 0
+
+
+# ---- drain
+
+
+def test_draining_says_what_is_left_and_how_to_undo_it(script: Script) -> None:
+    script.views = [view([model()], demos("draining", "ready", open_requests=3))]
+    ran = run(drain, "demo-0", "--fleet", script.url)
+    assert ran.lines == [
+        "demo-0 gets no new requests; it has 3 requests to finish",
+        "To undo it: warmroute drain demo-0 --undo",
+    ]
+    assert run(drain, "demo-0", "--undo", "--fleet", script.url).lines == ["demo-0 gets requests again"]
+    assert [body["drain"] for _, body in script.changes] == [True, False]
+
+
+# ---- a controller that goes away
+
+
+def test_a_controller_that_came_back_elsewhere_is_found() -> None:
+    with ExitStack() as stack:
+        place: list[str] = []
+        with serving(Script(calm(1))) as first:
+            place.append(first.url)
+            lookout = stack.enter_context(Lookout(lambda: Where(place[-1], None, None)))
+            assert lookout.look() == typed(calm(1))
+        assert lookout.look() is None
+        assert lookout.away_s > 0
+        assert "refused" in lookout.why
+        place.append(stack.enter_context(serving(Script(calm(2)))).url)
+        assert lookout.look() is None  # and finds where it is now
+        assert lookout.look() == typed(calm(2))
+        assert lookout.away_s == 0
+
+
+def test_waiting_goes_on_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = Lookout.look, 0
+
+    def look(lookout: Lookout) -> View | None:
+        nonlocal asked
+        asked += 1
+        if asked in (1, 2):
+            lookout.why = "Connection refused"
+            return None
+        return real(lookout)
+
+    monkeypatch.setattr(Lookout, "look", look)
+    script.views = [calm(), calm(3)]
+    ran = run(scale, "demo", "3", "--fleet", script.url)
+    assert ran.lines[0] == "The controller does not answer (Connection refused); it is asked again"
+    assert ran.lines[-1] == "demo: 3 of 3 ready"
+    assert ran.output.count("does not answer") == 1
+
+
+def test_a_controller_that_stays_away_ends_the_waiting(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MISSING_S", -1.0)
+    monkeypatch.setattr(Lookout, "look", lambda _: None)
+    ran = run(scale, "demo", "3", "--fleet", script.url)
+    assert ran.status == 1
+    assert ran.errors.startswith(f"no controller answers at {script.url}")

@@ -1,0 +1,130 @@
+"""What goes wrong between a command and a controller is one line that says what to do."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import click
+import pytest
+
+from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.options import PortOrUrl
+from fleet.plan import FleetPlan, ModelPlan
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, serving
+
+
+@pytest.fixture(autouse=True)
+def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return machine_without_fleets(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving(Script(calm())) as scripted:
+        yield scripted
+
+
+def test_a_view_is_typed_and_fields_of_newer_controllers_are_passed_over(script: Script) -> None:
+    script.views = [calm(new_field=[1])]
+    with Fleet(script.url) as fleet:
+        view = fleet.view()
+    assert view.complete
+    assert [replica.name for replica in view.of("demo")] == ["demo-0", "demo-1"]
+    assert view.replicas[0].load.queued_prefill_tokens == 4321
+
+
+def test_replicas_are_in_the_order_of_their_numbers(script: Script) -> None:
+    script.views = [calm(12)]
+    with Fleet(script.url) as fleet:
+        assert [replica.number for replica in fleet.view().of("demo")] == list(range(12))
+
+
+def test_changes_are_sent_as_the_controller_wants_them(script: Script) -> None:
+    script.answers["/models/scale"] = script.answers["/models/restart"] = 200, model(generation=3)
+    with Fleet(script.url, "secret") as fleet:
+        assert fleet.scale("demo", 4).wanted == 2
+        assert fleet.restart("demo", 1).generation == 3
+        fleet.drain("demo-0")
+        fleet.drain("demo-0", False)
+        fleet.want(FleetPlan(models=(ModelPlan(name="demo", model="demo"),)))
+        fleet.end()
+    assert script.changes == [
+        ("/models/scale", {"model": "demo", "replicas": 4}),
+        ("/models/restart", {"model": "demo", "surge": 1}),
+        ("/replicas/drain", {"replica": "demo-0", "drain": True}),
+        ("/replicas/drain", {"replica": "demo-0", "drain": False}),
+        ("/fleet", {"models": [{"name": "demo", "model": "demo"}]}),
+        ("/end", {}),
+    ]
+    assert {asked.key for asked in script.asked} == {"Bearer secret"}
+
+
+def test_names_are_quoted_in_urls(script: Script) -> None:
+    script.logs = ["x"]
+    with Fleet(script.url) as fleet:
+        fleet.log("a&lines=9 /ü", 3)
+    assert parse_qsl(urlsplit(script.asked[0].path).query) == [("replica", "a&lines=9 /ü"), ("lines", "3")]
+
+
+def test_nobody_there_says_what_there_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with Fleet(url) as fleet, pytest.raises(Unreachable) as caught:
+        fleet.view()
+    message = caught.value.format_message()
+    assert message.startswith(f"no controller answers at {url}: ")
+    assert "Connection refused" in message
+    assert message.endswith("; is the fleet running? On this machine there are: none")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_missing_key_names_the_variable(script: Script, status: int) -> None:
+    script.answers["/fleet"] = refusal(status, "a key is demanded")
+    with Fleet(script.url) as fleet, pytest.raises(Refused) as caught:
+        fleet.view()
+    assert caught.value.format_message() == "a key is demanded; give the fleet's key as WARMROUTE_FLEET_KEY"
+    assert caught.value.status == status
+
+
+def test_the_controllers_own_words_are_shown(script: Script) -> None:
+    script.answers["/models/scale"] = refusal(404, "there is no model 'x'; there are demo")
+    with Fleet(script.url) as fleet, pytest.raises(Refused, match="there is no model 'x'; there are demo"):
+        fleet.scale("x", 1)
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", {"models": 5}, {"status": "ok"}])
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_what_is_no_controller_is_told_apart(script: Script, body: object, status: int) -> None:
+    script.answers["/fleet"] = status, body
+    with Fleet(script.url) as fleet, pytest.raises(click.ClickException) as caught:
+        fleet.view()
+    assert "is no fleet's controller" in caught.value.format_message()
+    assert script.url in caught.value.format_message()
+    assert "\n" not in caught.value.format_message()
+
+
+def test_proxies_of_the_environment_are_not_asked(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Fleet(script.url) as fleet:
+        assert fleet.view().complete
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("8000", "8000"), ("08000", "8000"), ("http://h:1/", "http://h:1"), ("https://h", "https://h")],
+)
+def test_a_fleet_is_named_by_port_or_url(given: str, taken: str) -> None:
+    assert PortOrUrl().convert(given, None, None) == taken
+
+
+@pytest.mark.parametrize("given", ["", "0", "65536", "99999999999999999999", "demo", "10.0.0.5:80", "²", "-1"])
+def test_what_is_neither_port_nor_url_is_refused(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is neither a port nor a URL; write 8000 or http://HOST:PORT"):
+        PortOrUrl().convert(given, None, None)
+
+
+@pytest.mark.parametrize("given", ["ftp://h", "http://", "http://h:x", "http://u:p@h"])
+def test_urls_that_cannot_be_asked_are_refused(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is no URL; write http://HOST:PORT"):
+        PortOrUrl().convert(given, None, None)

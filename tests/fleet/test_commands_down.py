@@ -1,0 +1,193 @@
+"""`warmroute down` against real processes that behave as `warmroute up` does when it is told to end."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.commands import down as down_module
+from fleet.commands.down import down
+from fleet.commands.known import KnownFleet, known, lives, note, process_started
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, replica, run, serving, view
+
+UP = """
+import os, signal, sys
+from fleet.commands.known import KnownFleet, forget, note, process_started
+port, controller, signals, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+fleet = KnownFleet(
+    port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+note(fleet)
+print("ready", flush=True)
+for number in range(signals):
+    signal.sigwait([signal.SIGTERM])
+    print(f"signal {number + 1}", flush=True)
+forget(fleet)
+"""
+NOBODY = "http://127.0.0.1:9"
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(down_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(down_module, "BETWEEN_SIGNALS_S", 0.2)
+    return machine_without_fleets(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a fleet that ends after so many signals."""
+    with ExitStack() as stack:
+
+        def started(port: int = 8000, controller: str = NOBODY, signals: int = 1) -> "subprocess.Popen[str]":
+            folder = tmp_path / f"warmroute-{port}"
+            folder.mkdir()
+            command = [sys.executable, "-c", UP, str(port), controller, str(signals), str(folder)]
+            up = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(up.kill)
+            assert up.stdout is not None and up.stdout.readline() == "ready\n"
+            return up
+
+        yield started
+
+
+def test_a_fleet_gets_one_signal_and_is_waited_for(start: Start) -> None:
+    up = start()
+    ran = run(down)
+    assert (ran.status, ran.errors) == (0, "")
+    assert ran.lines == [f"Ending port 8000, pid {up.pid}", "The fleet of port 8000 has ended"]
+    assert up.wait(5) == 0
+    assert known() == []
+
+
+def test_now_sends_the_second_one(start: Start) -> None:
+    up = start(signals=2)
+    assert run(down, "--now").lines[-1] == "The fleet of port 8000 has ended"
+    assert up.wait(5) == 0
+
+
+def test_asking_again_only_waits_because_a_second_signal_would_cut_requests(start: Start) -> None:
+    up = start(signals=2)
+    [fleet] = known()
+    down_module.ask_to_end(fleet, now=False)
+    assert up.stdout is not None and up.stdout.readline() == "signal 1\n"
+    [asked] = known()
+    down_module.ask_to_end(asked, now=False)
+    assert lives(asked)
+    assert run(down, "--now").status == 0
+    assert up.stdout.readline() == "signal 2\n"
+    assert up.wait(5) == 0
+
+
+def test_what_still_runs_is_shown(start: Start) -> None:
+    leaving = replica("demo-1", "leaving", open_requests=2)
+    with serving(Script(calm(), view([model(wanted=0, ready=0, replicas=1)], [leaving], ending=True))) as script:
+        up = start(controller=script.url, signals=2)
+        looked = script.answer
+
+        def answer(asked: object) -> tuple[int, object]:
+            if len(script.asked) == 4:
+                up.send_signal(signal.SIGTERM)
+            return looked(asked)  # type: ignore[arg-type]
+
+        script.answer = answer  # type: ignore[method-assign]
+        ran = run(down)
+    assert ran.lines[1:] == [
+        "Ending port 8000: 0 of 2",
+        "demo-0 is gone",
+        "demo-1 finishes 2 requests and leaves",
+        "Ending port 8000: 1 of 2",
+        "The fleet of port 8000 has ended",
+    ]
+
+
+def test_several_fleets_want_a_name_or_all(start: Start) -> None:
+    start(8000), start(9000)
+    ran = run(down)
+    assert ran.status == 1
+    assert "several fleets run on this machine" in ran.errors
+    assert run(down, "--fleet", "9000").lines[-1] == "The fleet of port 9000 has ended"
+    start(7000)
+    assert run(down, "--all").lines[-1] == "The fleet of port 8000 has ended"
+    assert known() == []
+
+
+def test_what_a_killed_fleet_has_left_is_removed(start: Start, tmp_path: Path, noted_in: Path) -> None:
+    up = start()
+    up.kill()
+    up.wait()
+    for arguments in ([], ["--fleet", "8000"]):
+        ran = run(down, *arguments)
+        if not arguments:
+            assert (ran.status, ran.output) == (0, "")
+            assert f"Note: the fleet of port 8000 was killed (pid {up.pid}); what it had left is removed" in ran.errors
+            assert not (tmp_path / "warmroute-8000").exists()
+            assert not noted_in.exists()
+    assert (ran.status, ran.errors) == (1, "no fleet of this machine has port 8000; there are none")
+
+
+def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up = start(signals=5)
+    real = down_module.send_signal
+
+    def killing(fleet: KnownFleet) -> None:
+        real(fleet)
+        up.kill()
+
+    monkeypatch.setattr(down_module, "send_signal", killing)
+    assert run(down).lines[-1] == "The fleet of port 8000 was killed; what it had left is removed"
+    assert not (tmp_path / "warmroute-8000").exists()
+    assert known() == []
+
+
+def test_nothing_to_end_is_an_error() -> None:
+    assert run(down).status == 1
+    assert run(down).errors.startswith("no fleet runs on this machine")
+    assert run(down, "--all") == (1, "", "no fleet runs on this machine; there is nothing to end")
+
+
+def test_a_pid_that_was_given_anew_gets_no_signal() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        started = process_started(stranger.pid)
+        assert started is not None
+        fleet = KnownFleet(port=8000, pid=stranger.pid, started=started, controller=NOBODY)
+        note(msgspec.structs.replace(fleet, started=started - 1))
+        assert run(down).status == 0  # it was killed, long ago
+        down_module.send_signal(msgspec.structs.replace(fleet, started=started - 1))
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.2)
+        down_module.send_signal(fleet)
+        assert stranger.wait(5) == -signal.SIGTERM
+
+
+def test_one_that_is_elsewhere_is_asked_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(down_module, "GONE_S", 0.05)
+    with ExitStack() as stack:
+        server = stack.enter_context(ExitStack())
+        script = server.enter_context(serving(Script(calm(), view([model(wanted=0, ready=0)], [], ending=True))))
+        real = down_module.Running.look
+
+        def look(running: down_module.Running) -> None:
+            real(running)
+            if len(script.views) == 1:
+                server.close()
+
+        monkeypatch.setattr(down_module.Running, "look", look)
+        ran = run(down, "--fleet", script.url)
+    assert script.changes == [("/end", {})]
+    assert ran.lines[-1] == f"The fleet of {script.url} has ended"
+    assert "Ending" in ran.output
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    assert run(down, "--all", "--fleet", "8000").status == 2
+    assert run(down, "--now", "--fleet", "http://10.0.0.5:1").status == 2

@@ -1,0 +1,301 @@
+"""What `warmroute status` shows, in 80 columns and more, once and again and again."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fleet.commands.picture import Picture
+from fleet.commands.status import status
+from fleet.commands.view import View
+from fleet.commands.words import age_of, short
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+
+NOW_S = 1_800_000_000.0 + 3725
+
+
+@pytest.fixture(autouse=True)
+def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return machine_without_fleets(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving(Script(calm())) as scripted:
+        yield scripted
+
+
+def drawn(what: dict[str, Any], width: int = 80, *, terminal: bool = False, remark: str = "") -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
+    console.print(Picture(msgspec.convert(what, View), NOW_S, remark), crop=False)
+    return file.getvalue()
+
+
+def row(shown: str, name: str) -> list[str]:
+    [line] = [line for line in shown.splitlines() if line.split()[:1] == [name] and len(line.split()) > 3]
+    return line.split()
+
+
+# ---- the picture
+
+
+def test_a_row_says_what_a_replica_does() -> None:
+    shown = drawn(calm(), 120)
+    assert shown.splitlines()[2:4] == [
+        "replica   pid  incarnation  state   for    cached  hits  run  wait  queued",
+        "demo-0   4711  01234567     ready  1h2m  25% 4.0k   50%    1     2    4.3k",
+    ]
+
+
+def test_columns_that_say_the_same_of_all_are_left_out() -> None:
+    same = [replica("demo-0"), replica("demo-1")]
+    other = [replica("demo-0"), replica("demo-1", pid=4712, node="10.0.0.5", starts=7, incarnation="fedcba9876543")]
+    titles = {"node", "starts"}
+    assert titles.isdisjoint(row(drawn(view([model()], same), 120), "replica"))
+    assert titles <= set(row(drawn(view([model()], other), 120), "replica"))
+    assert row(drawn(view([model()], other), 120), "demo-1")[1:5] == ["10.0.0.5", "4712", "fedcba98", "ready"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_fits_in_the_columns_there_are(width: int, terminal: bool) -> None:
+    replicas = [
+        replica(f"a-rather-long-name-{n}", node=f"10.0.0.{n}", pid=4_000_000 + n, starts=n, incarnation=f"{n}" * 12)
+        for n in range(12)
+    ]
+    shown = drawn(view([model("a-rather-long-name", 12, 12)], replicas), width, terminal=terminal)
+    lines = [line.rstrip() for line in shown.splitlines()]
+    if not terminal:
+        assert max(map(len, lines)) <= width
+    assert "…" not in shown
+    for title in ("state", "cached", "run", "wait", "queued"):
+        assert title in shown
+    assert sum(name in shown for name in ("a-rather-long-name-11", "a-rather-long-name-0")) == 2
+
+
+def test_where_nobody_sits_at_a_terminal_it_is_plain() -> None:
+    shown = drawn(calm())
+    assert shown.isascii()
+    assert "\x1b" not in shown
+
+
+def test_models_come_first() -> None:
+    bounds = {"min": 1, "max": 8, "ttft_target_s": 1.0}
+    models = [
+        model("demo", 4, 2, restarting=True, generation=1, replicas=5),
+        model("llama", 2, 2, engine="vllm", autoscale=bounds, autoscale_why="a new prompt would wait 3.4 s"),
+        model("less", 1, 1, replicas=3),
+        model("none", 0, 0),
+    ]
+    replicas = [replica("demo-0", generation=1), replica("demo-1", "starting", generation=1), replica("demo-2")]
+    assert drawn(view(models, replicas)).splitlines()[:6] == [
+        "demo  2 of 4 ready  restarting: 1 of 4 are new",
+        "llama  2 of 2 ready  vllm",
+        "  scaled automatically from 1 to 8: a new prompt would wait 3.4 s",
+        "less  1 of 1 ready, 2 more to leave",
+        "none  0 of 0 ready",
+        "",
+    ]
+
+
+def test_a_fleet_without_anything_is_one_line() -> None:
+    assert drawn(view([], [])) == "No models are wanted\n"
+    assert drawn(view([], [], ending=True)).splitlines()[0] == "The fleet is ending"
+
+
+def test_replicas_that_fail_say_why_and_what_they_said_last() -> None:
+    failing = replica(
+        "demo-1",
+        "failing",
+        why="was killed by SIGKILL",
+        starts=3,
+        pid=None,
+        last_words=[*(f"line {n}" for n in range(9)), "\x1b[31mOut of [memory]\x1b[0m"],
+    )
+    others = [
+        replica("demo-2", "lost", why="no answer"),
+        {"name": "demo-3", "model": "demo", "life": "placing", "why": "no node has 1 GPU"},
+        replica("demo-4", "starting", why="ended with status 1", last_words=["bad option"]),
+    ]
+    shown = drawn(view([model("demo", 5, 1)], [replica("demo-0"), failing, *others]))
+    assert shown.partition("demo-1 was")[1:][1].splitlines() == [
+        " killed by SIGKILL; it is started again, after 3 starts",
+        *(f"  | line {n}" for n in range(4, 9)),
+        "  | Out of [memory]",
+        "demo-2 is out of sight: no answer",
+        "demo-3 waits for a place: no node has 1 GPU",
+        "demo-4 starts again; before, it ended with status 1",
+        "  | bad option",
+    ]
+
+
+def test_figures_of_who_does_not_serve_are_not_shown() -> None:
+    shown = drawn(view([model()], [replica("demo-0", "failing", why="x", pid=None), replica("demo-1")]), 60)
+    assert shown.splitlines()[3].split() == ["demo-0", "failing", "1h2m", "-", "-", "-", "-", "-"]
+
+
+def test_engines_that_say_nothing_of_their_caches_have_no_columns_for_them() -> None:
+    shown = drawn(view([model()], [replica("demo-0", total_blocks=0)]), 120)
+    assert not {"cached", "hits"} & set(row(shown, "replica"))
+
+
+def test_states_have_colours_on_a_terminal() -> None:
+    assert "\x1b[32mready" in drawn(calm(), terminal=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3600, "1h0m"),
+        (86399, "23h59m"),
+        (9e5, "10d10h"),
+    ],
+)
+def test_ages_have_two_units_at_most(seconds: float, words: str) -> None:
+    assert age_of(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (12345, "12.3k"), (99_960, "100k"), (427_000, "427k"), (999_900, "1.0M")],
+)
+def test_numbers_are_short(number: float, words: str) -> None:
+    assert short(number) == words
+
+
+# ---- the command
+
+
+def test_its_exit_status_says_whether_all_is_well(script: Script) -> None:
+    assert run(status, "--fleet", script.url).status == 0
+    script.views = [view([model(wanted=3, ready=2)], [])]
+    assert run(status, "--fleet", script.url).status == 1
+    script.views = [calm(ending=True)]
+    assert run(status, "--fleet", script.url).status == 1
+    script.views = [view([model(wanted=2, ready=3)], [])]  # with a surge
+    assert run(status, "--fleet", script.url).status == 0
+
+
+def test_json_is_the_controllers_own_answer(script: Script) -> None:
+    script.views = [calm(new_field=1)]
+    ran = run(status, "--json", WARMROUTE_FLEET=script.url)
+    assert json.loads(ran.output) == script.views[0]
+
+
+def test_without_any_fleet_it_says_what_to_do() -> None:
+    ran = run(status)
+    assert ran.status == 1
+    assert ran.errors == "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
+
+
+def test_a_refusal_is_one_line(script: Script) -> None:
+    script.answers["/fleet"] = refusal(401, "a key is demanded")
+    ran = run(status, "--fleet", script.url)
+    assert (ran.status, ran.output) == (1, "")
+    assert ran.errors.endswith("; give the fleet's key as WARMROUTE_FLEET_KEY")
+
+
+def test_the_key_is_taken_from_the_environment(script: Script) -> None:
+    run(status, "--fleet", script.url, WARMROUTE_FLEET_KEY="secret")
+    assert script.asked[0].key == "Bearer secret"
+
+
+# ---- again and again
+
+
+def until(true: Any, limit_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.01)
+
+
+WATCH = "import sys; from fleet.commands import status as s; s.REFRESH_S = 0.05; sys.exit(s.status(sys.argv[1:]))"
+
+
+class Terminal:
+    """A process at a terminal, and all that it has written to it."""
+
+    def __init__(self, *arguments: str) -> None:
+        master, slave = pty.openpty()
+        env = os.environ | {"TERM": "xterm", "LINES": "24"}
+        env.pop("NO_COLOR", None)
+        command = [sys.executable, "-c", WATCH, *arguments]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
+        os.close(slave)
+        self.shown = ""
+        self._master = master
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self.shown += os.read(self._master, 65536).decode()
+            except OSError:  # nobody has it open any more
+                return
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        status = self.process.wait(20)
+        self._reading.join()
+        os.close(self._master)
+        return status
+
+
+def test_watching_draws_anew_on_a_screen_of_its_own(script: Script) -> None:
+    terminal = Terminal("--watch", "--fleet", script.url)
+    try:
+        until(lambda: terminal.shown.count("2 of 2 ready") > 2)
+        assert "\x1b[?1049h" in terminal.shown  # a screen of its own
+        script.views = [view([model(wanted=3, ready=2)], [replica("demo-0")])]
+        until(lambda: "2 of 3 ready" in terminal.shown)
+    finally:
+        assert terminal.end() == 0
+    assert terminal.shown.rpartition("\x1b[?1049l")[2].count("2 of 3") == 1  # the last picture stays
+
+
+def test_watching_says_when_nobody_answers() -> None:
+    with serving(Script(calm())) as script:
+        terminal = Terminal("--watch", "--fleet", script.url)
+        until(lambda: "2 of 2 ready" in terminal.shown)
+    try:
+        until(lambda: "The controller has not answered for" in terminal.shown)
+        assert terminal.shown.rpartition("\x1b[H")[2].count("demo-1") == 1  # what was seen last is still there
+    finally:
+        assert terminal.end() == 0
+
+
+def test_in_a_pipe_one_picture_follows_the_other(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def rest(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", rest)
+    ran = run(status, "--watch", "--fleet", script.url)
+    assert (ran.status, ran.output.count("demo  2 of 2 ready\n")) == (0, 3)
+    looks = 0
+    ran = run(status, "--watch", "--json", "--fleet", script.url)
+    assert [json.loads(line) for line in ran.lines] == script.views * 3

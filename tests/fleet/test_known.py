@@ -1,0 +1,353 @@
+"""Files of fleets: who lives is found, what was killed is cleaned up, and garbage harms nobody."""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleet.commands.known import (
+    KnownFleet,
+    Where,
+    find,
+    forget,
+    known,
+    lives,
+    note,
+    process_started,
+    tidy,
+    was_killed,
+)
+from tests.fleet.scripted import machine_without_fleets
+
+
+@pytest.fixture(autouse=True)
+def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return machine_without_fleets(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        yield started
+        started.kill()
+
+
+def fleet_of(pid: int | None = None, port: int = 8000, **more: Any) -> KnownFleet:
+    pid = pid or os.getpid()
+    started = process_started(pid)
+    assert started is not None
+    return KnownFleet(port=port, pid=pid, started=started, controller=f"http://127.0.0.1:{port + 1}", **more)
+
+
+def killed_fleet(process: subprocess.Popen[bytes], **more: Any) -> KnownFleet:
+    fleet = fleet_of(process.pid, **more)
+    note(fleet)
+    process.kill()
+    process.wait()
+    return fleet
+
+
+# ---- files
+
+
+def test_what_was_noted_is_known_and_can_be_forgotten(noted_in: Path) -> None:
+    fleet = fleet_of(key="secret", folders=("/tmp/warmroute-x",))
+    path = note(fleet)
+    assert known() == [fleet]
+    assert path == noted_in / "8000.json"
+    forget(fleet)
+    assert known() == []
+    assert not noted_in.exists()
+
+
+def test_nobody_else_can_read_the_key(noted_in: Path) -> None:
+    path = note(fleet_of(key="secret"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(noted_in.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_was_open_to_others_is_closed(noted_in: Path) -> None:
+    noted_in.mkdir(mode=0o777)
+    note(fleet_of())
+    assert stat.S_IMODE(noted_in.stat().st_mode) == 0o700
+
+
+def test_several_fleets_are_sorted_by_port_and_the_folder_stays_while_one_is_left(noted_in: Path) -> None:
+    fleets = [fleet_of(port=port) for port in (9000, 8000, 8500)]
+    for fleet in fleets:
+        note(fleet)
+    assert [fleet.port for fleet in known()] == [8000, 8500, 9000]
+    forget(fleets[0])
+    assert [fleet.port for fleet in known()] == [8000, 8500]
+    assert sorted(path.name for path in noted_in.iterdir()) == ["8000.json", "8500.json"]
+
+
+def test_a_fleet_does_not_forget_the_one_that_came_after_it(process: subprocess.Popen[bytes]) -> None:
+    older, newer = fleet_of(process.pid), fleet_of()
+    note(older)
+    note(newer)
+    forget(older)
+    assert known() == [newer]
+
+
+def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    path = note(fleet_of())
+    assert path == tmp_path / "temporary" / f"warmroute-{os.geteuid()}" / "8000.json"
+
+
+@pytest.mark.parametrize("runtime", ["", "not/absolute", "/does/not/exist"])
+def test_a_runtime_folder_that_cannot_be_used_is_passed_over(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    assert note(fleet_of()).parent.name == f"warmroute-{os.geteuid()}"
+
+
+def test_a_session_with_a_runtime_folder_finds_the_fleet_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_of()
+    with monkeypatch.context() as patch:
+        patch.delenv("XDG_RUNTIME_DIR")
+        before = note(fleet)
+    assert known() == [fleet]
+    note(fleet)
+    assert known() == [fleet]
+    assert not before.exists()
+
+
+def test_a_folder_of_another_user_is_neither_trusted_nor_used(
+    noted_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note(fleet_of())
+    real = os.geteuid()
+    (noted_in.parents[1] / "temporary" / f"warmroute-{real + 1}").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: real + 1)
+    assert known() == []
+    assert "it is not a folder of this user" in capsys.readouterr().err
+    with pytest.raises(click.ClickException, match=r"cannot write '.*8000\.json'.*; set XDG_RUNTIME_DIR"):
+        note(fleet_of())
+
+
+# ---- garbage
+
+
+def good_fields() -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(fleet_of(port=9999))
+    return fields
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'{"port": 1',
+        b"{}",
+        b'{"port": 8000, "pid": "1", "started": 1, "controller": "http://x"}',
+        b'{"port": 8000, "pid": 0, "started": 1, "controller": "http://x"}',
+        b'{"port": 8000, "pid": -1, "started": 1, "controller": "http://x"}',
+        b'{"port": 8000, "pid": 99, "started": 1, "controller": "file:///etc/passwd"}',
+        b'{"port": 8000, "pid": 99, "started": 1, "controller": "http://x", "key": "a\\nb"}',
+    ],
+)
+def test_garbage_is_reported_and_passed_over(
+    content: bytes, noted_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = fleet_of(port=9999)
+    note(fleet)
+    (noted_in / "8000.json").write_bytes(content)
+    assert known() == [fleet]
+    assert f"Note: {noted_in / '8000.json'} is passed over: " in capsys.readouterr().err
+    assert (noted_in / "8000.json").exists()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
+)
+def test_no_content_of_a_file_stops_the_others(noted_in: Path, content: bytes) -> None:
+    fleet = fleet_of(port=9999)
+    note(fleet)
+    (noted_in / "8000.json").write_bytes(content)
+    assert known() == [fleet]
+
+
+def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = note(fleet_of())
+    path.rename(noted_in / "elsewhere")
+    (noted_in / "1.json").symlink_to(noted_in / "elsewhere")
+    (noted_in / "2.json").mkdir()
+    os.mkfifo(noted_in / "3.json")
+    (noted_in / "4.json").write_bytes((noted_in / "elsewhere").read_bytes())
+    (noted_in / "4.json").chmod(0o666)
+    (noted_in / "5.txt").write_text("no fleet")
+    assert known() == []
+    said = capsys.readouterr().err
+    assert [name in said for name in ("1.json", "2.json", "3.json", "4.json", "5.txt")] == [True] * 4 + [False]
+
+
+def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
+    note(fleet_of(port=9999))
+    (noted_in / "9999.json").write_text(json.dumps(good_fields() | {"new": [1]}))
+    assert [fleet.port for fleet in known()] == [9999]
+
+
+# ---- life and death
+
+
+def test_a_process_lives_until_it_ends_even_if_nobody_asks_how(process: subprocess.Popen[bytes]) -> None:
+    fleet = fleet_of(process.pid)
+    assert lives(fleet)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert Path(f"/proc/{process.pid}/stat").exists()
+    assert not lives(fleet)
+    assert process_started(process.pid) is None
+    process.wait()
+    assert not lives(fleet)
+
+
+def test_a_name_with_spaces_and_parentheses_confuses_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([str(program), "60"]) as sleeping:
+        started, own = process_started(sleeping.pid), process_started(os.getpid())
+        sleeping.kill()
+    assert started is not None and own is not None
+    assert started >= own
+
+
+@pytest.mark.parametrize("change", [{"started": 1.0}, {"boot": "another"}])
+def test_a_pid_that_was_given_anew_is_not_taken_for_the_fleet(change: dict[str, Any]) -> None:
+    fleet = msgspec.structs.replace(fleet_of(), **change)
+    assert not lives(fleet)
+    assert was_killed(fleet)
+
+
+def test_of_another_containers_fleet_nothing_is_known(noted_in: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "warmroute-logs"
+    folder.mkdir()
+    note(msgspec.structs.replace(fleet_of(folders=(str(folder),)), pid_namespace="pid:[1]"))
+    assert known() == []
+    assert folder.exists() and (noted_in / "8000.json").exists()
+
+
+def test_what_a_killed_fleet_has_left_is_removed_and_that_is_said(
+    process: subprocess.Popen[bytes], noted_in: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "warmroute-logs"
+    folder.mkdir()
+    (folder / "demo-0.log").touch()
+    killed_fleet(process, folders=(str(folder), str(tmp_path / "warmroute-gone")))
+    assert known() == []
+    assert not folder.exists()
+    assert not noted_in.exists()
+    said = f"Note: the fleet of port 8000 was killed (pid {process.pid}); what it had left is removed\n"
+    assert capsys.readouterr().err == said
+    assert known() == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_controller_that_outlived_its_fleet_is_said(
+    process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        killed_fleet(process, port=port - 1)
+        assert known() == []
+    assert f"warmroute down --fleet http://127.0.0.1:{port}\n" in capsys.readouterr().err
+
+
+def test_only_temporary_folders_of_ours_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What would be removed is only noted down, so that this test harms nobody when the code is wrong."""
+    removed: list[str] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, **_: removed.append(str(folder)))
+    precious, ours, link = tmp_path / "precious", tmp_path / "warmroute-1", tmp_path / "warmroute-link"
+    precious.mkdir()
+    ours.mkdir()
+    link.symlink_to(precious)
+    around = f"{ours}/../precious/../warmroute-1"
+    tidy(fleet_of(folders=(str(precious), str(link), "warmroute-relative", around, str(ours))))
+    assert removed == [str(ours)]
+    assert capsys.readouterr().err.count("is left alone") == 3
+
+
+def test_a_new_fleet_on_the_port_of_a_killed_one_cleans_up_after_it(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    folder = tmp_path / "warmroute-logs"
+    folder.mkdir()
+    killed_fleet(process, folders=(str(folder),))
+    fleet = fleet_of()
+    note(fleet)
+    assert known() == [fleet]
+    assert not folder.exists()
+
+
+def test_half_a_file_is_never_seen(noted_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_of()
+    note(fleet)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            note(msgspec.structs.replace(fleet, ending=True))
+    assert known() == [fleet]
+    assert (noted_in / "8000.json").exists()
+
+
+# ---- which one
+
+
+def test_the_only_fleet_needs_no_name() -> None:
+    fleet = fleet_of(key="secret")
+    note(fleet)
+    assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet)
+
+
+@pytest.mark.parametrize("which", ["8000", "8001", "http://127.0.0.1:8001", "http://localhost:8000"])
+def test_a_fleet_is_found_by_its_routers_and_its_controllers_address(which: str) -> None:
+    note(fleet_of(key="secret"))
+    other = fleet_of(port=9000)
+    note(other)
+    assert find(which).url == "http://127.0.0.1:8001"
+    assert find(which).key == "secret"
+
+
+@pytest.mark.parametrize("which", ["http://10.0.0.5:8000", "http://127.0.0.1:7000", "http://127.0.0.1:99999"])
+def test_a_url_that_is_none_of_them_is_taken_as_it_is(which: str) -> None:
+    note(fleet_of())
+    assert find(which) == Where(which, None, None)
+
+
+def test_errors_say_what_there_is() -> None:
+    with pytest.raises(click.ClickException, match="no fleet runs on this machine; start one with `warmroute up`"):
+        find(None)
+    with pytest.raises(click.ClickException, match="no fleet of this machine has port 7000; there are none"):
+        find("7000")
+    note(fleet_of())
+    note(fleet_of(port=9000))
+    both = r"port 8000 \(controller http://127.0.0.1:8001\), port 9000 \(controller http://127.0.0.1:9001\)"
+    with pytest.raises(
+        click.ClickException, match=f"several fleets run on this machine: {both}; name one with --fleet"
+    ):
+        find(None)
+    with pytest.raises(click.ClickException, match=f"no fleet of this machine has port 7000; there are {both}"):
+        find("7000")

@@ -1,0 +1,393 @@
+"""fleet.toml: what a good one says, and what is said of a wrong one."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.options import OWN_OF_REPLICA, OWN_OF_ROUTER
+from fleet.plan import Autoscale, FleetPlan, ModelPlan, Resources
+from fleet.plan_file import MODEL_KEYS, BadPlan, parse_fleet, read_fleet
+from replica.settings import TABLE as REPLICA_TABLE
+from router.settings import TABLE as ROUTER_TABLE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "fleet-file.md").read_text()
+EXAMPLE = PAGE.partition("```toml\n")[2].partition("```")[0]
+
+
+@pytest.fixture(autouse=True)
+def _folders_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "qwen3-32b").mkdir(parents=True)
+    (tmp_path / "models" / "qwen3-32b" / "tokenizer.json").write_text("{}")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "qwen.jinja").write_text("{{ messages }}")
+    monkeypatch.setenv("QWEN_KEY", "secret")
+
+
+def model(text: str) -> ModelPlan:
+    """The only one, of this text below its heading."""
+    [plan] = parse_fleet("fleet.toml", f"[[models]]\n{text}").models
+    return plan
+
+
+def wrong(text: str) -> str:
+    with pytest.raises(BadPlan) as raised:
+        parse_fleet("fleet.toml", text)
+    return str(raised.value)
+
+
+def wrong_model(text: str) -> str:
+    """What is said of a model, without the file and the line if that is the third."""
+    return wrong(f"[[models]]\nmodel = 'demo'\n{text}").removeprefix("fleet.toml, line 3: ")
+
+
+# ---- what a good one says
+
+
+def test_a_model_alone_is_enough() -> None:
+    assert parse_fleet("f", "[[models]]\nmodel = 'demo'") == FleetPlan(models=(ModelPlan(name="demo", model="demo"),))
+
+
+def test_the_example_in_the_docs_says_what_the_docs_say(tmp_path: Path) -> None:
+    plan = parse_fleet("fleet.toml", EXAMPLE)
+    small, large = plan.models
+    assert plan.router == ("--policy=cost", "--queue-timeout=10", "--cors-origin=https://chat.example")
+    assert small == ModelPlan(
+        name="small",
+        model="demo",
+        replicas=2,
+        resources=Resources(cpus=2.0, custom={"fast_disk": 1.0}),
+        options=("--kv-cache-gb=4", "--max-num-seqs=64", "--no-partial-reuse"),
+        drain_timeout_s=30.0,
+        wedged_after_s=20.0,
+    )
+    assert large == ModelPlan(
+        name="qwen",
+        model=str(tmp_path / "models" / "qwen3-32b"),
+        engine="vllm",
+        replicas=1,
+        resources=Resources(cpus=1.0, gpus=4.0),
+        tensor_parallel=4,
+        autoscale=Autoscale(min=1, max=8, ttft_target_s=0.5),
+        environment={"VLLM_LOGGING_LEVEL": "WARNING"},
+        options=("--max-model-len=32768", "--enable-lora", "--lora-modules", "german=adapters/german"),
+        tokenizer=str(tmp_path / "models" / "qwen3-32b"),
+        chat_template=str(tmp_path / "templates" / "qwen.jinja"),
+        adapters=("german",),
+        resume=True,
+        api_key_env="QWEN_KEY",
+    )
+
+
+def test_the_example_has_every_key_and_the_page_names_it() -> None:
+    used = {key for table in tomllib.loads(EXAMPLE)["models"] for key in table}
+    assert used == set(MODEL_KEYS)
+    rows = re.findall(r"^\| `([a-z_.]+)`", PAGE, re.MULTILINE)
+    more = [f"autoscale.{key}" for key in Autoscale.__struct_fields__]
+    more += [f"resources.{key}" for key in Resources.__struct_fields__]
+    assert set(rows) == {*MODEL_KEYS, *more} - {"autoscale", "resources"}
+
+
+def test_options_may_be_words() -> None:
+    assert model("model = 'demo'\noptions = ['--num-blocks', '64', '--no-events']").options == (
+        "--num-blocks",
+        "64",
+        "--no-events",
+    )
+    assert model("model = 'a/b'\nengine = 'sglang'\noptions = ['--page-size', '16']").options == ("--page-size", "16")
+
+
+def test_options_of_other_engines_are_passed_on_whatever_they_are() -> None:
+    plan = model(
+        "model = 'a/b'\nengine = 'vllm'\n[models.options]\nmax_model_len = 100\nenforce-eager = true\n"
+        "enable-chunked-prefill = false\nlora-modules = ['a=b', 'c=d']\n"
+        "speculative-config = {method = 'ngram', n = [1]}"
+    )
+    assert plan.options == (
+        "--max-model-len=100",
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
+        "--lora-modules",
+        "a=b",
+        "c=d",
+        '--speculative-config={"method": "ngram", "n": [1]}',
+    )
+
+
+def test_gpus_follow_tensor_parallel_where_nothing_is_said() -> None:
+    assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.gpus == 4
+    assert model("model = 'a/b'\nengine = 'sglang'").resources.gpus == 1
+    assert model("model = 'a/b'\nengine = 'vllm'\nresources = {gpus = 0.5}").resources.gpus == 0.5  # two share one
+    assert model("model = 'demo'").resources.gpus == 0
+
+
+def test_zero_replicas_are_a_plan() -> None:
+    assert model("model = 'demo'\nreplicas = 0").replicas == 0
+
+
+def test_autoscale_begins_at_its_least() -> None:
+    assert model("model = 'demo'\nautoscale = {min = 3, max = 4}").replicas == 3
+    assert model("model = 'demo'\nreplicas = 4\nautoscale = {min = 3, max = 4}").replicas == 4
+
+
+def test_a_folder_is_the_same_from_everywhere(tmp_path: Path) -> None:
+    assert model("model = 'models/qwen3-32b'").model == str(tmp_path / "models" / "qwen3-32b")
+    assert model("model = 'models/qwen3-32b'").name == "models/qwen3-32b"
+
+
+def test_settings_in_the_environment_say_nothing_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_NUM_BLOCKS", "none")
+    monkeypatch.setenv("WARMROUTE_REPLICAS_FILE", "nowhere")
+    assert model("model = 'demo'").options == ()
+
+
+# ---- what is said of a wrong one
+
+
+def rows_of_mistakes() -> list[tuple[str, str]]:
+    table = PAGE.partition("## What is said of a wrong file")[2]
+    rows = re.findall(r"^\| (`.*`) \| `(.*)` \|$", table, re.MULTILINE)
+    return [("\n".join(re.findall(r"`([^`]*)`", lines)), message) for lines, message in rows]
+
+
+@pytest.mark.parametrize(("lines", "message"), rows_of_mistakes())
+def test_the_messages_in_the_docs_are_those_given(lines: str, message: str) -> None:
+    assert wrong(f'[[models]]\nmodel = "demo"\n{lines}\n') == message
+
+
+def test_the_docs_have_ten_of_them() -> None:
+    assert len(rows_of_mistakes()) >= 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("replicas = 1.0", "replicas is 1.0; write a whole number, 0 or more"),
+        ("replicas = true", "replicas is true; write a whole number"),
+        ("replicas = 99999", "replicas is 99999; write 10000 or less"),
+        ("name = ''", "name is ''; write a text in quotes, or leave it out"),
+        (f"name = '{'x' * 101}'", "has 101 characters; write name, with 100 at most"),
+        ("drain_timeout = -1", "drain_timeout is -1; write a number, 0 or more"),
+        ("drain_timeout = nan", "drain_timeout is nan; write a number, 0 or more"),
+        ("wedged_after = 0", "wedged_after is 0; write a number above 0"),
+        ("autoscale = {min = 0, max = 2}", "min is 0; write a whole number, 1 or more"),
+        ("autoscale = {min = 1}", "autoscale has no max; write autoscale = {min = 1, max = 8}"),
+        ("autoscale = {min = 1, max = 2, target = 1}", "'target' is not known here"),
+        ("replicas = 9\nautoscale = {min = 1, max = 8}", "replicas is 9, but autoscale goes from 1 to 8; leave"),
+        ("autoscale = 3", "autoscale is 3; write a table: autoscale = {...}"),
+        ("resources = {cpus = '1'}", "cpus is '1'; write a number, 0 or more"),
+        ("resources = {custom = {GPU = 1}}", "'GPU' is no resource of your own; write cpus or gpus, or another name"),
+        ("resources = {custom = {a = 0}}", "a is 0; write a number above 0"),
+        ("environment = {'A-B' = 'x'}", "'A-B' is no variable's name"),
+        ("environment = 'x'", "environment is 'x'; write a table"),
+        ('environment = {A = "a\\u0000b"}', "has a NUL in it; leave that out"),
+        ("options = 3", "options is 3; write a table, or a list of words"),
+        ("options = [1]", "1 in options is no text; write '1'"),
+        ("options = ['--nm-blocks', '1']", "No such option"),
+        ("options = ['extra']", "unexpected extra argument"),
+        ("options = ['--help']", "No such option"),
+        ("options = {num-blocks = 2, kv-cache-gb = 1}", "--num-blocks and --kv-cache-gb both size the cache"),
+        ("options = {num-blocks = true}", "num-blocks is true; write a text or a number"),
+        ("options = {events = 1}", "events is 1; write true or false"),
+        ("options = {curve-secret = 'x'}", "curve-secret is for the fleet to say; leave it out"),
+        ("options = {api_key = 'x'}", "api_key is for the fleet to say; write api_key_env below [[models]] instead"),
+        (
+            "options = {drain-timeout = 1}",
+            "drain-timeout is for the fleet to say; write drain_timeout below [[models]]",
+        ),
+        ("tokenizer = 'nowhere'", "tokenizer is 'nowhere', which has no tokenizer.json; name the folder of one"),
+        ("chat_template = 'nowhere'", "chat_template is 'nowhere', which is no file; name one in Jinja"),
+        ("adapters = 'x'", "adapters is 'x'; write a list of texts"),
+        ("resume = true", "resume is for vllm and sglang; leave it out"),
+        ("engine = 3", "engine is 3; write native, simulated, vllm or sglang"),
+        ("engine = 'vllm'", "model is 'demo', which vllm does not know; name a folder, or ORG/NAME"),
+    ],
+)
+def test_a_mistake_is_named_with_its_value_and_the_fix(text: str, said: str) -> None:
+    message = wrong_model(text)
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_key_given_where_a_variable_is_named_is_not_shown() -> None:
+    assert "sk-12345" not in wrong_model("api_key_env = 'sk-12345'")
+    assert wrong_model("api_key_env = 'UNSET_KEY'") == (
+        "api_key_env is 'UNSET_KEY', which is not set; export it, or name another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--tensor_parallel_size=2"), ("vllm", "-tp"), ("sglang", "--tp")]
+)
+def test_flags_that_the_fleet_sets_are_refused_of_other_engines(engine: str, flag: str) -> None:
+    said = wrong(f"[[models]]\nmodel = 'a/b'\nengine = '{engine}'\noptions = ['{flag}']")
+    assert said == f"fleet.toml, line 4: {flag} is for the fleet to say; write tensor_parallel below [[models]] instead"
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ("vllm", "{kv-events-config = {endpoint = 'x'}}", "kv-events-config is for the fleet to say; leave it out"),
+        ("vllm", "['--kv-events-config.topic', 'x']", "is for the fleet to say"),
+        ("vllm", "{data-parallel-size = 2}", "write more replicas below [[models]] instead"),
+        ("vllm", "['8192']", "options begin with '8192'; write ['--name', 'value']"),
+        ("vllm", "['--a', '--']", "'--' in options ends all options"),
+        ("vllm", "{'--a' = 1}", "'--a' is no option's name"),
+        ("vllm", "{a = {b = 1979-05-27}}", "has a date or nan in it"),
+        ("vllm", "{a = 1979-05-27}", "write a text, a number, a list, or a table"),
+        ("sglang", "{enable-x = false}", "enable-x is false, which sglang has no word for; leave it out"),
+    ],
+)
+def test_options_that_no_engine_could_take_are_refused(engine: str, options: str, said: str) -> None:
+    assert said in wrong(f"[[models]]\nmodel = 'a/b'\nengine = '{engine}'\noptions = {options}")
+
+
+def test_fewer_gpus_than_the_engine_needs_are_refused() -> None:
+    head = "[[models]]\nmodel = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4\n"
+    said = wrong(f"{head}resources = {{gpus = 2}}")
+    assert said == "fleet.toml, line 5: gpus is 2, but tensor_parallel is 4; write gpus = 4"
+
+
+def test_the_line_is_that_of_the_mistake_not_that_of_the_model() -> None:
+    said = wrong(
+        "[[models]]\nmodel = 'demo'\n\n[[models]]\nname = 'b'\nmodel = 'demo'\n[models.resources]\n\ngpu = 1\n"
+    )
+    assert said == "fleet.toml, line 9: 'gpu' is not known here; did you mean 'gpus'?"
+
+
+def test_all_mistakes_are_said_in_the_order_of_their_lines() -> None:
+    said = wrong("[[models]]\nmodel = 'demo'\nreplicas = -1\nengine = 'x'\n[router]\npolicy = 'fast'\n")
+    assert [line.partition(":")[0] for line in said.splitlines()] == [f"fleet.toml, line {n}" for n in (3, 4, 6)]
+
+
+def test_a_wrong_engine_is_not_blamed_on_its_options() -> None:
+    said = wrong("[[models]]\nmodel = 'a/b'\nengine = 'vlm'\ntensor_parallel = 2\noptions = {max-model-len = 1}\n")
+    assert said == "fleet.toml, line 3: engine is 'vlm'; did you mean 'vllm'?"
+
+
+def test_the_second_of_two_names_is_wrong_and_the_first_is_named() -> None:
+    said = wrong("[[models]]\nmodel = 'demo'\n[[models]]\nmodel = 'a/b'\nname = 'demo'\n")
+    assert said == "fleet.toml, line 5: two models have the name 'demo', the first on line 2; write another name"
+
+
+@pytest.mark.parametrize("key", [key for key in OWN_OF_ROUTER if key != "die_with_parent"])
+def test_what_the_fleet_says_to_its_router_is_refused(key: str) -> None:
+    assert f"{key} is for the fleet to say; " in wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'x'\n")
+
+
+def test_keys_are_refused_where_everybody_could_read_them_and_not_shown() -> None:
+    for key in ("api_key", "admin_key", "replica_api_key"):
+        said = wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'hidden'\n")
+        assert f"export WARMROUTE_{key.upper()} instead" in said
+        assert "hidden" not in said
+
+
+def test_the_routers_settings_are_checked_together(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("")
+    (tmp_path / "keys.toml").write_text("[keys]\nalice = 1")
+    head = "[[models]]\nmodel = 'demo'\n[router]\nqueue_size = 1\n"
+    assert wrong(f"{head}tls_cert = 'cert.pem'\n") == "fleet.toml, line 5: --tls-cert needs --tls-key too"
+    assert wrong(f"{head}api-keys = 'keys.toml'\n").startswith("fleet.toml, line 5: --api-keys: keys.toml: keys.NAME")
+
+
+def test_what_is_refused_as_the_fleets_own_are_settings_that_exist() -> None:
+    assert OWN_OF_ROUTER.keys() <= ROUTER_TABLE.all.keys()
+    assert OWN_OF_REPLICA.keys() <= REPLICA_TABLE.all.keys()
+
+
+def test_no_toml_is_refused_at_its_line() -> None:
+    assert wrong("[[models]]\nmodel = \n") == "fleet.toml, line 2: this is not TOML: Invalid value, column 9"
+    assert wrong("[[models]]\nmodel = 'x") == (
+        'fleet.toml, line 2: this is not TOML: Expected "\'" (at end of document)'
+    )
+    assert "nested too deeply" in wrong("a = " + "[" * 10_000)
+    assert wrong("\na = 1" + "0" * 5000) == "fleet.toml, line 2: this number is too large; write one below 2^63"
+    assert "too large; write one below 2^63" in wrong("a = 0x" + "f" * 5000)
+
+
+def test_a_model_that_no_file_system_could_hold_is_refused() -> None:
+    said = wrong(f"[[models]]\nname = 'a'\nmodel = '/{'x' * 300}'")
+    assert said.startswith("fleet.toml, line 3: model is '/xxx")
+    assert said.endswith("which cannot be looked at: File name too long; name a folder, or ORG/NAME")
+
+
+def test_a_file_without_models_is_refused() -> None:
+    said = "fleet.toml, line 1: there is no model; write [[models]], and below it model = 'demo', or another one"
+    assert wrong("") == said
+    assert wrong("models = []") == said
+    assert "write [[models]], once for each model" in wrong("[models]\nmodel = 'demo'")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"a = '\xe9'")
+    for path, said in [
+        ("nowhere.toml", "cannot read 'nowhere.toml': No such file or directory"),
+        ("latin.toml", "latin.toml is not UTF-8: invalid continuation byte at byte 5; save it as UTF-8"),
+        ("\0", "cannot read"),
+    ]:
+        with pytest.raises(BadPlan, match=re.escape(said)):
+            read_fleet(path)
+    (tmp_path / "good.toml").write_text("[[models]]\nmodel = 'demo'")
+    assert read_fleet("good.toml").models[0].name == "demo"
+
+
+# ---- whatever the file
+
+KEYS = st.sampled_from(
+    [*MODEL_KEYS, "min", "max", "cpus", "gpus", "custom", "models", "router", "policy", "num-blocks", "mdel", '"a.b"']
+)
+SCALARS = st.one_of(
+    st.integers(-(2**70), 2**70).map(str),
+    st.floats().map(str),
+    st.booleans().map(lambda value: str(value).lower()),
+    st.sampled_from(["'demo'", "'vllm'", "'sglang'", "'simulated'", "''", "'./x'", "1979-05-27", "'''\n'''", "'--x'"]),
+    st.just(f"'/{'x' * 300}'"),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.dictionaries(KEYS, inner, max_size=3).map(
+            lambda table: "{" + ", ".join(f"{key} = {value}" for key, value in table.items()) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+LINES = st.one_of(
+    st.tuples(KEYS, VALUES).map(lambda pair: f"{pair[0]} = {pair[1]}"),
+    st.sampled_from(["[[models]]\nmodel = 'demo'", "[[models]]", "[router]", "[models.resources]", "[models.options]"]),
+)
+
+
+def plan_or_mistake(text: str) -> None:
+    try:
+        plan = parse_fleet("fleet.toml", text)
+    except BadPlan as error:
+        last = text.count("\n") + 1
+        for message in str(error).splitlines():
+            found = re.match(r"fleet\.toml, line (\d+): .", message)
+            assert found is not None, message
+            assert 1 <= int(found[1]) <= last
+    else:
+        assert plan.models
+
+
+@given(st.lists(LINES, max_size=12).map("\n".join))
+def test_any_toml_is_a_plan_or_a_mistake_with_its_line(text: str) -> None:
+    plan_or_mistake(text)
+
+
+@given(st.text())
+def test_any_text_is_a_mistake_with_its_line(text: str) -> None:
+    plan_or_mistake(text)
+
+
+@given(st.data())
+def test_the_example_with_anything_changed_is_a_plan_or_a_mistake(data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(EXAMPLE)))
+    end = data.draw(st.integers(begin, min(len(EXAMPLE), begin + 12)))
+    plan_or_mistake(EXAMPLE[:begin] + data.draw(st.text(max_size=6) | SCALARS | LINES) + EXAMPLE[end:])

@@ -1,0 +1,207 @@
+"""How many replicas of what there are, who leaves first, and what routers hear of them."""
+
+from typing import Any
+
+import pytest
+
+from events.native import Load
+from fleet.control.reconcile import Begin, Reconciler, Stop, UnknownName, replica_name
+from fleet.host.report import Place, Report
+from fleet.plan import Task
+from tests.fleet.reconciled import Fleet, M, but, report, told
+
+# ---- counts
+
+
+def test_a_fleet_begins_what_is_wanted_once() -> None:
+    fleet = Fleet(M, but(M, name="k", replicas=1), ready=False)
+    actions = fleet.decide()
+    assert actions[0] == Begin(Task(name="m-0", plan=M))
+    assert told(actions) == ["+m-0", "+m-1", "+m-2", "+k-0"]
+    assert fleet.decide() == []
+    fleet.ready()
+    assert fleet.decide() == []
+
+
+def test_more_are_begun_and_the_latest_leave_first_when_nothing_else_tells_them_apart() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 5)
+    assert told(fleet.decide()) == ["+m-3", "+m-4"]
+    fleet.ready()
+    fleet.it.scale("m", 2)
+    assert fleet.decide() == [Stop("m-2", 7.0), Stop("m-3", 7.0), Stop("m-4", 7.0)]
+    assert fleet.decide() == []
+
+
+def test_scaled_to_none_and_back() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 0)
+    assert fleet.settle() == ["-m-0", "-m-1", "-m-2"]
+    assert fleet.it.members() == []
+    fleet.it.scale("m", 1)
+    assert fleet.settle() == ["+m-0"]
+
+
+def test_who_does_not_serve_leaves_first_then_whose_cache_is_worth_least() -> None:
+    fleet = Fleet(but(M, replicas=6))
+    for name, hits in (("m-0", 0.1), ("m-1", 0.9), ("m-2", 0.5), ("m-3", 0.9), ("m-4", 0.9), ("m-5", 0.9)):
+        load = Load(cached_blocks=10_000)
+        asked = report(name, load=load, hit_rate=hits, prompt_tokens_per_s=100.0, block_size=16)
+        fleet.it.reported(name, asked)
+    fleet.failing("m-1")
+    fleet.it.drain("m-3")
+    fleet.it.lost("m-4", "its node does not answer")
+    order = []
+    for count in range(5, 0, -1):
+        fleet.it.scale("m", count)
+        order += told(fleet.decide())
+        fleet.leave()
+    assert order == ["-m-1", "-m-3", "-m-4", "-m-0", "-m-2"]
+
+
+def test_a_name_is_free_again_only_when_its_replica_is_gone() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 1)
+    assert told(fleet.decide()) == ["-m-1", "-m-2"]
+    fleet.it.scale("m", 3)
+    assert told(fleet.decide()) == ["+m-3", "+m-4"]
+    fleet.leave("m-1")
+    fleet.it.scale("m", 4)
+    assert told(fleet.decide()) == ["+m-1"]
+
+
+@pytest.mark.parametrize("name", ["m-0", "m-1"])
+def test_a_replica_that_is_gone_by_itself_is_begun_again(name: str) -> None:
+    fleet = Fleet(M)
+    fleet.gone(name)
+    assert fleet.decide() == [Begin(Task(name=name, plan=M))]
+    assert [member["name"] for member in fleet.it.members()] == [each for each in ("m-0", "m-1", "m-2") if each != name]
+    assert fleet.decide() == []
+
+
+def test_a_replica_that_was_gone_and_then_is_not_wanted_is_not_begun_to_be_stopped() -> None:
+    fleet = Fleet(M)
+    fleet.gone("m-1")
+    fleet.it.scale("m", 2)
+    assert fleet.decide() == []
+    assert list(fleet.it.replicas) == ["m-0", "m-2"]
+    fleet.gone("m-2")
+    fleet.it.end()
+    assert told(fleet.decide()) == ["-m-0"]
+
+
+def test_of_two_models_whose_names_fall_together_each_has_its_own_replicas() -> None:
+    fleet = Fleet(but(M, name="a/b", replicas=2), but(M, name="a-b", replicas=2))
+    assert [(name, task.plan.name) for name, task in fleet.there.items()] == [
+        ("a-b-0", "a/b"),
+        ("a-b-1", "a/b"),
+        ("a-b-2", "a-b"),
+        ("a-b-3", "a-b"),
+    ]
+    fleet.it.restart("a-b")
+    assert fleet.settle() == ["-a-b-3", "+a-b-3", "-a-b-2", "+a-b-2"]
+    fleet.it.scale("a/b", 1)
+    assert fleet.settle() == ["-a-b-1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("qwen3:8b", "qwen3-8b-0"), ("org/M.x_1", "org-M.x_1-0"), ("/models/m/", "models-m-0"), ("模型", "model-0")],
+)
+def test_names_of_replicas_are_fit_for_files_and_urls(model: str, expected: str) -> None:
+    assert replica_name(model, 0) == expected
+
+
+def test_unknown_names_are_answered_with_those_there_are() -> None:
+    it = Fleet(M, but(M, name="k", replicas=0)).it
+    with pytest.raises(UnknownName, match="there is no model 'x'; there are m, k"):
+        it.scale("x", 1)
+    with pytest.raises(UnknownName, match="there is no model 'x'"):
+        it.restart("x")
+    with pytest.raises(UnknownName, match="there is no replica 'm-9'; there are m-0, m-1, m-2"):
+        it.drain("m-9")
+    with pytest.raises(UnknownName, match="there are none"):
+        Reconciler().scale("m", 1)
+
+
+# ---- members
+
+
+def member(fleet: Fleet, name: str) -> dict[str, Any]:
+    [found] = [each for each in fleet.it.members() if each["name"] == name]
+    return found
+
+
+def test_routers_hear_of_those_that_have_a_place_and_who_drains() -> None:
+    fleet = Fleet(M, ready=False)
+    fleet.decide()
+    assert fleet.it.members() == []
+    fleet.ready("m-0", "m-1")
+    assert member(fleet, "m-0") == {
+        "name": "m-0",
+        "url": "http://h/m-0",
+        "engine": "warmroute",
+        "incarnation": "m-0!",
+        "draining": False,
+    }
+    fleet.it.drain("m-0")
+    assert member(fleet, "m-0")["draining"]
+    fleet.it.drain("m-0", wanted=False)
+    assert not member(fleet, "m-0")["draining"]
+    fleet.it.reported("m-1", report("m-1", "draining"))
+    assert member(fleet, "m-1")["draining"]
+    fleet.failing("m-0")
+    assert [each["name"] for each in fleet.it.members()] == ["m-1"]
+
+
+def test_who_leaves_drains_until_it_is_gone() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 2)
+    fleet.decide()
+    assert member(fleet, "m-2")["draining"]
+    fleet.leave()
+    assert [each["name"] for each in fleet.it.members()] == ["m-0", "m-1"]
+
+
+def test_a_replica_whose_host_does_not_answer_stays_a_member() -> None:
+    fleet = Fleet(M)
+    before = fleet.it.members()
+    fleet.it.lost("m-1", "its node does not answer")
+    assert fleet.it.members() == before
+    assert fleet.decide() == []
+
+
+def test_of_another_engine_routers_are_told_what_it_cannot_say_itself() -> None:
+    plan = but(M, name="k", replicas=1, engine="vllm", api_key_env="KEY", adapters=("a", "b"), resume=True)
+    fleet = Fleet(plan, ready=False)
+    fleet.decide()
+    place = Place(url="http://h:1", model="demo", engine="vllm", events="tcp://h:2", incarnation="1")
+    fleet.it.reported("k-0", Report(name="k-0", host="h", life="ready", place=place))
+    assert fleet.it.members() == [
+        {
+            "name": "k-0",
+            "url": "http://h:1",
+            "engine": "vllm",
+            "incarnation": "1",
+            "draining": False,
+            "model": "k",
+            "events": "tcp://h:2",
+            "adapters": ["a", "b"],
+            "api_key_env": "KEY",
+            "resume": True,
+        }
+    ]
+
+
+def test_it_is_settled_when_something_was_heard_of_each() -> None:
+    fleet = Fleet(M, ready=False)
+    settled = [fleet.it.settled]
+    fleet.decide()
+    settled.append(fleet.it.settled)
+    fleet.ready("m-0")
+    fleet.failing("m-1")
+    settled.append(fleet.it.settled)
+    fleet.it.lost("m-2", "no answer")
+    settled.append(fleet.it.settled)
+    fleet.restore()
+    assert [*settled, fleet.it.settled] == [True, False, False, True, False]

@@ -1,0 +1,331 @@
+"""Restarts, other plans, and controllers that come back: what there is becomes what is wanted, one by one."""
+
+import msgspec
+import pytest
+
+from fleet.control.reconcile import Begin, Kept, Reconciler, Stop, UnknownName
+from fleet.plan import Autoscale, Task
+from tests.fleet.reconciled import Fleet, M, but, told
+
+# ---- restarts
+
+
+def test_a_restart_replaces_one_after_the_other_each_when_all_others_serve() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    for name in ("m-2", "m-1", "m-0"):
+        assert told(fleet.decide()) == [f"-{name}"]
+        assert fleet.decide() == [], "another left before this one was gone"
+        fleet.leave()
+        assert told(fleet.decide()) == [f"+{name}"]
+        assert fleet.decide() == [], "another left before the new one was ready"
+        fleet.ready(name)
+    assert fleet.decide() == []
+    assert fleet.generations() == [1, 1, 1]
+
+
+def test_with_a_surge_as_many_as_are_wanted_always_serve() -> None:
+    fleet = Fleet(but(M, replicas=2))
+    fleet.it.restart("m", surge=1)
+    assert told(fleet.decide()) == ["+m-2"]
+    assert fleet.decide() == []
+    fleet.ready()
+    assert told(fleet.decide()) == ["-m-1"]
+    assert fleet.decide() == []
+    fleet.leave()
+    assert told(fleet.decide()) == ["+m-1"]
+    fleet.ready()
+    assert told(fleet.decide()) == ["-m-0"]
+    fleet.leave()
+    assert fleet.decide() == []
+    assert sorted(fleet.there) == ["m-1", "m-2"] and fleet.generations() == [1, 1]
+
+
+def test_the_surge_of_one_restart_is_not_that_of_the_next_change() -> None:
+    fleet = Fleet(but(M, replicas=1))
+    fleet.it.restart("m", surge=1)
+    fleet.settle()
+    fleet.want(but(M, replicas=1, options=("--new",)))
+    assert fleet.settle() == ["-m-1", "+m-0"]
+
+
+def test_a_single_replica_is_restarted_too() -> None:
+    fleet = Fleet(but(M, replicas=1))
+    fleet.it.restart("m")
+    assert fleet.settle() == ["-m-0", "+m-0"]
+    fleet.it.restart("m", surge=1)
+    assert fleet.settle() == ["+m-1", "-m-0"]
+
+
+def test_a_new_replica_that_fails_stops_the_restart_until_it_is_well() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.leave("m-2")
+    fleet.decide()
+    fleet.failing("m-2")
+    assert fleet.decide() == []
+    fleet.it.lost("m-2", "its host does not answer")
+    assert fleet.decide() == []
+    fleet.ready("m-2")
+    assert told(fleet.decide()) == ["-m-1"]
+
+
+def test_an_old_replica_that_fails_is_replaced_first_for_nothing_is_lost_with_it() -> None:
+    fleet = Fleet(M)
+    fleet.failing("m-0")
+    fleet.it.restart("m")
+    assert fleet.settle() == ["-m-0", "+m-0", "-m-2", "+m-2", "-m-1", "+m-1"]
+
+
+def test_an_old_replica_whose_host_does_not_answer_may_serve_all_the_same() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.leave("m-2")
+    fleet.decide()
+    fleet.it.lost("m-0", "its node does not answer")
+    assert fleet.decide() == [], "m-2 is not ready yet"
+    fleet.ready("m-2")
+    assert told(fleet.decide()) == ["-m-0"], "all others serve"
+
+
+def test_a_replica_that_an_operator_drains_does_not_count_as_serving() -> None:
+    fleet = Fleet(but(M, replicas=2))
+    fleet.it.drain("m-0")
+    fleet.it.restart("m")
+    assert told(fleet.decide()) == ["-m-0"]
+    fleet.leave()
+    assert told(fleet.decide()) == ["+m-0"]
+    fleet.ready("m-0")
+    fleet.it.drain("m-0")
+    assert fleet.decide() == [], "nobody would serve"
+    fleet.it.drain("m-0", wanted=False)
+    assert told(fleet.decide()) == ["-m-1"]
+
+
+def test_an_old_replica_that_is_gone_comes_back_as_a_new_one() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    assert told(fleet.decide()) == ["-m-2"]
+    fleet.gone("m-0")
+    assert fleet.decide() == [Begin(Task(name="m-0", plan=M, generation=1))]
+
+
+def test_scaled_up_during_a_restart_the_additional_ones_are_new_already() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.it.scale("m", 5)
+    assert told(fleet.decide()) == ["+m-3", "+m-4"]
+    story = fleet.settle()
+    assert [each for each in story if each[0] == "-"] == ["-m-1", "-m-0"]
+    assert fleet.generations() == [1] * 5
+
+
+def test_scaled_down_during_a_restart_the_old_ones_leave_first() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.leave()
+    fleet.decide()
+    fleet.ready()
+    fleet.it.scale("m", 1)
+    assert told(fleet.decide()) == ["-m-0", "-m-1"]
+    assert fleet.settle() == []
+    assert list(fleet.there) == ["m-2"] and fleet.generations() == [1]
+
+
+def test_scaled_down_during_a_surge_no_more_than_are_wanted_are_left() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m", surge=2)
+    fleet.decide()
+    fleet.it.scale("m", 1)
+    assert told(fleet.decide()) == ["-m-1", "-m-2", "-m-4"]
+    assert fleet.settle() == ["-m-0"]
+    assert list(fleet.there) == ["m-3"]
+
+
+def test_of_replicas_that_are_not_heard_of_yet_no_more_new_ones_stay_than_are_wanted() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m", surge=2)
+    fleet.decide()
+    fleet.restore()
+    fleet.it.scale("m", 1)
+    fleet.decide()
+    staying = [each for each in fleet.it.replicas.values() if not each.leaving]
+    assert sorted(each.task.generation for each in staying) == [0, 1]
+
+
+def test_who_is_too_many_leaves_before_the_next_one_is_restarted() -> None:
+    fleet = Fleet(but(M, replicas=4))
+    fleet.it.restart("m")
+    fleet.it.scale("m", 3)
+    assert told(fleet.decide()) == ["-m-3"]
+    assert fleet.decide() == [], "it still drains"
+    fleet.leave()
+    assert told(fleet.decide()) == ["-m-2"]
+    fleet.leave()
+    assert told(fleet.decide()) == ["+m-2"]
+    fleet.it.scale("m", 2)
+    assert told(fleet.decide()) == ["-m-2"], "it does not serve yet, and nobody else leaves with it"
+
+
+def test_a_restart_during_a_restart_begins_anew() -> None:
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.leave()
+    fleet.decide()
+    fleet.it.restart("m")
+    assert told(fleet.decide()) == ["-m-2"], "it does not serve yet"
+    fleet.settle()
+    assert fleet.generations() == [2, 2, 2]
+
+
+# ---- other plans
+
+
+def test_a_changed_plan_replaces_the_replicas_of_that_model_alone() -> None:
+    other = but(M, name="k", replicas=1)
+    fleet = Fleet(M, other)
+    changed = but(M, options=("--max-num-seqs", "8"))
+    fleet.want(changed, other)
+    story = fleet.settle()
+    assert story == ["-m-2", "+m-2", "-m-1", "+m-1", "-m-0", "+m-0"]
+    assert [task.plan for task in fleet.there.values()] == [other, changed, changed, changed]
+
+
+def test_a_plan_with_another_count_scales_and_one_without_keeps_what_was_scaled() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 5)
+    fleet.want(M)
+    assert fleet.it.count("m") == 5
+    fleet.want(but(M, replicas=2))
+    assert fleet.it.count("m") == 2
+    assert told(fleet.decide()) == ["-m-2"]
+
+
+def test_other_bounds_keep_the_count_as_far_as_they_allow() -> None:
+    scaled = but(M, replicas=1, autoscale=Autoscale(min=1, max=8))
+    fleet = Fleet(scaled)
+    fleet.it.scale("m", 7)
+    fleet.want(but(scaled, autoscale=Autoscale(min=1, max=10)))
+    assert fleet.it.count("m") == 7
+    fleet.want(but(scaled, autoscale=Autoscale(min=1, max=4)))
+    assert fleet.it.count("m") == 4
+    fleet.want(but(scaled, autoscale=None))
+    assert fleet.it.count("m") == 1
+
+
+def test_the_first_count_lies_within_the_bounds() -> None:
+    fleet = Fleet(but(M, replicas=1, autoscale=Autoscale(min=2, max=8)))
+    assert fleet.it.count("m") == 2
+
+
+def test_what_a_running_replica_can_take_over_replaces_none() -> None:
+    fleet = Fleet(M)
+    fleet.want(but(M, adapters=("poet",), resume=True, drain_timeout_s=1.0))
+    assert fleet.decide() == []
+    assert [member["adapters"] for member in fleet.it.members()] == [["poet"]] * 3
+    fleet.it.scale("m", 2)
+    assert fleet.decide() == [Stop("m-2", 1.0)]
+
+
+def test_a_model_that_is_not_wanted_any_more_leaves() -> None:
+    fleet = Fleet(M, but(M, name="k", replicas=1))
+    fleet.want(but(M, name="k", replicas=1))
+    assert fleet.settle() == ["-m-0", "-m-1", "-m-2"]
+    with pytest.raises(UnknownName):
+        fleet.it.scale("m", 1)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_model_that_was_taken_out_and_comes_back_otherwise_is_begun_by_its_new_plan(decides: bool) -> None:
+    fleet = Fleet(M)
+    fleet.want()
+    if decides:
+        fleet.decide()
+    changed = but(M, replicas=1, options=("--new",))
+    fleet.want(changed)
+    fleet.settle()
+    assert [task.plan for task in fleet.there.values()] == [changed]
+
+
+def test_at_the_end_everything_leaves_and_nothing_is_begun() -> None:
+    fleet = Fleet(M, but(M, name="k", replicas=1))
+    fleet.it.restart("m", surge=1)
+    fleet.decide()
+    fleet.it.end()
+    assert sorted(told(fleet.decide())) == ["-k-0", "-m-0", "-m-1", "-m-2", "-m-3"]
+    fleet.leave()
+    assert fleet.decide() == [] and fleet.it.replicas == {} and fleet.it.count("m") == 0
+
+
+# ---- a controller that comes back
+
+
+def test_a_restored_controller_begins_nothing_that_there_is_and_says_again_who_is_to_stop() -> None:
+    fleet = Fleet(M)
+    fleet.it.scale("m", 2)
+    fleet.decide()
+    fleet.it.drain("m-0")
+    fleet.restore()
+    assert fleet.decide() == [Stop("m-2", 7.0)]
+    fleet.ready("m-0", "m-1")
+    assert [member["draining"] for member in fleet.it.members()] == [True, False]
+    fleet.leave()
+    assert fleet.decide() == []
+
+
+def test_a_restored_controller_takes_nobody_away_of_whom_it_has_not_heard() -> None:
+    """In the middle of a restart, while the new one starts: whoever looks unready then may be all that serves."""
+    fleet = Fleet(M)
+    fleet.it.restart("m")
+    fleet.decide()
+    fleet.leave("m-2")
+    fleet.decide()
+    fleet.restore()
+    assert fleet.decide() == []
+    fleet.ready("m-0")
+    assert fleet.decide() == []
+    fleet.it.lost("m-1", "no answer yet")
+    assert fleet.decide() == []
+    fleet.ready("m-1", "m-2")
+    assert told(fleet.decide()) == ["-m-1"]
+
+
+@pytest.mark.parametrize("surge", [0, 1, 2])
+@pytest.mark.parametrize("restored_at", range(12))
+def test_a_restart_goes_on_wherever_the_controller_was_restarted(surge: int, restored_at: int) -> None:
+    undisturbed, fleet = Fleet(M), Fleet(M)
+    stories = []
+    for each in (undisturbed, fleet):
+        each.it.restart("m", surge=surge)
+        story: list[str] = []
+        for step in range(20):
+            story += told(each.decide())
+            if each is fleet and step == restored_at:
+                each.restore()
+                again = told(each.decide())
+                assert set(again) <= set(story) and all(one[0] == "-" for one in again)
+            each.ready(*(name for name in each.there if name not in each.stopping))
+            each.leave()
+        stories.append(story)
+    assert stories[0] == stories[1]
+    assert fleet.generations() == [1, 1, 1]
+
+
+def test_what_is_kept_is_all_that_is_kept() -> None:
+    fleet = Fleet(M, but(M, name="k", replicas=1))
+    fleet.it.restart("m", surge=1)
+    fleet.it.scale("k", 2)
+    fleet.it.drain("k-0")
+    fleet.decide()
+    kept = msgspec.json.encode(fleet.it.kept())
+    fleet.restore()
+    assert msgspec.json.encode(fleet.it.kept()) == kept
+    fleet.it.end()
+    assert not Reconciler(msgspec.json.decode(kept, type=Kept)).ending
+    fleet.restore()
+    assert fleet.it.ending

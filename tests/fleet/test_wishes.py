@@ -1,0 +1,57 @@
+"""What the command line asks for, as a plan and as the router's configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from fleet.plan import FleetPlan, ModelPlan
+from fleet.wishes import complete, drain_timeout_s, one_model, router_config
+
+
+def planned(*options: str, model: str = "demo", engine: str = "simulated") -> FleetPlan:
+    return one_model(model, engine, 2, "cost", options)
+
+
+def test_the_limit_of_the_drain_is_that_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drain_timeout_s(planned("--drain-timeout", "600")) == 600
+    monkeypatch.setenv("WARMROUTE_DRAIN_TIMEOUT", "90")
+    plan = planned()
+    assert drain_timeout_s(plan) == 90
+    assert plan.models[0].environment == {"WARMROUTE_DRAIN_TIMEOUT": "90"}  # for replicas on other machines
+
+
+def test_what_the_fleet_says_itself_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "PORT", "EVENTS_PORT", "REPLICA_NAME", "MODEL", "ENGINE"):
+        monkeypatch.setenv(f"WARMROUTE_{name}", "1")
+    assert planned().models[0].environment == {}
+
+
+def test_replicas_are_told_where_the_model_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(tmp_path))
+    [plan] = planned(engine="native").models
+    assert (plan.name, plan.engine) == ("demo", "native")
+    assert Path(plan.model).is_dir()
+    assert plan.tokenizer is not None
+
+
+def test_the_router_has_the_tokenizer_and_the_key_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_API_KEY", "secret")
+    plan = FleetPlan(
+        models=(ModelPlan(name="a", model="x", tokenizer="/a"), ModelPlan(name="b", model="y")),
+        router=("--policy", "prefix", "--replica-limit=7"),
+    )
+    config = router_config(plan, "http://127.0.0.1:1", "127.0.0.1", 0)
+    assert (config.policy, config.replica_limit, config.registry) == ("prefix", 7, "http://127.0.0.1:1")
+    assert config.model_dirs == {"a": "/a"}
+    assert config.replica_api_key == "secret"
+    assert config.demand_key
+
+
+def test_a_plan_from_a_file_learns_where_its_models_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(tmp_path))
+    ours = ModelPlan(name="small", model="demo")
+    theirs = ModelPlan(name="big", model=str(tmp_path), engine="vllm")
+    plan = complete(FleetPlan(models=(ours, theirs)))
+    assert Path(plan.models[0].model).is_dir()
+    assert plan.models[1].tokenizer == str(tmp_path)
+    assert plan.models[1].model == str(tmp_path)
