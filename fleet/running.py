@@ -38,6 +38,7 @@ class Job(NamedTuple):
     router: Callable[[str], RouterConfig]  # given the registry
     drain_timeout_s: float
     say: Callable[[str], None]
+    show: Callable[[View], None]
     launched: Callable[[Launched], None]
     announce: Callable[[View], None]
 
@@ -81,7 +82,7 @@ class Running:
         started = self._started = await self._unless_ended(job.launcher.start(job.plan))
         job.launched(started)
         with Fleet(started.controller, job.key) as fleet:
-            watcher = Watcher(fleet, job.say)
+            watcher = Watcher(fleet, job.say, job.show)
             failing = asyncio.create_task(job.launcher.failed())
             try:
                 view = await self._unless_ended(self._all_ready(watcher), failing)

@@ -172,6 +172,7 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
         router=lambda registry: router_config(plan, registry, wishes.host, wishes.port),
         drain_timeout_s=drain_timeout_s(plan),
         say=progress.say,
+        show=progress.show,
         launched=told.launched,
         announce=told.announce,
     )

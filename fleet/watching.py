@@ -20,11 +20,12 @@ class CannotStart(Exception):
 class Watcher:
     """`view` is what was seen last; `failed`, whether anything happened that a log may explain."""
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+    def __init__(self, fleet: Fleet, say: Callable[[str], None], show: Callable[[View], None] | None = None) -> None:
         self.view: View | None = None
         self.failed = False
         self._fleet = fleet
         self._say = say
+        self._show = show
         self._seen: dict[str, ReplicaView] = {}
         self._began_s: dict[str, float] = {}
         self._ready: set[str] = set()  # at least once
@@ -78,6 +79,8 @@ class Watcher:
             ):
                 self._changed(replica, before)
             self._seen[replica.name] = replica
+        if self._show is not None:
+            self._show(view)
         for name in set(self._seen) - {replica.name for replica in view.replicas}:
             del self._seen[name]
             self._say(f"{name} is gone")

@@ -8,7 +8,7 @@ import msgspec
 from click.core import ParameterSource
 
 from api.settings import Unusable
-from fleet.plan import FleetPlan, ModelPlan
+from fleet.plan import FOREIGN, FleetPlan, ModelPlan
 from replica.cli import replica
 from replica.config import ReplicaConfig
 from replica.configure import config_from as replica_config_from
@@ -64,18 +64,24 @@ def complete(plan: FleetPlan) -> FleetPlan:
 
 
 def _complete(plan: ModelPlan) -> ModelPlan:
-    environment = settings_here() | plan.environment
-    if plan.engine not in ("native", "simulated"):
+    environment = _key_of(plan) | plan.environment
+    if plan.engine in FOREIGN:
         folder = plan.tokenizer or (plan.model if os.path.isdir(plan.model) else None)
-        return msgspec.structs.replace(plan, environment=plan.environment, tokenizer=folder)
+        return msgspec.structs.replace(plan, environment=environment, tokenizer=folder)
     config = replica_config(plan.model, plan.engine, plan.options)
     return msgspec.structs.replace(
         plan,
         model=config.engine.model_path or plan.model,
-        environment=environment,
+        environment=settings_here() | environment,
         tokenizer=plan.tokenizer or config.tokenizer,
         chat_template=plan.chat_template or config.chat_template,
     )
+
+
+def _key_of(plan: ModelPlan) -> dict[str, str]:
+    """Its replicas may be on machines where the variable is not set."""
+    name = plan.api_key_env
+    return {name: os.environ[name]} if name is not None and name in os.environ else {}
 
 
 def settings_here() -> dict[str, str]:

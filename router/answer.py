@@ -145,7 +145,8 @@ class Answer:
             return "resuming is switched off"
         continuation = self.continuation
         if continuation is None:
-            return None if attempt.framed else "its token ids are not known"
+            # One that was lost before its head has added nothing to what is known.
+            return None if attempt.framed or not attempt.status else "its token ids are not known"
         if continuation.head is not None:
             self._response_id, self._created, _ = continuation.head
         elif attempt.framed and has_bytes:

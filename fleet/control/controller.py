@@ -91,6 +91,7 @@ class Controller:
                     self._perform(action)
                 await self._save()
                 self._publish()
+                self._check()
                 if self.reconciler.ending and not self.reconciler.replicas:
                     await self._memory.clear()
                     self.ended.set()
@@ -102,6 +103,12 @@ class Controller:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _check(self) -> None:
+        """A mistake of ours while a host was followed ends the controller, loudly: else it would be forgotten."""
+        for task in self._tasks.values():
+            if task.done() and not task.cancelled():
+                task.result()
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Begin):

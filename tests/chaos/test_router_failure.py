@@ -132,6 +132,20 @@ async def test_no_client_notices_that_a_replica_was_killed() -> None:
         print(f"{counts}; longest pause {max(one.longest_pause_s for one in told):.3f} s")
 
 
+async def test_no_client_notices_that_two_of_three_were_killed_together() -> None:
+    """Some streams are taken over by one that dies before it answers."""
+    with fleet(3, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
+        async with http_client(served.url) as http:
+            undisturbed = await all_streams(http)
+            streams = asyncio.create_task(all_streams(http))
+            await asyncio.sleep(TOKENS / 30 / 2)
+            for number in (0, 1):
+                replicas.signal(number, signal.SIGKILL)
+            told = await streams
+        check_same(told, undisturbed)
+        assert resumes_of(served)["resumed"] > 10, "hardly any stream was on the replicas that were killed"
+
+
 async def test_without_resume_clients_are_told() -> None:
     """The negative control."""
     with fleet(2, *PACE) as replicas, router(*replicas.as_options, *QUIET, "--no-resume") as served:

@@ -55,3 +55,10 @@ def test_a_plan_from_a_file_learns_where_its_models_lie(tmp_path: Path, monkeypa
     assert Path(plan.models[0].model).is_dir()
     assert plan.models[1].tokenizer == str(tmp_path)
     assert plan.models[1].model == str(tmp_path)
+
+
+def test_replicas_on_other_machines_are_told_the_key_that_they_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIG_KEY", "secret")
+    guarded = ModelPlan(name="big", model="x", engine="vllm", api_key_env="BIG_KEY")
+    [plan] = complete(FleetPlan(models=(guarded,))).models
+    assert plan.environment == {"BIG_KEY": "secret"}
