@@ -28,7 +28,8 @@ test: $(INSTALLED)  ## run the fast tests, with coverage
 	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
 
 test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))"
+	$(BIN)/pytest -n 2 --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" --ignore tests/chaos
+	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" tests/chaos
 	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(wildcard tests/*/test_*_property.py)
 	$(BIN)/python -m tests.fuzz.decode --count 1000000
 

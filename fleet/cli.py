@@ -38,7 +38,10 @@ COMMANDS = {
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
     "size": ("lab.cli:size", "How much KV cache a model leaves room for on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
-    "up": ("fleet.up:up", "Start replicas, here or over a Ray cluster, and a router that speaks the OpenAI API."),
+    "up": (
+        "fleet.up.command:up",
+        "Start replicas, here or over a Ray cluster, and a router with the OpenAI API.",
+    ),
 }
 
 EXTRAS = {

@@ -3,48 +3,61 @@
 New fields go last in their struct, with a default: a controller may find what an older one has kept.
 """
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Engine: TypeAlias = Literal["native", "simulated", "vllm", "sglang"]
 
 FOREIGN: tuple[Engine, ...] = ("vllm", "sglang")
+MOST_REPLICAS = 1000  # of a model
+LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 128 characters
+LONGEST_S = 1e8  # three years
+SHORTEST_S = 0.001
+MOST_RESOURCES = 1e9
+
+# Bounds hold for what is decoded; `check` is for what they cannot say.
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_REPLICAS)]
+Bound: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=MOST_RESOURCES)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
+SomeSeconds: TypeAlias = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
 
 class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one replica needs of its node, as Ray counts it."""
 
-    cpus: float = 1.0
-    gpus: float = 0.0  # a fraction shares one
-    custom: dict[str, float] = {}
+    cpus: Amount = 1.0
+    gpus: Amount = 0.0  # a fraction shares one
+    custom: dict[str, Amount] = {}
 
 
 class Autoscale(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Between how many replicas there may be, and what decides."""
 
-    min: int
-    max: int
-    ttft_target_s: float = 1.0  # more replicas when a new prompt would wait for longer than this
-    up_after_s: float = 5.0  # for so long without a break
-    down_after_s: float = 60.0  # fewer when one less would still be well below the target for so long
+    min: Bound
+    max: Bound
+    ttft_target_s: SomeSeconds = 1.0  # more replicas when a new prompt would wait for longer than this
+    up_after_s: Seconds = 5.0  # for so long without a break
+    down_after_s: Seconds = 60.0  # fewer when one less would still be well below the target for so long
 
 
 class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model of the fleet, and how each of its replicas is started."""
 
-    name: str  # what clients ask for; no two plans have the same
+    name: Name  # what clients ask for; no two plans have the same
     model: str  # a folder, or a name that the engine knows
     engine: Engine = "native"
-    replicas: int = 1  # to begin with, where autoscale is set
+    replicas: Count = 1  # to begin with, where autoscale is set
     resources: Resources = Resources()
-    tensor_parallel: int = 1
+    tensor_parallel: Annotated[int, Meta(ge=1)] = 1
     autoscale: Autoscale | None = None
     environment: dict[str, str] = {}
     options: tuple[str, ...] = ()  # more of the engine's own command line
-    drain_timeout_s: float = 60.0  # for running requests, when a replica is stopped
-    wedged_after_s: float = 20.0  # a replica that says nothing for so long is killed and started again
+    drain_timeout_s: Seconds = 60.0  # for running requests, when a replica is stopped
+    wedged_after_s: SomeSeconds = 20.0  # a replica that says nothing for so long is killed and started again
     # What routers are told
     tokenizer: str | None = None  # a folder, if it is not `model`
     chat_template: str | None = None  # a file
@@ -69,4 +82,30 @@ class Task(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+def check(plan: FleetPlan) -> None:
+    """Raises ValueError, whose message says what to do."""
+    names: set[str] = set()
+    for model in plan.models:
+        if not model.name.isprintable():
+            raise ValueError(f"the name {model.name!r} has a character that cannot be printed; leave it out")
+        if model.name in names:
+            raise ValueError(f"two models have the name {model.name!r}; give each one of its own")
+        names.add(model.name)
+        bounds = model.autoscale
+        if bounds is not None and bounds.min > bounds.max:
+            raise ValueError(
+                f"{model.name} is to scale from {bounds.min} to {bounds.max}; make max {bounds.min} or more"
+            )
+
+
 encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(FleetPlan).decode
+
+
+def bounded(plan: FleetPlan) -> FleetPlan:
+    """The same, if all of it is within bounds, as whoever decodes it demands; ValueError with a message for people."""
+    check(plan)
+    try:
+        return _decode(encode(plan))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the fleet cannot be as it is wanted: {error}") from error

@@ -29,7 +29,8 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """End a fleet: its replicas finish their running requests and leave, then everything else ends.
 
     A fleet of this machine gets what Ctrl-C would be where `warmroute up` runs, with --now twice. What one has left
-    behind that was killed is removed. One that is elsewhere is asked by the URL of its controller.
+    behind that was killed is removed. One that is elsewhere is asked by the URL of its controller. Where `warmroute up`
+    has joined a fleet that was there already, its router ends alone; the URL of the controller ends the fleet.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     if everything:
         end_here(living, now)
     elif not was_meant(which, killed) or was_meant(which, living):
-        end_one(find(which), fleet_key, now)
+        end_one(find(which), which, fleet_key, now)
 
 
 def was_meant(which: str | None, fleets: Sequence[KnownFleet]) -> bool:
@@ -59,9 +60,10 @@ def was_meant(which: str | None, fleets: Sequence[KnownFleet]) -> bool:
 # ---- of this machine
 
 
-def end_one(where: Where, fleet_key: str | None, now: bool) -> None:
-    if where.known is not None:
-        end_here([where.known], now)
+def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -> None:
+    here = where.known
+    if here is not None and not (here.found and which == here.controller):
+        end_here([here], now)
     elif now:
         raise click.UsageError(f"--now is for a fleet of this machine, and that of {where.url} is none")
     else:
@@ -105,16 +107,24 @@ def wait_here(fleet: KnownFleet, now: bool) -> None:
         display.line(f"{title}, pid {fleet.pid}")
         running = Running(controller, display)
         while lives(fleet):
-            running.look()
+            if not fleet.found:
+                running.look()
             if now and not said and time.monotonic() - began_s > STUCK_S:
                 display.line(f"It does not end. To kill it: kill -9 {fleet.pid}; warmroute down")
                 said = True
             time.sleep(LOOK_S)
-    if any(each.pid == fleet.pid and was_killed(each) for each in noted()):
+    killed = any(each.pid == fleet.pid and was_killed(each) for each in noted())
+    if killed:
         tidy(fleet)
-        click.echo(f"The fleet of port {fleet.port} was killed; what it had left is removed")
-    else:
-        click.echo(f"The fleet of port {fleet.port} has ended")
+    click.echo(ended(fleet, killed))
+
+
+def ended(fleet: KnownFleet, killed: bool) -> str:
+    how = "was killed; what it had left is removed" if killed else "has ended"
+    if not fleet.found:
+        return f"The fleet of port {fleet.port} {how}"
+    goes_on = f"the fleet goes on: warmroute down --fleet {fleet.controller} ends it"
+    return f"The router of port {fleet.port} {how}; {goes_on}"
 
 
 # ---- elsewhere

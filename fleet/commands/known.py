@@ -3,6 +3,7 @@
 A file may be broken, stale or forged: what is wrong with it is said, and the others count. New fields go last.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
-HeaderText = Annotated[str, Meta(pattern="^[!-~]+$")]
+HeaderText = Annotated[str, Meta(pattern=r"\A[!-~]+\Z")]
 
 
 def _boot() -> str:
@@ -50,6 +51,7 @@ class KnownFleet(Struct, frozen=True, kw_only=True):
     boot: str = field(default_factory=_boot)
     pid_namespace: str = field(default_factory=_pid_namespace)
     ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
+    found: bool = False  # whether the fleet was there already: it goes on when this process, with its router, ends
 
 
 class Where(NamedTuple):
@@ -70,13 +72,13 @@ _decode = msgspec.json.Decoder(KnownFleet).decode
 def note(fleet: KnownFleet) -> Path:
     """Write its file, in one piece or not at all; what a killed one on the same port has left is removed before."""
     folder = _folders()[0]
-    path = folder / f"{fleet.port}.json"
+    path = folder / _file_name(fleet)
     try:
         _make_ours(folder)
-        before = _read(path)
-        if before is not None and was_killed(before):
-            tidy(before)
-            _make_ours(folder)
+        for before in _read_all(folder, f"{fleet.port}-*.json"):
+            if was_killed(before):
+                tidy(before)
+        _make_ours(folder)
         descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".")  # with mode 0600
         with open(descriptor, "wb") as file:
             file.write(_encode(fleet))
@@ -90,13 +92,17 @@ def note(fleet: KnownFleet) -> Path:
 
 
 def forget(fleet: KnownFleet, but: Path | None = None) -> None:
-    """Remove its file, unless another fleet has written its own there since, and the folder if it is empty."""
+    """Remove its file, also one that cannot be read, and the folder if it is empty."""
     for folder in _folders():
-        path = folder / f"{fleet.port}.json"
-        found = None if path == but else _read(path)
-        if found is not None and _same(found, fleet):
+        path = folder / _file_name(fleet)
+        try:
+            if path == but or not os.path.lexists(path) or not _is_ours(folder) or _is_of_another(path, fleet):
+                continue
             path.unlink(missing_ok=True)
-            if not any(folder.iterdir()):
+        except OSError as error:
+            _say(f"{path} cannot be removed: {error.strerror}")
+        else:
+            with contextlib.suppress(OSError):  # others are in it
                 folder.rmdir()
 
 
@@ -122,7 +128,7 @@ def known() -> list[KnownFleet]:
             _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); what it had left is removed")
             if _answers(fleet.controller):  # in a cluster it needs no `warmroute up`
                 _say(f"its controller still answers; to end it: warmroute down --fleet {fleet.controller}")
-    return sorted(living, key=lambda fleet: fleet.port)
+    return sorted(living, key=lambda fleet: (fleet.port, fleet.started))
 
 
 def find(which: str | None) -> Where:
@@ -136,13 +142,14 @@ def find(which: str | None) -> Where:
             if fleets
             else "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
         )
+    found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
+    if len(found) > 1:
+        raise click.ClickException(f"{which} may be one of several: {listed(found)}; name one with --fleet URL")
+    if found:
+        return _where(found[0])
     if which.isdecimal():
-        port = int(which)
-        fleet = next((each for each in fleets if port in (each.port, _port_of(each.controller))), None)
-        if fleet is None:
-            raise click.ClickException(f"no fleet of this machine has port {port}; there are {listed(fleets)}")
-        return _where(fleet)
-    return next((_where(each) for each in fleets if _is_at(each, which)), Where(which, None, None))
+        raise click.ClickException(f"no fleet of this machine has port {which}; there are {listed(fleets)}")
+    return Where(which, None, None)
 
 
 def listed(fleets: list[KnownFleet]) -> str:
@@ -153,11 +160,11 @@ def noted() -> Iterator[KnownFleet]:
     """All that have a file, whether they live or not."""
     for folder in _folders():
         try:
-            paths = sorted(folder.glob("*.json")) if _is_ours(folder) else []
+            fleets = _read_all(folder, "*.json") if _is_ours(folder) else []
         except OSError as error:
             _say(f"{folder} is passed over: {error.strerror or error}")
             continue
-        yield from (fleet for path in paths if (fleet := _read(path)) is not None)
+        yield from fleets
 
 
 def lives(fleet: KnownFleet) -> bool:
@@ -213,6 +220,23 @@ def _is_ours(folder: Path) -> bool:
     return True
 
 
+def _file_name(fleet: KnownFleet) -> str:
+    """With the pid: fleets may have the same port at different addresses."""
+    return f"{fleet.port}-{fleet.pid}.json"
+
+
+def _is_of_another(path: Path, fleet: KnownFleet) -> bool:
+    """Another container may have the same port and pid."""
+    try:
+        return not _same(_decode(_content(path)), fleet)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+def _read_all(folder: Path, pattern: str) -> list[KnownFleet]:
+    return [fleet for path in sorted(folder.glob(pattern)) if (fleet := _read(path)) is not None]
+
+
 def _read(path: Path) -> KnownFleet | None:
     """None where there is no file, or none that can be used; the latter is said."""
     try:
@@ -252,11 +276,19 @@ def _where(fleet: KnownFleet) -> Where:
     return Where(fleet.controller, fleet.key, fleet)
 
 
-def _is_at(fleet: KnownFleet, url: str) -> bool:
-    """Whether this is the controller's address, or on this machine that of the router."""
-    if url == fleet.controller:
-        return True
-    return urlsplit(url).hostname in LOOPBACK and _port_of(url) in (fleet.port, _port_of(fleet.controller))
+def _at_port(fleets: list[KnownFleet], port: int) -> list[KnownFleet]:
+    """That of a router counts before that of a controller."""
+    of_routers = [fleet for fleet in fleets if fleet.port == port]
+    return of_routers or [fleet for fleet in fleets if _port_of(fleet.controller) == port]
+
+
+def _at_url(fleets: list[KnownFleet], url: str) -> list[KnownFleet]:
+    """A controller has one, however many routers here have joined its fleet; a router's is known only by its port."""
+    named = sorted((fleet for fleet in fleets if fleet.controller == url), key=lambda fleet: fleet.found)
+    port = _port_of(url)
+    if named or port is None or urlsplit(url).hostname not in LOOPBACK:
+        return named[:1]
+    return _at_port(fleets, port)
 
 
 def _port_of(url: str) -> int | None:

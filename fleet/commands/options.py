@@ -33,8 +33,8 @@ def fleet_options(command: Command) -> Command:
         type=SECRET,
         metavar="KEY",
         envvar="WARMROUTE_FLEET_KEY",
-        help="The fleet's key, if it has one. Better given as WARMROUTE_FLEET_KEY.  [default: known of fleets that "
-        "this user runs on this machine]",
+        help="The fleet's key. Better given as WARMROUTE_FLEET_KEY.  [default: known of fleets that this user runs on "
+        "this machine]",
     )
     fleet = click.option(
         "--fleet",

@@ -1,36 +1,36 @@
 """The controller's HTTP: the registry for routers, the view for people, and what changes a fleet.
 
-A new route that changes something goes into CHANGES too, or anybody could ask for it.
+A new route that changes something, or shows what replicas print, is guarded in the table of `build_app`.
 """
 
 import hmac
 import os
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Any
+from typing import TypeAlias
 
-import msgspec
-from fastapi import FastAPI
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
 
-from api.errors import ApiError, invalid, not_found, unauthorized
+from api.errors import ApiError, invalid, method_not_allowed, not_found, unauthorized
 from api.http.answers import error_response, json_response
+from fleet.control import body
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.metrics import metrics_text
 from fleet.control.reconcile import UnknownName
 from fleet.control.view import model_view, view
-from fleet.plan import FleetPlan
+from fleet.plan import MOST_REPLICAS, FleetPlan, check
 
-CHANGES = frozenset({"/models/scale", "/models/restart", "/replicas/drain", "/replicas/log", "/end"})
 DONE = {"status": "ok"}
-MOST_BYTES = 4 * 1024 * 1024
-MOST_REPLICAS = 10_000
 USUAL_LINES = 100
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class ScaleRequest(Struct, forbid_unknown_fields=True):
@@ -48,9 +48,30 @@ class DrainRequest(Struct, forbid_unknown_fields=True):
     drain: bool = True
 
 
+class Holders:
+    """Those who send the fleet's key."""
+
+    def __init__(self, key: str) -> None:
+        assert key, "with an empty key everybody would have it"
+        self._expected = f"Bearer {key}".encode()
+
+    def sent(self, request: Request) -> bool:
+        given = dict(request.scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self._expected)
+
+    def only(self, endpoint: Endpoint) -> Endpoint:
+        async def guarded(request: Request) -> Response:
+            if not self.sent(request):
+                raise unauthorized()
+            return await endpoint(request)
+
+        return guarded
+
+
 class Endpoints:
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, holders: Holders) -> None:
         self._controller = controller
+        self._holders = holders
 
     # ---- what is so
 
@@ -65,13 +86,14 @@ class Endpoints:
             raise ApiError(503, "the replicas are not known yet", code="not_known", headers={"Retry-After": "1"})
         return Response(answer, media_type="application/json")
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         return json_response(DONE)
 
-    async def fleet(self) -> Response:
-        return json_response({"version": version("warmroute"), "pid": os.getpid(), **view(self._controller)})
+    async def fleet(self, request: Request) -> Response:
+        shown = view(self._controller, logs=self._holders.sent(request))
+        return json_response({"version": version("warmroute"), "pid": os.getpid(), **shown})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         return Response(metrics_text(self._controller), media_type=CONTENT_TYPE)
 
     async def log(self, request: Request) -> Response:
@@ -79,6 +101,8 @@ class Endpoints:
         if not lines.isdecimal():
             raise invalid(f"lines is {lines!r}; make it a whole number")
         host = self._controller.host(name)
+        if host is None and name in self._controller.reconciler.replicas:
+            raise ApiError(503, f"{name} has no log: it has not begun yet", code="host_lost")
         if host is None:
             names = ", ".join(self._controller.reconciler.replicas) or "none"
             raise ApiError(404, f"there is no replica {name!r}; there are {names}", code="not_found")
@@ -90,15 +114,16 @@ class Endpoints:
     # ---- what should be
 
     async def want(self, request: Request) -> Response:
-        plan = await _body(request, FleetPlan)
-        names = [model.name for model in plan.models]
-        if len(set(names)) < len(names):
-            raise invalid("two models have the same name; give each one of its own")
+        plan = await body.read(request, FleetPlan)
+        try:
+            check(plan)
+        except ValueError as error:
+            raise invalid(str(error)) from error
         self._controller.want(plan)
-        return json_response(view(self._controller))
+        return json_response(view(self._controller, logs=True))
 
     async def scale(self, request: Request) -> Response:
-        wish = await _body(request, ScaleRequest)
+        wish = await body.read(request, ScaleRequest)
         plan = self._controller.reconciler.plan.model(wish.model)
         bounds = plan and plan.autoscale
         if bounds and not bounds.min <= wish.replicas <= bounds.max:
@@ -109,7 +134,7 @@ class Endpoints:
         return self._changed(wish.model)
 
     async def restart(self, request: Request) -> Response:
-        wish = await _body(request, RestartRequest)
+        wish = await body.read(request, RestartRequest)
         if wish.surge not in (0, 1):
             raise invalid(f"surge is {wish.surge}; make it 0 or 1")
         self._controller.reconciler.restart(wish.model, wish.surge)
@@ -120,74 +145,46 @@ class Endpoints:
         return json_response(model_view(self._controller, model))
 
     async def drain(self, request: Request) -> Response:
-        wish = await _body(request, DrainRequest)
+        wish = await body.read(request, DrainRequest)
         self._controller.reconciler.drain(wish.replica, wish.drain)
         self._controller.look()
         return json_response(DONE)
 
-    async def end(self) -> Response:
+    async def end(self, _: Request) -> Response:
         self._controller.reconciler.end()
         self._controller.look()
         return json_response({"status": "ending"}, 202)
 
 
-async def _body(request: Request, kind: Any) -> Any:
-    """Small, so it is read at once; a declared length is all that a client may send."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", code="body_too_large")
-    try:
-        return msgspec.json.decode(bytes(body), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise invalid(f"the body cannot be used: {error}") from error
-
-
-class Guard:
-    """Lets only those change a fleet who have its key, or where it has none who are on its machine."""
-
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app = app
-        self._key = key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        if scope["path"] not in CHANGES and scope["method"] in ("GET", "HEAD"):
-            return None
-        if self._key is not None:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            return None if hmac.compare_digest(given, f"Bearer {self._key}".encode()) else unauthorized()
-        client = scope["client"]
-        if client is not None and (client[0] == "::1" or client[0].startswith("127.")):
-            return None
-        message = "only clients on the controller's own machine may ask for this; give the fleet a WARMROUTE_FLEET_KEY"
-        return ApiError(403, message, code="fleet_key_required")
-
-
-def build_app(controller: Controller, key: str | None) -> FastAPI:
-    app = FastAPI(title="warmroute fleet", version=version("warmroute"), docs_url=None, redoc_url=None)
-    endpoints = Endpoints(controller)
-    for method, path, endpoint in (
-        ("GET", "/members", endpoints.members),
-        ("GET", "/health", endpoints.health),
-        ("GET", "/fleet", endpoints.fleet),
-        ("PUT", "/fleet", endpoints.want),
-        ("GET", "/metrics", endpoints.metrics),
-        ("GET", "/replicas/log", endpoints.log),
-        ("POST", "/replicas/drain", endpoints.drain),
-        ("POST", "/models/scale", endpoints.scale),
-        ("POST", "/models/restart", endpoints.restart),
-        ("POST", "/end", endpoints.end),
-    ):
-        app.add_api_route(path, endpoint, methods=[method])
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(UnknownName, _answer_unknown_name)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_middleware(Guard, key=key)
+def build_app(controller: Controller, key: str) -> Starlette:
+    """`key` is what those send who may change the fleet, or read its logs."""
+    holders = Holders(key)
+    endpoints = Endpoints(controller, holders)
+    table: tuple[tuple[str, str, Endpoint, bool], ...] = (  # the last column: for holders of the key only
+        ("GET", "/members", endpoints.members, False),
+        ("GET", "/health", endpoints.health, False),
+        ("GET", "/metrics", endpoints.metrics, False),
+        ("GET", "/fleet", endpoints.fleet, False),
+        ("PUT", "/fleet", endpoints.want, True),
+        ("GET", "/replicas/log", endpoints.log, True),
+        ("POST", "/replicas/drain", endpoints.drain, True),
+        ("POST", "/models/scale", endpoints.scale, True),
+        ("POST", "/models/restart", endpoints.restart, True),
+        ("POST", "/end", endpoints.end, True),
+    )
+    app = Starlette(
+        routes=[
+            Route(path, holders.only(endpoint) if guarded else endpoint, methods=[method])
+            for method, path, endpoint, guarded in table
+        ],
+        exception_handlers={
+            ApiError: _answer_api_error,
+            UnknownName: _answer_unknown_name,
+            HTTPException: _answer_http_error,
+            ClientDisconnect: _answer_nobody,
+        },
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -202,6 +199,16 @@ async def _answer_unknown_name(_: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return error_response(not_found(request.url.path))
+    path = request.url.path
+    match error.status_code:
+        case 404:
+            return error_response(not_found(path))
+        case 405:
+            routes = [each for each in request.app.routes if each.path == path]
+            allowed = sorted(method for each in routes for method in each.methods)
+            return error_response(method_not_allowed(request.method, path, allowed))
     return error_response(ApiError(error.status_code, str(error.detail)))
+
+
+async def _answer_nobody(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # the client has left

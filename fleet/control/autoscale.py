@@ -1,19 +1,21 @@
 """How many replicas a model should have, from what they report: `look` again and again, with the time as an argument.
 
-More are wanted when a new prompt would wait for longer than the target, for `up_after_s` without a break; one less when
-the others would be well off without it for `down_after_s`. What is not known changes nothing.
+More are wanted when a new prompt would wait for longer than the target, or when somebody waits at every replica because
+its KV memory is full, for `up_after_s` without a break; one less when the others would be well off without it for
+`down_after_s`. What is not known changes nothing.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleet.host.report import Report
-from fleet.plan import Autoscale
+from fleet.plan import MOST_REPLICAS, Autoscale
 
 STALE_S = 5.0  # a measurement older than that says nothing
 STARTS_S = 12  # times up_after_s: for so long a replica that starts counts as if it were there
 SPARE = 0.5  # of the target: what a prompt may wait with one replica less
 MOST_BUSY = 0.7  # of the prefill speed, or of the KV memory, with one replica less
+FULL = 0.9  # of the KV memory: a prompt that waits may need more than what is left
 MOST_PATIENCE = 16  # times down_after_s
 SLOWEST = 0.1  # of its prefill speed: what a replica is at least taken to do, whatever its last seconds say
 # Of engines that do not say it
@@ -39,6 +41,11 @@ class Demand(NamedTuple):
             return self.tokens_per_s
         return min(self.tokens_per_s, max(self.done_tokens_per_s, SLOWEST * self.tokens_per_s))
 
+    @property
+    def full(self) -> bool:
+        """Somebody waits at every replica, and there is hardly any KV memory to let them in."""
+        return self.waiting and self.memory >= FULL
+
     def wait_s(self, replicas: int) -> float:
         """Of a new prompt, were there so many."""
         return self.queued_tokens / (self.pace * replicas / self.replicas)
@@ -49,7 +56,8 @@ class Demand(NamedTuple):
 
     def enough(self, target_s: float) -> int:
         """The fewest replicas with which a new prompt would not wait for longer than the target."""
-        replicas = max(1, round(self.queued_tokens / target_s / self.pace * self.replicas))
+        fewest = min(self.queued_tokens / target_s / self.pace * self.replicas, MOST_REPLICAS)
+        replicas = max(1, round(fewest))
         return replicas if self.wait_s(replicas) <= target_s else replicas + 1
 
 
@@ -104,8 +112,8 @@ class Autoscaler:
 
     def _more(self, wanted: int, demand: Demand, now_s: float) -> int | None:
         plan = self.plan
-        wait_s = demand.wait_s(demand.replicas)
-        if wait_s <= plan.ttft_target_s or wanted >= plan.max:
+        slow = demand.wait_s(demand.replicas) > plan.ttft_target_s
+        if not (slow or demand.full) or wanted >= plan.max:
             self._short_since_s = None
             return None
         if self._short_since_s is None:
@@ -118,11 +126,7 @@ class Autoscaler:
             self._patience = min(2 * self._patience, MOST_PATIENCE) if missed else 1
         self._forget()
         self._incomplete_since_s = now_s
-        self.why = (
-            f"a new prompt would wait {wait_s:.1f} s, and should {plan.ttft_target_s:g} s at most: "
-            f"{demand.queued_tokens:,.0f} tokens are queued, and {demand.pace:,.0f} are done in a second"
-            f"{' (as is assumed)' if demand.assumed else ''}"
-        )
+        self.why = why_slow(demand, plan.ttft_target_s) if slow else why_full(demand)
         return more
 
     def _more_will_come(self, wanted: int, demand: Demand, now_s: float) -> bool:
@@ -156,6 +160,18 @@ class Autoscaler:
     def _forget(self) -> None:
         """After a change everything is to be seen anew."""
         self._short_since_s = self._ample_since_s = None
+
+
+def why_slow(demand: Demand, target_s: float) -> str:
+    return (
+        f"a new prompt would wait {demand.wait_s(demand.replicas):.1f} s, and should {target_s:g} s at most: "
+        f"{demand.queued_tokens:,.0f} tokens are queued, and {demand.pace:,.0f} are done in a second"
+        f"{' (as is assumed)' if demand.assumed else ''}"
+    )
+
+
+def why_full(demand: Demand) -> str:
+    return f"somebody waits at every replica, and {demand.memory:.0%} of the KV memory is taken"
 
 
 def demand_of(reports: Sequence[Report]) -> Demand:

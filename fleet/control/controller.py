@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5  # at what only time changes
 AGAIN_S = 0.5  # before a host that is lost is asked again
+BEGIN_AGAIN_S = 1.0  # before a host that could not be begun is tried again
 PLACING_S = 3.0  # a host that has not reported for so long may wait for a node
 HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
 STOPS_S = 30.0  # for a host to end after its replica's time to drain is over
@@ -116,13 +117,25 @@ class Controller:
             self._begin(action.task)
             return
         log.info("%s: drained, and stopped", action.name)
-        host = self._there.get(action.name) or self._hosts.begin(self.reconciler.replicas[action.name].task)
         following = self._tasks.get(action.name)
-        self._tasks[action.name] = asyncio.create_task(self._leave(action.name, host, action.limit_s, following))
+        self._tasks[action.name] = asyncio.create_task(self._leave(action.name, action.limit_s, following))
 
     def _begin(self, task: Task) -> None:
-        self._there[task.name] = self._hosts.begin(task)
-        self._tasks[task.name] = asyncio.create_task(self._follow(task))
+        """What this place cannot do for one replica is no reason to leave the others alone."""
+        try:
+            self._there[task.name] = self._hosts.begin(task)
+        except (OSError, ValueError) as error:
+            self._there.pop(task.name, None)
+            self._say_lost(task.name, f"it cannot be begun: {error}")
+            self._tasks[task.name] = asyncio.create_task(self._begin_later(task.name))
+        else:
+            self._tasks[task.name] = asyncio.create_task(self._follow(task))
+
+    async def _begin_later(self, name: str) -> None:
+        await asyncio.sleep(BEGIN_AGAIN_S)
+        replica = self.reconciler.replicas[name]
+        if not replica.leaving:
+            self._begin(replica.task)
 
     async def _save(self) -> None:
         state = _encode(self.reconciler.kept())
@@ -158,10 +171,12 @@ class Controller:
                     log.info("%s: %s %s", name, report.life, report.why)
                     self.look()
         except HostGone as error:
-            if self.reconciler.replicas[name].leaving:
+            replica = self.reconciler.replicas[name]
+            if not replica.leaving:
+                log.warning("%s: %s; it is begun again", name, error)
+                await asyncio.sleep(AGAIN_S)
+            if replica.leaving:  # perhaps since a moment ago: `_leave` says when it is gone
                 return
-            log.warning("%s: %s; it is begun again", name, error)
-            await asyncio.sleep(AGAIN_S)
             self.replaced += 1
             self.reconciler.gone(name)
             self.look()
@@ -183,16 +198,19 @@ class Controller:
                 log.warning("%s: waits for a place: %s", task.name, why)
                 self.waits[task.name] = why
 
-    async def _leave(self, name: str, host: Host, limit_s: float, following: "asyncio.Task[None] | None") -> None:
+    async def _leave(self, name: str, limit_s: float, following: "asyncio.Task[None] | None") -> None:
         """Routers hear at once that it drains; it is followed until it is gone, so that they also hear when it is."""
-        await self._stop(name, host, limit_s)
+        host = self._there.get(name)
+        if host is not None:  # else it never could be begun
+            await self._stop(name, host, limit_s)
         if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        if name in self.reconciler.replicas:
-            self.reconciler.gone(name)
+        if self._tasks.get(name) is not asyncio.current_task():
+            return  # the name is another one's by now
+        self.reconciler.gone(name)
         self._there.pop(name, None)
-        self._tasks.pop(name, None)
+        del self._tasks[name]
         self.look()
 
     async def _stop(self, name: str, host: Host, limit_s: float) -> None:

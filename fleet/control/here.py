@@ -57,11 +57,13 @@ class _Host:
 
     async def stop(self, limit_s: float) -> None:
         self._here.clean &= await self.supervisor.stop(limit_s)
-        await self._running
+        await asyncio.wait([self._running])  # whatever it ended with: `report` says that
         self._log.close()
 
     async def replace(self, why: str) -> None:
         await self.supervisor.replace(why)
 
     async def log(self, lines: int) -> str:
+        if self._log.is_closed:
+            raise HostGone("it has ended")
         return self.supervisor.log(lines)

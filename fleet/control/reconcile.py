@@ -5,6 +5,8 @@ returns each thing to do once. `kept` is all that a restarted controller needs t
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import count as numbers
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +14,7 @@ from msgspec import Struct
 
 from fleet.control.worth import worth
 from fleet.host.report import Report
-from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+from fleet.plan import FOREIGN, Autoscale, FleetPlan, ModelPlan, Task
 
 NO_MODELS = FleetPlan(models=())
 
@@ -231,11 +233,12 @@ class Reconciler:
             worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
 
     def _add(self, model: str, count: int) -> None:
-        for _ in range(count):
-            plan = self.plan.model(model)
-            assert plan is not None, f"{model} has a count, but no plan"
-            task = Task(name=self._free_name(model), plan=plan, generation=self.generation(model))
-            self.replicas[task.name] = Replica(task)
+        if count <= 0:
+            return
+        plan, generation = self.plan.model(model), self.generation(model)
+        assert plan is not None, f"{model} has a count, but no plan"
+        for name in islice(self._free_names(model), count):
+            self.replicas[name] = Replica(Task(name=name, plan=plan, generation=generation))
 
     def _leave_the_worst(self, replicas: list[Replica], allowed: int) -> int:
         """How many that are."""
@@ -263,11 +266,9 @@ class Reconciler:
     def _of(self, model: str) -> Iterator[Replica]:
         return (replica for replica in self.replicas.values() if replica.task.plan.name == model)
 
-    def _free_name(self, model: str) -> str:
-        number = 0
-        while (name := replica_name(model, number)) in self.replicas:
-            number += 1
-        return name
+    def _free_names(self, model: str) -> Iterator[str]:
+        stem = name_stem(model)
+        return (name for number in numbers() if (name := f"{stem}-{number}") not in self.replicas)
 
     # ---- what routers are told
 
@@ -306,10 +307,10 @@ def within(autoscale: Autoscale, count: int) -> int:
     return min(max(count, autoscale.min), autoscale.max)
 
 
-def replica_name(model: str, number: int) -> str:
-    """Fit for URLs, file names and names of actors."""
+def name_stem(model: str) -> str:
+    """Of its replicas' names, which end in a number: fit for URLs, file names and names of actors."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in model)
-    return f"{''.join(letters).strip('-.') or 'model'}-{number}"
+    return "".join(letters).strip("-.") or "model"
 
 
 def _number(name: str) -> int:
@@ -317,8 +318,11 @@ def _number(name: str) -> int:
 
 
 def _started_alike(plan: ModelPlan) -> ModelPlan:
-    """What of a plan a running replica cannot change."""
-    return msgspec.structs.replace(plan, replicas=1, autoscale=None, drain_timeout_s=0.0, adapters=(), resume=False)
+    """What of a plan a running replica cannot change. Ours are told at their start how long they may drain."""
+    drain_timeout_s = 0.0 if plan.engine in FOREIGN else plan.drain_timeout_s
+    return msgspec.structs.replace(
+        plan, replicas=1, autoscale=None, drain_timeout_s=drain_timeout_s, adapters=(), resume=False
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from fleet.control.controller import Controller
 class Serving:
     """`start` it within a running loop; `ended` returns when the fleet was told to end, and has."""
 
-    def __init__(self, controller: Controller, listener: socket.socket, key: str | None) -> None:
+    def __init__(self, controller: Controller, listener: socket.socket, key: str) -> None:
         self.controller = controller
         self._listener = listener
         self._server = http_server(build_app(controller, key), connection_limits())
@@ -35,8 +35,10 @@ class Serving:
     async def ended(self) -> None:
         """Raises what has ended one of its tasks before."""
         ended = asyncio.create_task(self.controller.ended.wait())
-        await asyncio.wait([ended, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
+        try:
+            await asyncio.wait([ended, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
         self.check()
 
     def check(self) -> None:

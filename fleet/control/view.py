@@ -7,8 +7,11 @@ import msgspec
 from fleet.control.controller import Controller
 from fleet.control.reconcile import Replica
 
+OF_LOGS = ("last_words", "notes")  # what they say may be anything
 
-def view(controller: Controller) -> dict[str, Any]:
+
+def view(controller: Controller, *, logs: bool) -> dict[str, Any]:
+    """`logs`: with the parts of logs that it has; else these are empty."""
     reconciler = controller.reconciler
     models = {
         **dict.fromkeys(model.name for model in reconciler.plan.models),
@@ -17,7 +20,7 @@ def view(controller: Controller) -> dict[str, Any]:
     return {
         "ending": reconciler.ending,
         "models": [model_view(controller, name) for name in models],
-        "replicas": [_replica_view(controller, replica) for replica in reconciler.replicas.values()],
+        "replicas": [_replica_view(controller, replica, logs) for replica in reconciler.replicas.values()],
     }
 
 
@@ -40,7 +43,7 @@ def model_view(controller: Controller, name: str) -> dict[str, Any]:
     }
 
 
-def _replica_view(controller: Controller, replica: Replica) -> dict[str, Any]:
+def _replica_view(controller: Controller, replica: Replica, logs: bool) -> dict[str, Any]:
     task, report = replica.task, replica.report
     shown: dict[str, Any] = {
         "name": task.name,
@@ -53,11 +56,12 @@ def _replica_view(controller: Controller, replica: Replica) -> dict[str, Any]:
     if report is None:
         return shown
     place = report.place
-    measured = ("since", "node", "pid", "starts", "log", "last_words", "notes", "hit_rate", "prompt_tokens_per_s")
-    counted = ("open_requests", "total_blocks", "block_size", "measured_at")
+    said = ("since", "node", "pid", "starts", "log")
+    measured = ("hit_rate", "prompt_tokens_per_s", "open_requests", "total_blocks", "block_size", "measured_at")
     return (
         shown
-        | {name: getattr(report, name) for name in (*measured, *counted)}
+        | {name: getattr(report, name) for name in (*said, *measured)}
+        | {name: getattr(report, name) if logs else () for name in OF_LOGS}
         | {
             "load": msgspec.structs.asdict(report.load),
             "url": place and place.url,

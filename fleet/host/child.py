@@ -18,10 +18,20 @@ MOST_BYTES = 4 * 1024 * 1024
 LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process takes
 
 
+def _current_folder() -> str | None:
+    """None: it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+_SAFE = () if "" in sys.path or _current_folder() in sys.path else ("-P",)  # asked once, while it is there
+
+
 def module(name: str, *arguments: str) -> list[str]:
     """The command of one of our modules. It sees the current folder as a place of modules only if this process does."""
-    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
-    return [sys.executable, *safe, "-m", name, *arguments]
+    return [sys.executable, *_SAFE, "-m", name, *arguments]
 
 
 class Log:
@@ -46,8 +56,15 @@ class Log:
         text = os.pread(self.descriptor, MOST_BYTES, start).decode(errors="replace")
         return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
 
+    @property
+    def is_closed(self) -> bool:
+        return self.descriptor < 0
+
     def close(self) -> None:
-        os.close(self.descriptor)
+        """Also a second time: its number may be another file's by then."""
+        if not self.is_closed:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class Child:
@@ -67,6 +84,7 @@ class Child:
             stdout=log.descriptor,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | environment | {PARENT_VARIABLE: str(os.getpid()), "PYTHONIOENCODING": LOG_ENCODING},
+            cwd=_current_folder() or os.sep,  # hardly a program starts in a folder that is gone
             start_new_session=True,  # Ctrl-C in a terminal is for the fleet, which drains its front first
         )
         return cls(process, log, begin)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from fleet.host.child import module
 from fleet.host.report import Place
 from fleet.plan import FOREIGN, ModelPlan, Task
 
@@ -62,14 +63,13 @@ def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
 
 
 def _ours(task: Task, host: str) -> tuple[str, ...]:
-    """The plan's options come first, so that ours count. Modules are sought in this folder only if it is so here."""
+    """The plan's options come first, so that ours count."""
     plan = task.plan
-    safe = [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
     what = ["--model", plan.model, "--served-model-name", plan.name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
     life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template})
-    return (sys.executable, *safe, "-m", "fleet", "replica", *plan.options, *what, *where, *life, *files)
+    return tuple(module("fleet", "replica", *plan.options, *what, *where, *life, *files))
 
 
 # ---- other engines

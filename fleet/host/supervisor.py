@@ -65,8 +65,8 @@ class Supervisor:
             if self._report.place is not None:
                 self._say(life="draining")
             if self.task.plan.engine in FOREIGN:
-                limit_s -= await self._wait_until_idle(limit_s)
-            ended = await child.stop(limit_s + STOP_LIMIT_S)
+                limit_s -= await self._wait_until_idle(child, limit_s)
+            ended = await child.stop(max(limit_s, 0.0) + STOP_LIMIT_S)
         self._say(life="ended", place=None, pid=None)
         return ended
 
@@ -85,7 +85,7 @@ class Supervisor:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
             begun_s = time.monotonic()
-            why = engine_missing(self.task.plan, self._address) or await self._live_once()
+            why = await self._live_once()
             if self._stopping.is_set():
                 return
             if time.monotonic() - begun_s > SETTLED_S:
@@ -98,20 +98,34 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live_once(self) -> str:
-        """One process, from its start to its end; returns how it ended."""
-        start = launch(self.task, self._address, incarnation=uuid.uuid4().hex[:12])
+        """One process, from its start to its end; returns how it ended, or why there was none."""
         self._killed_for = ""
-        child = self._child = await Child.start(bound(start.command, self.task), self._log, start.environment)
+        try:
+            if (missing := engine_missing(self.task.plan, self._address)) is not None:
+                return missing
+            start = launch(self.task, self._address, incarnation=uuid.uuid4().hex[:12])
+            child = await Child.start(bound(start.command, self.task), self._log, start.environment)
+        except (OSError, ValueError) as error:  # of this moment, or of what the plan says: in both cases try again
+            return f"cannot be started: {error}"
+        self._child = child
         self._say(life="starting", pid=child.pid, starts=self._report.starts + 1)
         if self._stopping.is_set():  # `stop` looked for a process before there was one
             child.kill()
         watching = asyncio.create_task(self._watch(child, start))
+        watching.add_done_callback(self._watched)
         try:
             ending = await child.ended()
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         return self._killed_for or ending
+
+    def _watched(self, watching: "asyncio.Task[None]") -> None:
+        """A replica that cannot be watched, because its key fits into no header, say, is of no use."""
+        error = None if watching.cancelled() else watching.exception()
+        if error is not None and self._child is not None:
+            self._killed_for = f"cannot be watched: {error}"
+            self._child.kill()
 
     async def _watch(self, child: Child, start: Launch) -> None:
         """Wait until it is ready, then see that it stays so."""
@@ -145,15 +159,17 @@ class Supervisor:
                 await self.replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
                 return
 
-    async def _wait_until_idle(self, limit_s: float) -> float:
-        """An engine that cuts its requests when it ends gets none any more; returns how long it took."""
+    async def _wait_until_idle(self, child: Child, limit_s: float) -> float:
+        """An engine that cuts its requests when it ends gets none any more; returns how long it took.
+
+        One that hangs is not measured any more, and one that crashes has nothing left to wait for.
+        """
         begun_s = time.monotonic()
-        while self._report.place is not None and time.monotonic() - begun_s < limit_s:
-            version = self._report.version
-            while self._report.version == version:  # a measurement from after the routers were told
-                await asyncio.sleep(STARTING_LOOK_S)
-            if not self._report.open_requests:
+        version = self._report.version  # a measurement counts that is from after the routers were told
+        while self._report.place is not None and not child.is_over and time.monotonic() - begun_s < limit_s:
+            if self._report.version != version and not self._report.open_requests:
                 break
+            await asyncio.sleep(STARTING_LOOK_S)
         return time.monotonic() - begun_s
 
     def _key(self) -> str | None:

@@ -43,7 +43,7 @@ decode_begun = msgspec.json.Decoder(Begun).decode
 
 
 class Controller:
-    def __init__(self, namespace: str, port: int, key: str | None) -> None:
+    def __init__(self, namespace: str, port: int, key: str) -> None:
         logging.basicConfig(
             filename=node.log_folder() / "warmroute-controller.log",
             level=logging.INFO,
@@ -117,7 +117,7 @@ def there(namespace: str) -> Actor | None:
         return None
 
 
-def make(namespace: str, port: int, key: str | None) -> Actor:
+def make(namespace: str, port: int, key: str) -> Actor:
     """Or the one that somebody else has made meanwhile."""
     options: Any = ray.remote(Controller).options(
         name=NAME,

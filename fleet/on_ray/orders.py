@@ -9,10 +9,10 @@ from fleet.plan import FleetPlan
 
 class Order(Struct, frozen=True, kw_only=True):
     plan: FleetPlan
+    key: str  # that the controller demands of who changes the fleet
     address: str | None = None  # of the Ray to join; None: one of our own on this machine
     namespace: str = NAMESPACE
     port: int = 0  # of the controller; 0: any free one, and the same one again when it is restarted
-    key: str | None = None  # that it demands of who changes the fleet
     temp_dir: str | None = None  # of a local Ray; it is not removed
 
 

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from events.native import Load
@@ -201,6 +202,31 @@ def test_with_the_memory_in_use_none_is_taken_away() -> None:
     )
     assert demand_of([full] * 4).busy(4) == pytest.approx(0.6)
     assert demand_of([full] * 4).busy(3) == pytest.approx(0.8)
+
+
+def memory(free: int, waiting: int = 50) -> Callable[[float], list[Report]]:
+    """Two replicas whose prompts are all cached, so that hardly a token is queued."""
+    load = Load(running=8, waiting=waiting, queued_prefill_tokens=40, prefill_tokens_per_s=RATE, free_blocks=free)
+    one = Report(name="m-0", host="h", life="ready", total_blocks=1000, load=load)
+    return lambda now_s: [msgspec.structs.replace(one, measured_at=UNIX_S + now_s)] * 2
+
+
+def test_requests_that_wait_for_memory_are_met_though_they_have_few_tokens_to_compute() -> None:
+    scaler = Autoscaler(PLAN)
+    assert look_on(scaler, memory(free=20), for_s=PLAN.up_after_s) == [2] * 11
+    scaler = Autoscaler(PLAN)
+    assert look_on(scaler, memory(free=20), for_s=PLAN.up_after_s + LOOK_S)[-1] == 3
+    assert scaler.why == "somebody waits at every replica, and 98% of the KV memory is taken"
+
+
+@pytest.mark.parametrize(("free", "waiting"), [(20, 0), (500, 1)])
+def test_memory_that_is_full_or_a_queue_alone_is_no_reason_for_more(free: int, waiting: int) -> None:
+    assert max(look_on(Autoscaler(PLAN), memory(free, waiting), for_s=30)) == 2
+
+
+def test_a_target_that_nothing_can_meet_asks_for_no_more_than_there_may_be() -> None:
+    hopeless = Autoscale(min=1, max=8, ttft_target_s=1e-320)
+    assert look_on(Autoscaler(hopeless), lambda now_s: [report(9, measured_s=now_s)] * 2, for_s=7)[-1] == 4
 
 
 # ---- what bounds it

@@ -9,9 +9,10 @@ import click
 import pytest
 
 from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.drain import drain
 from fleet.commands.options import PortOrUrl
 from fleet.plan import FleetPlan, ModelPlan
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, serving
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, run, serving
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,15 @@ def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script() -> Iterator[Script]:
     with serving(Script(calm())) as scripted:
         yield scripted
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "line\n"])
+def test_a_key_that_no_header_can_carry_is_refused_before_anybody_is_asked(script: Script, key: str) -> None:
+    ran = run(drain, "demo-0", "--fleet", script.url, WARMROUTE_FLEET_KEY=key)
+    assert ran.status == 2
+    assert "WARMROUTE_FLEET_KEY in the environment" in ran.errors
+    assert "two" not in ran.errors
+    assert script.asked == []
 
 
 def test_a_view_is_typed_and_fields_of_newer_controllers_are_passed_over(script: Script) -> None:

@@ -13,14 +13,15 @@ import pytest
 from fleet.commands import down as down_module
 from fleet.commands.down import down
 from fleet.commands.known import KnownFleet, known, lives, note, process_started
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, replica, run, serving, view
+from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 UP = """
 import os, signal, sys
 from fleet.commands.known import KnownFleet, forget, note, process_started
 port, controller, signals, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 fleet = KnownFleet(
-    port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,))
+    port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,),
+    key="secret", found=sys.argv[5:] == ["found"])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 note(fleet)
 print("ready", flush=True)
@@ -46,10 +47,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a fleet that ends after so many signals."""
     with ExitStack() as stack:
 
-        def started(port: int = 8000, controller: str = NOBODY, signals: int = 1) -> "subprocess.Popen[str]":
+        def started(
+            port: int = 8000, controller: str = NOBODY, signals: int = 1, found: bool = False
+        ) -> "subprocess.Popen[str]":
             folder = tmp_path / f"warmroute-{port}"
             folder.mkdir()
-            command = [sys.executable, "-c", UP, str(port), controller, str(signals), str(folder)]
+            command = [sys.executable, "-c", UP, str(port), controller, str(signals), str(folder), *["found"] * found]
             up = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(up.kill)
             assert up.stdout is not None and up.stdout.readline() == "ready\n"
@@ -147,6 +150,31 @@ def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
     assert run(down).lines[-1] == "The fleet of port 8000 was killed; what it had left is removed"
     assert not (tmp_path / "warmroute-8000").exists()
     assert known() == []
+
+
+def test_where_the_router_only_joined_a_fleet_that_goes_on(start: Start) -> None:
+    with serving(Script(calm())) as script:
+        start(controller=script.url, found=True)
+        ran = run(down)
+    assert ran.lines[1:] == [
+        f"The router of port 8000 has ended; the fleet goes on: warmroute down --fleet {script.url} ends it"
+    ]
+    assert script.asked == []
+
+
+def test_a_joined_fleet_is_ended_by_its_url_with_the_key_that_was_noted(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(down_module, "GONE_S", 0.0)
+    with serving(Script(calm(), view([], [], ending=True))) as script:
+        script.answers["/fleet"] = refusal(503, "it has ended")
+        up = start(controller=script.url, found=True)
+        ran = run(down, "--fleet", script.url)
+        assert script.changes == [("/end", {})]
+        assert {asked.key for asked in script.asked} == {"Bearer secret"}
+        assert ran.lines[-1] == f"The fleet of {script.url} has ended"
+        assert up.poll() is None
+        assert run(down, "--fleet", "8000").lines[-1].startswith("The router of port 8000 has ended; ")
 
 
 def test_nothing_to_end_is_an_error() -> None:

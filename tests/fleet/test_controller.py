@@ -13,14 +13,20 @@ import msgspec
 import pytest
 
 from api.http.server import listen
+from fleet.control import body
+from fleet.control import controller as control
+from fleet.control.app import build_app
 from fleet.control.controller import Controller
 from fleet.control.here import Here
+from fleet.control.hosts import Host, HostGone
 from fleet.control.memory import NoMemory
 from fleet.control.serving import Serving
-from fleet.plan import Autoscale, FleetPlan, ModelPlan
+from fleet.host.report import Report
+from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from fleet.plan import encode as encode_plan
 
 DEADLINE_S = 20.0
+KEY = "secret"
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -29,8 +35,10 @@ def plan(*models: str, **fields: Any) -> FleetPlan:
 
 
 class Client:
-    def __init__(self, url: str, key: str | None) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+    """It sends the key, until a test takes it away."""
+
+    def __init__(self, url: str) -> None:
+        headers = {"authorization": f"Bearer {KEY}"}
         self.http = httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False, headers=headers)
 
     async def get(self, path: str) -> Any:
@@ -53,15 +61,15 @@ class Client:
 
 @asynccontextmanager
 async def controller(
-    folder: Path, wanted: FleetPlan | None = None, key: str | None = None
+    folder: Path, wanted: FleetPlan | None = None, hosts: Here | None = None
 ) -> AsyncIterator[tuple[Client, Controller]]:
-    hosts = Here(folder)
+    hosts = hosts or Here(folder)
     running = Controller(hosts, NoMemory())
     if wanted is not None:
         running.want(wanted)
-    serving = Serving(running, listen("127.0.0.1", 0), key)
+    serving = Serving(running, listen("127.0.0.1", 0), KEY)
     await serving.start()
-    client = Client(serving.url, key)
+    client = Client(serving.url)
     try:
         yield client, running
         running.reconciler.end()
@@ -141,7 +149,7 @@ async def test_mistakes_are_answered_with_what_to_do(tmp_path: Path) -> None:
     scaled = ModelPlan(name="s", model="demo", engine="simulated", replicas=0, autoscale=Autoscale(min=1, max=2))
     bounded = msgspec.structs.replace(bounded, models=(*bounded.models, msgspec.structs.replace(scaled, replicas=1)))
     async with controller(tmp_path, bounded) as (client, _):
-        for path, body, status, said in (
+        for path, sent, status, said in (
             ("/models/scale", {"model": "x", "replicas": 1}, 404, "there is no model 'x'; there are m, s"),
             ("/models/scale", {"model": "m", "replicas": -1}, 400, "replicas is -1"),
             ("/models/scale", {"model": "m", "replicas": "two"}, 400, "Expected `int`"),
@@ -151,7 +159,7 @@ async def test_mistakes_are_answered_with_what_to_do(tmp_path: Path) -> None:
             ("/replicas/drain", {"replica": "m-7"}, 404, "there is no replica 'm-7'"),
             ("/nowhere", {}, 404, "nowhere"),
         ):
-            answer = await client.http.post(path, json=body)
+            answer = await client.http.post(path, json=sent)
             assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
         for path, status in (
             ("/members?wait=soon", 400),
@@ -163,19 +171,202 @@ async def test_mistakes_are_answered_with_what_to_do(tmp_path: Path) -> None:
         twice = encode_plan(plan("m", "m"))
         assert (await client.http.put("/fleet", content=twice)).status_code == 400
         assert (await client.http.put("/fleet", content=b"{")).status_code == 400
+        assert (await client.http.put("/fleet", content=b" " * (body.MOST_BYTES + 1))).status_code == 413
 
 
-async def test_only_those_with_the_key_change_a_fleet_that_has_one(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m", replicas=0), key="secret") as (client, _):
-        del client.http.headers["authorization"]
-        for path in ("/models/scale", "/models/restart", "/replicas/drain", "/end"):
-            assert (await client.http.post(path, json={})).status_code == 401
-        assert (await client.http.put("/fleet", content=b"{}")).status_code == 401
-        assert (await client.http.get("/replicas/log?replica=m-0")).status_code == 401
-        assert (await client.http.get("/fleet")).status_code == 200
-        assert (await client.http.get("/members?wait=0")).status_code == 200
-        client.http.headers["authorization"] = "Bearer secret"
+async def test_only_those_with_the_key_change_a_fleet_or_read_its_logs(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m", replicas=0)) as (client, _):
+        for wrong in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer secrets"}, {"authorization": KEY}):
+            client.http.headers.pop("authorization", None)
+            client.http.headers.update(wrong)
+            for path in ("/models/scale", "/models/restart", "/replicas/drain", "/end"):
+                assert (await client.http.post(path, json={})).status_code == 401
+            assert (await client.http.put("/fleet", content=b"{}")).status_code == 401
+            assert (await client.http.get("/replicas/log?replica=m-0")).status_code == 401
+            for path in ("/fleet", "/health", "/metrics", "/members?wait=0"):
+                assert (await client.http.get(path)).status_code == 200
+        client.http.headers["authorization"] = f"Bearer {KEY}"
         assert (await client.post("/models/scale", model="m", replicas=0)).status_code == 200
+
+
+async def test_parts_of_logs_are_only_for_those_with_the_key(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m")) as (client, running):
+        await client.ready(1)
+        replica = running.reconciler.replicas["m-0"]
+        assert replica.report is not None
+        replica.report = msgspec.structs.replace(replica.report, last_words=("--api-key abc",), notes=("Note: abc",))
+        [shown] = (await client.get("/fleet"))["replicas"]
+        assert (shown["last_words"], shown["notes"]) == (["--api-key abc"], ["Note: abc"])
+        del client.http.headers["authorization"]
+        [shown] = (await client.get("/fleet"))["replicas"]
+        assert (shown["last_words"], shown["notes"], shown["life"]) == ([], [], "ready")
+        client.http.headers["authorization"] = f"Bearer {KEY}"
+
+
+async def test_nothing_else_is_served(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m", replicas=0)) as (client, _):
+        for path in ("/openapi.json", "/docs", "/fleet/"):
+            assert (await client.http.get(path)).status_code == 404
+        answer = await client.http.post("/fleet", json={})
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, PUT")
+
+
+BAD_PLANS: list[tuple[dict[str, Any], str]] = [
+    ({"name": "n" * 300}, "models[0].name is"),
+    ({"name": ""}, 'models[0].name is ""'),
+    ({"name": "a\nb"}, "'a\\nb' has a character that cannot be printed"),
+    ({"replicas": -3}, "models[0].replicas is -3"),
+    ({"replicas": 10**8}, "models[0].replicas is 100000000"),
+    ({"drain_timeout_s": -1.0}, "models[0].drain_timeout_s is -1.0"),
+    ({"wedged_after_s": 0.0}, "models[0].wedged_after_s is 0.0"),
+    ({"tensor_parallel": 0}, "models[0].tensor_parallel is 0"),
+    ({"resources": {"gpus": -0.5}}, "models[0].resources.gpus is -0.5"),
+    ({"resources": {"custom": {"tpu": -1}}}, "models[0].resources.custom"),
+    ({"autoscale": {"min": 0, "max": 2}}, "models[0].autoscale.min is 0"),
+    ({"autoscale": {"min": 1, "max": 99_999_999}}, "models[0].autoscale.max is 99999999"),
+    ({"autoscale": {"min": 3, "max": 2}}, "m is to scale from 3 to 2; make max 3 or more"),
+    ({"autoscale": {"min": 1, "max": 2, "ttft_target_s": 1e-320}}, "models[0].autoscale.ttft_target_s is 1e-320"),
+]
+
+
+async def test_a_plan_that_nothing_could_run_is_refused_with_the_value_that_is_wrong(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m", replicas=0)) as (client, running):
+        for wrong, said in BAD_PLANS:
+            answer = await client.http.put("/fleet", json={"models": [{"name": "m", "model": "demo", **wrong}]})
+            assert (answer.status_code, said in answer.json()["error"]["message"]) == (400, True), answer.text
+        endless = b'{"models": [{"name": "m", "model": "demo", "drain_timeout_s": 1e999}]}'
+        answer = await client.http.put("/fleet", content=endless)
+        assert "models[0].drain_timeout_s is 1e999: Number out of range" in answer.json()["error"]["message"]
+        assert running.reconciler.plan == plan("m", replicas=0)
+
+
+# ---- hosts
+
+
+class Failing(Here):
+    """Begins no replica of this name while `broken`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder)
+        self.name = name
+        self.broken = True
+
+    def begin(self, task: Task) -> Host:
+        if self.broken and task.name == self.name:
+            raise OSError(28, "No space left on device")
+        return super().begin(task)
+
+
+async def test_a_replica_that_cannot_be_begun_says_why_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "BEGIN_AGAIN_S", 0.05)
+    hosts = Failing(tmp_path, "m-0")
+    async with controller(tmp_path, plan("m", replicas=2), hosts) as (client, _):
+        view = await client.until(lambda view: [each["life"] for each in view["replicas"]] == ["lost", "ready"])
+        assert view["replicas"][0]["why"] == "it cannot be begun: [Errno 28] No space left on device"
+        assert (await client.http.get("/replicas/log?replica=m-0")).status_code == 503
+        hosts.broken = False
+        await client.ready(2)
+
+
+async def test_a_replica_that_never_could_be_begun_can_leave(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m", replicas=2), Failing(tmp_path, "m-0")) as (client, _):
+        await client.until(lambda view: [each["life"] for each in view["replicas"]] == ["lost", "ready"])
+        await client.post("/models/scale", model="m", replicas=1)
+        view = await client.until(lambda view: len(view["replicas"]) == 1)
+        assert view["replicas"][0]["name"] == "m-1"
+
+
+class Dying:
+    """Hosts whose `stop` takes until it is allowed; those in `dead` are gone, and another one may be begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.dead = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.may_stop = asyncio.Event()
+
+    def begin(self, task: Task) -> Host:
+        self.begun.append(task.name)
+        return DyingHost(self, task.name)
+
+    async def there(self) -> list[str]:
+        return []
+
+    async def missing(self, task: Task) -> str | None:  # noqa: ARG002
+        return None
+
+
+class DyingHost:
+    def __init__(self, hosts: Dying, name: str) -> None:
+        self.hosts = hosts
+        self.name = name
+
+    async def report(self, after: tuple[str, int] | None) -> Report:
+        if after is not None:
+            await self.hosts.dead.wait()
+            raise HostGone("it has ended")
+        return Report(name=self.name, host="h", life="ready")
+
+    async def stop(self, limit_s: float) -> None:  # noqa: ARG002
+        self.hosts.stopping.set()
+        await self.hosts.may_stop.wait()
+
+    async def replace(self, why: str) -> None: ...
+
+    async def log(self, lines: int) -> str:  # noqa: ARG002
+        return ""
+
+
+async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_gone_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "AGAIN_S", 0.1)
+    hosts = Dying()
+    running = Controller(hosts, NoMemory())
+    running.want(plan("m"))
+    loop = asyncio.create_task(running.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while running.reconciler.replicas.get("m-0") is None or not running.reconciler.replicas["m-0"].ready:
+            await asyncio.sleep(0.01)
+        hosts.dead.set()
+        await asyncio.sleep(0)  # the one that follows it hears of that, and pauses
+        running.reconciler.scale("m", 0)
+        running.look()
+        await hosts.stopping.wait()
+        following = [task for task in asyncio.all_tasks() if "_follow" in repr(task.get_coro())]
+        await asyncio.gather(*following)  # its pause is over
+        running.reconciler.scale("m", 1)
+        running.look()
+        while hosts.begun != ["m-0", "m-1"]:
+            await asyncio.sleep(0.01)
+        assert running.replaced == 0 and running.reconciler.replicas["m-0"].leaving
+        hosts.may_stop.set()
+        while "m-0" in running.reconciler.replicas:
+            await asyncio.sleep(0.01)
+    assert list(running.reconciler.replicas) == ["m-1"] and not loop.done()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_client_that_leaves_amid_its_request_is_no_mistake_of_ours(tmp_path: Path) -> None:
+    app = build_app(Controller(Here(tmp_path), NoMemory()), KEY)
+    messages = [
+        {"type": "http.request", "body": b'{"model"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/models/scale", "query_string": b""}
+    await app(scope | {"headers": [(b"authorization", f"Bearer {KEY}".encode())]}, receive, send)
+    assert sent[0]["status"] == 400
 
 
 async def test_the_log_of_a_replica_and_the_metrics_can_be_read(tmp_path: Path) -> None:
@@ -189,16 +380,3 @@ async def test_the_log_of_a_replica_and_the_metrics_can_be_read(tmp_path: Path) 
         shown = {line.split()[2] for line in metrics.splitlines() if line.startswith("# TYPE")}
         documented = {word for word in page.split("`") if word.startswith("warmroute_fleet:")}
         assert shown == documented
-
-
-@pytest.mark.parametrize("client_host", ["10.0.0.9", "127.0.0.1"])
-async def test_without_a_key_only_this_machine_changes_a_fleet(client_host: str, tmp_path: Path) -> None:
-    from fleet.control.app import build_app
-
-    app = build_app(Controller(Here(tmp_path), NoMemory()), None)
-    transport = httpx2.ASGITransport(app, client=(client_host, 1))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://fleet") as http:
-        answer = await http.post("/end", json={})
-        assert answer.status_code == (202 if client_host == "127.0.0.1" else 403)
-        assert client_host == "127.0.0.1" or "WARMROUTE_FLEET_KEY" in answer.json()["error"]["message"]
-        assert (await http.get("/fleet")).status_code == 200

@@ -21,7 +21,7 @@ import pytest
 from events.subscriber import Source, Subscriber
 from fleet.host.engines import Launch, launch
 from fleet.plan import Engine, Task
-from fleet.plan_file import parse_fleet
+from fleet.toml.plan_file import parse_fleet
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 

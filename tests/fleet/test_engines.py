@@ -105,6 +105,15 @@ def test_the_plans_own_environment_wins_over_that_of_the_node(monkeypatch: pytes
     assert start(plan).environment["WARMROUTE_API_KEY"] == "of the plan"
 
 
+def test_a_command_is_made_also_when_the_current_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert params(start(ModelPlan(name="small", model="demo")).command)["served_model_name"] == "small"
+
+
 def test_commands_are_made_without_anything_heavy() -> None:
     code = "import sys, fleet.host.engines; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

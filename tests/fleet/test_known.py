@@ -48,7 +48,8 @@ def fleet_of(pid: int | None = None, port: int = 8000, **more: Any) -> KnownFlee
     pid = pid or os.getpid()
     started = process_started(pid)
     assert started is not None
-    return KnownFleet(port=port, pid=pid, started=started, controller=f"http://127.0.0.1:{port + 1}", **more)
+    usual: dict[str, Any] = {"port": port, "pid": pid, "started": started, "controller": f"http://127.0.0.1:{port + 1}"}
+    return KnownFleet(**(usual | more))
 
 
 def killed_fleet(process: subprocess.Popen[bytes], **more: Any) -> KnownFleet:
@@ -66,7 +67,7 @@ def test_what_was_noted_is_known_and_can_be_forgotten(noted_in: Path) -> None:
     fleet = fleet_of(key="secret", folders=("/tmp/warmroute-x",))
     path = note(fleet)
     assert known() == [fleet]
-    assert path == noted_in / "8000.json"
+    assert path == noted_in / f"8000-{os.getpid()}.json"
     forget(fleet)
     assert known() == []
     assert not noted_in.exists()
@@ -91,7 +92,7 @@ def test_several_fleets_are_sorted_by_port_and_the_folder_stays_while_one_is_lef
     assert [fleet.port for fleet in known()] == [8000, 8500, 9000]
     forget(fleets[0])
     assert [fleet.port for fleet in known()] == [8000, 8500]
-    assert sorted(path.name for path in noted_in.iterdir()) == ["8000.json", "8500.json"]
+    assert sorted(path.name for path in noted_in.iterdir()) == [f"{port}-{os.getpid()}.json" for port in (8000, 8500)]
 
 
 def test_a_fleet_does_not_forget_the_one_that_came_after_it(process: subprocess.Popen[bytes]) -> None:
@@ -102,10 +103,66 @@ def test_a_fleet_does_not_forget_the_one_that_came_after_it(process: subprocess.
     assert known() == [newer]
 
 
+def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Popen[bytes]) -> None:
+    fleets = [fleet_of(controller="http://127.0.0.1:1"), fleet_of(process.pid, controller="http://127.0.0.1:2")]
+    for fleet in fleets:
+        note(fleet)
+    assert known() == fleets
+    several = "may be one of several: port 8000 .*:1.*, port 8000 .*:2.*; name one with --fleet URL"
+    for which in ("8000", "http://localhost:8000"):
+        with pytest.raises(click.ClickException, match=f"^{which} {several}"):
+            find(which)
+    assert [find(fleet.controller).known for fleet in fleets] == fleets
+    forget(fleets[0])
+    assert known() == fleets[1:]
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"\xff", b'{"port": 8000, "key": "two words"}'])
+def test_a_file_that_cannot_be_read_any_more_is_forgotten_too(
+    content: bytes, noted_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = fleet_of()
+    note(fleet).write_bytes(content)
+    forget(fleet)
+    assert not noted_in.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_key_that_no_header_can_carry_leaves_no_file_behind(noted_in: Path) -> None:
+    fleet = fleet_of(key="two words")
+    note(fleet)
+    forget(fleet)
+    assert not noted_in.exists()
+
+
+def test_a_file_of_another_container_with_the_same_port_and_pid_stays() -> None:
+    fleet = fleet_of()
+    theirs = note(msgspec.structs.replace(fleet, pid_namespace="pid:[1]"))
+    forget(fleet)
+    assert theirs.exists()
+
+
+def test_what_cannot_be_removed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    path = note(fleet_of())
+    path.unlink()
+    path.mkdir()
+    forget(fleet_of())
+    assert capsys.readouterr().err.startswith(f"Note: {path} cannot be removed: ")
+
+
+def test_nothing_is_removed_through_a_link_to_another_folder(tmp_path: Path, noted_in: Path) -> None:
+    fleet = fleet_of()
+    path = note(fleet)
+    noted_in.rename(tmp_path / "elsewhere")
+    noted_in.symlink_to(tmp_path / "elsewhere")
+    forget(fleet)
+    assert (tmp_path / "elsewhere" / path.name).exists()
+
+
 def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     path = note(fleet_of())
-    assert path == tmp_path / "temporary" / f"warmroute-{os.geteuid()}" / "8000.json"
+    assert path == tmp_path / "temporary" / f"warmroute-{os.geteuid()}" / f"8000-{os.getpid()}.json"
 
 
 @pytest.mark.parametrize("runtime", ["", "not/absolute", "/does/not/exist"])
@@ -134,7 +191,7 @@ def test_a_folder_of_another_user_is_neither_trusted_nor_used(
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
     assert known() == []
     assert "it is not a folder of this user" in capsys.readouterr().err
-    with pytest.raises(click.ClickException, match=r"cannot write '.*8000\.json'.*; set XDG_RUNTIME_DIR"):
+    with pytest.raises(click.ClickException, match=r"cannot write '.*8000-\d+\.json'.*; set XDG_RUNTIME_DIR"):
         note(fleet_of())
 
 
@@ -160,6 +217,7 @@ def good_fields() -> dict[str, Any]:
         b'{"port": 8000, "pid": -1, "started": 1, "controller": "http://x"}',
         b'{"port": 8000, "pid": 99, "started": 1, "controller": "file:///etc/passwd"}',
         b'{"port": 8000, "pid": 99, "started": 1, "controller": "http://x", "key": "a\\nb"}',
+        b'{"port": 8000, "pid": 99, "started": 1, "controller": "http://x", "key": "a\\n"}',
     ],
 )
 def test_garbage_is_reported_and_passed_over(
@@ -200,7 +258,7 @@ def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.C
 
 def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
     note(fleet_of(port=9999))
-    (noted_in / "9999.json").write_text(json.dumps(good_fields() | {"new": [1]}))
+    (noted_in / f"9999-{os.getpid()}.json").write_text(json.dumps(good_fields() | {"new": [1]}))
     assert [fleet.port for fleet in known()] == [9999]
 
 
@@ -236,12 +294,12 @@ def test_a_pid_that_was_given_anew_is_not_taken_for_the_fleet(change: dict[str, 
     assert was_killed(fleet)
 
 
-def test_of_another_containers_fleet_nothing_is_known(noted_in: Path, tmp_path: Path) -> None:
+def test_of_another_containers_fleet_nothing_is_known(tmp_path: Path) -> None:
     folder = tmp_path / "warmroute-logs"
     folder.mkdir()
-    note(msgspec.structs.replace(fleet_of(folders=(str(folder),)), pid_namespace="pid:[1]"))
+    path = note(msgspec.structs.replace(fleet_of(folders=(str(folder),)), pid_namespace="pid:[1]"))
     assert known() == []
-    assert folder.exists() and (noted_in / "8000.json").exists()
+    assert folder.exists() and path.exists()
 
 
 def test_what_a_killed_fleet_has_left_is_removed_and_that_is_said(
@@ -298,9 +356,9 @@ def test_a_new_fleet_on_the_port_of_a_killed_one_cleans_up_after_it(
     assert not folder.exists()
 
 
-def test_half_a_file_is_never_seen(noted_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of()
-    note(fleet)
+    path = note(fleet)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -310,7 +368,7 @@ def test_half_a_file_is_never_seen(noted_in: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             note(msgspec.structs.replace(fleet, ending=True))
     assert known() == [fleet]
-    assert (noted_in / "8000.json").exists()
+    assert path.exists()
 
 
 # ---- which one
@@ -351,3 +409,12 @@ def test_errors_say_what_there_is() -> None:
         find(None)
     with pytest.raises(click.ClickException, match=f"no fleet of this machine has port 7000; there are {both}"):
         find("7000")
+
+
+def test_a_controllers_url_is_rather_that_of_who_started_the_fleet_than_of_who_joined_it(
+    process: subprocess.Popen[bytes],
+) -> None:
+    started = fleet_of(port=9000, controller="http://10.0.0.5:8790")
+    note(fleet_of(process.pid, controller="http://10.0.0.5:8790", found=True))
+    note(started)
+    assert find("http://10.0.0.5:8790").known == started

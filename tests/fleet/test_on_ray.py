@@ -33,6 +33,7 @@ from tests.replica.serving import MODEL, is_alive
 ray_needed = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 PLAN = FleetPlan(models=(ModelPlan(name="sim", model=MODEL, engine="simulated", replicas=2),))
 ENDS_WITHIN_S = 5.0
+KEY = "a-key"
 TOKENS = 4
 
 
@@ -49,7 +50,7 @@ class Launcher:
             stderr=self.log,
             env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         )
-        self._send(msgspec.json.encode(Order(**{"plan": PLAN, "temp_dir": folder, **order})) + b"\n")
+        self._send(msgspec.json.encode(Order(**{"plan": PLAN, "key": KEY, "temp_dir": folder, **order})) + b"\n")
 
     def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
@@ -101,7 +102,8 @@ class Fleet:
     """A fleet as its controller shows it."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx2.Client(base_url=url, timeout=15, trust_env=False)
+        headers = {"authorization": f"Bearer {KEY}"}
+        self._http = httpx2.Client(base_url=url, timeout=15, trust_env=False, headers=headers)
 
     def get(self, path: str) -> Any:
         return self._http.get(path).raise_for_status().json()

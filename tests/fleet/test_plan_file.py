@@ -4,13 +4,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.options import OWN_OF_REPLICA, OWN_OF_ROUTER
-from fleet.plan import Autoscale, FleetPlan, ModelPlan, Resources
-from fleet.plan_file import MODEL_KEYS, BadPlan, parse_fleet, read_fleet
+from fleet.plan import Autoscale, FleetPlan, ModelPlan, Resources, check, encode
+from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER
+from fleet.toml.plan_file import MODEL_KEYS, BadPlan, parse_fleet, read_fleet
 from replica.settings import TABLE as REPLICA_TABLE
 from router.settings import TABLE as ROUTER_TABLE
 
@@ -118,6 +119,11 @@ def test_options_of_other_engines_are_passed_on_whatever_they_are() -> None:
     )
 
 
+def test_options_that_go_on_after_one_of_the_fleets_or_are_short_are_other_ones() -> None:
+    words = ("--host-cache", "1", "--chat-template-content-format", "openai", "-pp", "2", "-O3", "-h")
+    assert model(f"model = 'a/b'\nengine = 'vllm'\noptions = {list(words)}").options == words
+
+
 def test_gpus_follow_tensor_parallel_where_nothing_is_said() -> None:
     assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.gpus == 4
     assert model("model = 'a/b'\nengine = 'sglang'").resources.gpus == 1
@@ -168,12 +174,20 @@ def test_the_docs_have_ten_of_them() -> None:
     [
         ("replicas = 1.0", "replicas is 1.0; write a whole number, 0 or more"),
         ("replicas = true", "replicas is true; write a whole number"),
-        ("replicas = 99999", "replicas is 99999; write 10000 or less"),
+        ("replicas = 1001", "replicas is 1001; write 1000 or less"),
+        ("autoscale = {min = 1, max = 1001}", "max is 1001; write 1000 or less"),
+        ("autoscale = {min = 1, max = 2, ttft_target_s = 1e-320}", "ttft_target_s is 1e-320; write a number, 0.001 or"),
+        ('name = "a\\nb"', "the name 'a\\nb' has a character that cannot be printed; write name, without it"),
+        ('name = "a\\u001b[2Jb"', "the name 'a\\x1b[2Jb' has a character that cannot be printed"),
+        ('adapters = ["a\\nb"]', "the name 'a\\nb' has a character that cannot be printed; leave that out"),
+        ("drain_timeout = 1e9", "drain_timeout is 1000000000.0; write 1e+08 or less"),
+        ("resources = {cpus = 1e300}", "cpus is 1e+300; write 1e+09 or less"),
+        ("tensor_parallel = 1025", "tensor_parallel is 1025; write 1024 or less"),
         ("name = ''", "name is ''; write a text in quotes, or leave it out"),
         (f"name = '{'x' * 101}'", "has 101 characters; write name, with 100 at most"),
         ("drain_timeout = -1", "drain_timeout is -1; write a number, 0 or more"),
         ("drain_timeout = nan", "drain_timeout is nan; write a number, 0 or more"),
-        ("wedged_after = 0", "wedged_after is 0; write a number above 0"),
+        ("wedged_after = 0", "wedged_after is 0; write a number, 0.001 or more"),
         ("autoscale = {min = 0, max = 2}", "min is 0; write a whole number, 1 or more"),
         ("autoscale = {min = 1}", "autoscale has no max; write autoscale = {min = 1, max = 8}"),
         ("autoscale = {min = 1, max = 2, target = 1}", "'target' is not known here"),
@@ -235,10 +249,19 @@ def test_flags_that_the_fleet_sets_are_refused_of_other_engines(engine: str, fla
         ("vllm", "['--kv-events-config.topic', 'x']", "is for the fleet to say"),
         ("vllm", "{data-parallel-size = 2}", "write more replicas below [[models]] instead"),
         ("vllm", "['8192']", "options begin with '8192'; write ['--name', 'value']"),
-        ("vllm", "['--a', '--']", "'--' in options ends all options"),
+        ("vllm", "['--x', '--']", "'--' in options ends all options"),
         ("vllm", "{'--a' = 1}", "'--a' is no option's name"),
-        ("vllm", "{a = {b = 1979-05-27}}", "has a date or nan in it"),
-        ("vllm", "{a = 1979-05-27}", "write a text, a number, a list, or a table"),
+        ("vllm", "{x = {b = 1979-05-27}}", "has a date or nan in it"),
+        ("vllm", "{x = 1979-05-27}", "write a text, a number, a list, or a table"),
+        ("vllm", "['--hos', '0.0.0.0']", "--hos can be taken for --host, which is for the fleet to say; leave it out"),
+        ("vllm", "['--served_model', 'y']", "--served_model can be taken for --served-model-name, which is for the"),
+        ("vllm", "['--kv-events.topic', 'y']", "--kv-events.topic can be taken for --kv-events-config"),
+        ("vllm", "['-d', '2']", "-d can be taken for --dp, which is for the fleet to say; write more replicas"),
+        ("vllm", "{enable-prefix = false}", "enable-prefix can be taken for --enable-prefix-caching"),
+        ("sglang", "{tp-s = 2}", "tp-s can be taken for --tp-size, which is for the fleet to say; write tensor_par"),
+        ("vllm", "{foo = [true, 1]}", "foo has true in it; write texts or numbers into the list"),
+        ("vllm", "{foo = ['--headless']}", "foo has '--headless' in it, which begins an option; give that a key"),
+        ("vllm", "{foo = []}", "foo is []; write texts or numbers into the list, or leave it out"),
         ("sglang", "{enable-x = false}", "enable-x is false, which sglang has no word for; leave it out"),
     ],
 )
@@ -335,6 +358,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert read_fleet("good.toml").models[0].name == "demo"
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("[[models]]\nmodel = 'demo'", encoding="utf-8-sig")
+    assert read_fleet("fleet.toml").models[0].name == "demo"
+    (tmp_path / "fleet.toml").write_text("a = 'é'", encoding="utf-8-sig")
+    with pytest.raises(BadPlan, match=r"^fleet\.toml, line 1: 'a' is not known here"):
+        read_fleet("fleet.toml")
+
+
 # ---- whatever the file
 
 KEYS = st.sampled_from(
@@ -374,6 +405,8 @@ def plan_or_mistake(text: str) -> None:
             assert 1 <= int(found[1]) <= last
     else:
         assert plan.models
+        assert msgspec.json.decode(encode(plan), type=FleetPlan) == plan  # a controller takes it
+        check(plan)
 
 
 @given(st.lists(LINES, max_size=12).map("\n".join))

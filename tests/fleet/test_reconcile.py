@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from events.native import Load
-from fleet.control.reconcile import Begin, Reconciler, Stop, UnknownName, replica_name
+from fleet.control.reconcile import Begin, Reconciler, Replica, Stop, UnknownName, name_stem
 from fleet.host.report import Place, Report
-from fleet.plan import Task
+from fleet.plan import MOST_REPLICAS, Task
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
 # ---- counts
@@ -70,6 +70,24 @@ def test_a_name_is_free_again_only_when_its_replica_is_gone() -> None:
     assert told(fleet.decide()) == ["+m-1"]
 
 
+class Counting(dict[str, Replica]):
+    """How often a name is looked for."""
+
+    looked = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.looked += 1
+        return super().__contains__(name)
+
+
+def test_finding_names_for_many_replicas_takes_a_look_for_each() -> None:
+    fleet = Fleet(but(M, replicas=0))
+    fleet.it.replicas = replicas = Counting()
+    fleet.it.scale("m", MOST_REPLICAS)
+    assert len(fleet.decide()) == MOST_REPLICAS
+    assert replicas.looked <= 2 * MOST_REPLICAS
+
+
 @pytest.mark.parametrize("name", ["m-0", "m-1"])
 def test_a_replica_that_is_gone_by_itself_is_begun_again(name: str) -> None:
     fleet = Fleet(M)
@@ -106,10 +124,11 @@ def test_of_two_models_whose_names_fall_together_each_has_its_own_replicas() -> 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("qwen3:8b", "qwen3-8b-0"), ("org/M.x_1", "org-M.x_1-0"), ("/models/m/", "models-m-0"), ("模型", "model-0")],
+    [("qwen3:8b", "qwen3-8b"), ("org/M.x_1", "org-M.x_1"), ("/models/m/", "models-m"), ("模型", "model")],
 )
 def test_names_of_replicas_are_fit_for_files_and_urls(model: str, expected: str) -> None:
-    assert replica_name(model, 0) == expected
+    assert name_stem(model) == expected
+    assert told(Fleet(but(M, name=model, replicas=1), ready=False).decide()) == [f"+{expected}-0"]
 
 
 def test_unknown_names_are_answered_with_those_there_are() -> None:

@@ -224,12 +224,20 @@ def test_the_first_count_lies_within_the_bounds() -> None:
 
 
 def test_what_a_running_replica_can_take_over_replaces_none() -> None:
-    fleet = Fleet(M)
-    fleet.want(but(M, adapters=("poet",), resume=True, drain_timeout_s=1.0))
+    foreign = but(M, engine="vllm")
+    fleet = Fleet(foreign)
+    fleet.want(but(foreign, adapters=("poet",), resume=True, drain_timeout_s=1.0))
     assert fleet.decide() == []
     assert [member["adapters"] for member in fleet.it.members()] == [["poet"]] * 3
     fleet.it.scale("m", 2)
     assert fleet.decide() == [Stop("m-2", 1.0)]
+
+
+def test_ours_are_replaced_to_learn_how_long_they_may_drain() -> None:
+    fleet = Fleet(M)
+    fleet.want(but(M, drain_timeout_s=1.0))
+    assert fleet.settle() == ["-m-2", "+m-2", "-m-1", "+m-1", "-m-0", "+m-0"]
+    assert {task.plan.drain_timeout_s for task in fleet.there.values()} == {1.0}
 
 
 def test_a_model_that_is_not_wanted_any_more_leaves() -> None:

@@ -1,8 +1,9 @@
-"""One replica kept running: real simulated replicas, killed, stopped and frozen."""
+"""One replica kept running: real simulated replicas, killed, stopped and frozen; and a program that is called vllm."""
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from fleet.control.here import Here
+from fleet.control.hosts import HostGone
 from fleet.host.child import Log
+from fleet.host.engines import Launch, launch
 from fleet.host.report import Life, Report
 from fleet.host.supervisor import Supervisor
 from fleet.plan import ModelPlan, Task
@@ -120,3 +124,125 @@ async def test_an_engine_that_is_not_installed_is_said(tmp_path: Path, monkeypat
     async with supervised(tmp_path, engine="vllm") as supervisor:
         failing = await seen(supervisor, "failing", starts=0)
         assert "vllm" in failing.why
+
+
+# ---- what the operating system refuses
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Task] = []
+
+    def first_without_its_program(task: Task, host: str, incarnation: str) -> Launch:
+        if refused:
+            return launch(task, host, incarnation)
+        refused.append(task)
+        return Launch((str(tmp_path / "python"), "-c", ""), {}, None, "/ready")
+
+    monkeypatch.setattr("fleet.host.supervisor.launch", first_without_its_program)
+    async with supervised(tmp_path) as supervisor:
+        failing = await seen(supervisor, "failing", starts=0)
+        assert failing.why == f"cannot be started: [Errno 2] No such file or directory: '{tmp_path / 'python'}'"
+        ready = await seen(supervisor, "ready", starts=1)
+        assert ready.why == ""
+
+
+async def test_what_no_process_can_be_given_is_said(tmp_path: Path) -> None:
+    async with supervised(tmp_path, environment={"A": "b\0"}) as supervisor:
+        failing = await seen(supervisor, "failing", starts=0)
+        assert failing.why == "cannot be started: embedded null byte"
+
+
+async def test_it_starts_also_when_the_current_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    async with supervised(tmp_path) as supervisor:
+        await seen(supervisor, "ready")
+
+
+async def test_a_mistake_of_ours_is_raised_and_the_host_can_be_stopped_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> str:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("fleet.host.supervisor.engine_missing", mistaken)
+    host = Here(tmp_path).begin(Task(name="m-0", plan=ModelPlan(name="m", model="demo", engine="simulated")))
+    async with asyncio.timeout(DEADLINE_S):
+        await host.report(None)
+        await asyncio.sleep(0)  # its task runs, and dies
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await host.report(None)
+        await host.stop(0.0)
+        await host.stop(0.0)
+    with pytest.raises(HostGone):
+        await host.log(1)
+
+
+# ---- another engine
+
+# Answers as vLLM does, with one request that goes on for ever if its model is called busy.
+VLLM = f"""#!{sys.executable}
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        running = int(sys.argv[2] == "busy")
+        self.wfile.write(f"vllm:num_requests_running {{running}}\\nvllm:num_requests_waiting 0\\n".encode())
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> dict[str, object]:
+    """A plan's fields."""
+    (tmp_path / "vllm").write_text(VLLM)
+    (tmp_path / "vllm").chmod(0o700)
+    return {"engine": "vllm", "environment": {"PATH": f"{tmp_path}:/usr/bin:/bin"}}
+
+
+async def test_another_engine_that_hangs_is_killed_when_its_time_to_drain_is_over(
+    tmp_path: Path, vllm: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.host.supervisor.STOP_LIMIT_S", 0.5)
+    async with supervised(tmp_path, **vllm) as supervisor:
+        ready = await seen(supervisor, "ready")
+        assert ready.pid is not None
+        os.kill(ready.pid, signal.SIGSTOP)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await supervisor.stop(0.5) is False
+        assert not is_alive(ready.pid)
+
+
+async def test_another_engine_that_crashes_while_it_drains_is_not_waited_for(
+    tmp_path: Path, vllm: dict[str, object]
+) -> None:
+    async with supervised(tmp_path, **{**vllm, "model": "busy"}) as supervisor:
+        ready = await seen(supervisor, "ready")
+        assert ready.pid is not None and ready.open_requests == 1
+        stopping = asyncio.create_task(supervisor.stop(600.0))
+        await seen(supervisor, "draining")
+        os.kill(ready.pid, signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            await stopping
+
+
+async def test_another_engine_ends_as_soon_as_its_requests_are_done(tmp_path: Path, vllm: dict[str, object]) -> None:
+    async with supervised(tmp_path, **vllm) as supervisor:
+        await seen(supervisor, "ready")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await supervisor.stop(600.0) is True
+
+
+async def test_a_replica_that_cannot_be_watched_is_not_starting_for_ever(tmp_path: Path) -> None:
+    async with supervised(tmp_path, environment={"WARMROUTE_API_KEY": "schl\u00fcssel"}) as supervisor:
+        failing = await seen(supervisor, "failing")
+        assert failing.why.startswith(("cannot be watched", "ended with status 2"))

@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.toml_lines import Lines, Path
+from fleet.toml.lines import Lines, Path
 
 TEXT = '''\
 # a comment with [brackets] and = signs

@@ -21,11 +21,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleet.announcement import announcement, remarks_on
 from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.plan import Engine, FleetPlan, ModelPlan
-from fleet.up import bind
-from fleet.up import up as up_command
+from fleet.up.announcement import announcement, remarks_on
+from fleet.up.command import bind
+from fleet.up.command import up as up_command
 from tests.events.processes import tool, wait_until
 
 FREE = ("--port", "0", "--no-ray")
@@ -401,6 +401,10 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path)
         (["--", "--model=other"], {}, "--model=other behind -- is for the fleet to say"),
         (["--no-ray", "--address", "auto"], {}, "--no-ray and --address auto contradict each other"),
         (["--no-router"], {}, "--no-router is for the fleet of a cluster"),
+        (["--no-router", "--address", "auto"], {}, "--no-router needs a WARMROUTE_FLEET_KEY"),
+        ([], {"WARMROUTE_FLEET_KEY": ""}, "WARMROUTE_FLEET_KEY in the environment cannot be used"),
+        ([], {"WARMROUTE_FLEET_KEY": "zwei W\u00f6rter"}, "WARMROUTE_FLEET_KEY in the environment cannot be used"),
+        ([], {"WARMROUTE_QUEUE_TIMEOUT": "abc"}, "WARMROUTE_QUEUE_TIMEOUT in the environment"),
     ],
 )
 def test_a_setting_that_cannot_be_used_starts_nothing(
@@ -409,6 +413,17 @@ def test_a_setting_that_cannot_be_used_starts_nothing(
     result = CliRunner().invoke(up_command, arguments, env=environment | {"WARMROUTE_CACHE_DIR": str(tmp_path)})
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.chaos
+def test_a_fleet_of_no_replicas_is_complete(tmp_path: Path) -> None:
+    plan = tmp_path / "fleet.toml"
+    plan.write_text('[[models]]\nmodel = "demo"\nengine = "simulated"\nreplicas = 0\n')
+    with starting("--config", str(plan), *FREE, WARMROUTE_REPLICA="http://127.0.0.1:1") as running:
+        running.wait_for("Ctrl-C ends everything")
+        assert "0 replicas of demo" in running.output
+        assert running.end() == 0
+        nothing_is_left(running)
 
 
 def test_up_takes_its_options_from_the_environment_too() -> None:

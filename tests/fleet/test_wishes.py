@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.plan import FleetPlan, ModelPlan
-from fleet.wishes import complete, drain_timeout_s, one_model, router_config
+from fleet.up.wishes import complete, drain_timeout_s, one_model, router_config
 
 
 def planned(*options: str, model: str = "demo", engine: str = "simulated") -> FleetPlan:
@@ -40,8 +40,8 @@ def test_the_router_has_the_tokenizer_and_the_key_of_the_replicas(monkeypatch: p
         models=(ModelPlan(name="a", model="x", tokenizer="/a"), ModelPlan(name="b", model="y")),
         router=("--policy", "prefix", "--replica-limit=7"),
     )
-    config = router_config(plan, "http://127.0.0.1:1", "127.0.0.1", 0)
-    assert (config.policy, config.replica_limit, config.registry) == ("prefix", 7, "http://127.0.0.1:1")
+    config = router_config(plan, "127.0.0.1", 0)
+    assert (config.policy, config.replica_limit, config.registry) == ("prefix", 7, None)
     assert config.model_dirs == {"a": "/a"}
     assert config.replica_api_key == "secret"
     assert config.demand_key
@@ -62,3 +62,11 @@ def test_replicas_on_other_machines_are_told_the_key_that_they_demand(monkeypatc
     guarded = ModelPlan(name="big", model="x", engine="vllm", api_key_env="BIG_KEY")
     [plan] = complete(FleetPlan(models=(guarded,))).models
     assert plan.environment == {"BIG_KEY": "secret"}
+
+
+def test_who_the_replicas_are_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_REPLICA", "http://127.0.0.1:1")
+    monkeypatch.setenv("WARMROUTE_MODEL_DIR", "nowhere")
+    monkeypatch.setenv("WARMROUTE_QUEUE_SIZE", "7")
+    config = router_config(FleetPlan(models=()), "127.0.0.1", 0)
+    assert (config.replicas, config.model_dirs, config.queue_size) == ((), {}, 7)

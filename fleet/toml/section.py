@@ -4,8 +4,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fleet.options import nearest, shown
-from fleet.toml_lines import Lines, Path
+from fleet.plan import LONGEST_S
+from fleet.toml.lines import Lines, Path
+from fleet.toml.options import nearest, shown
 
 
 class Mistakes:
@@ -70,21 +71,30 @@ class Section:
         self._wrong(key, "true or false")
         return False
 
-    def whole(self, key: str, default: int, least: int) -> int:
+    def whole(self, key: str, default: int, least: int, most: int | None = None) -> int:
         value = self.values.get(key, default)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-            return value
-        self._wrong(key, f"a whole number, {least} or more")
-        return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self._wrong(key, f"a whole number, {least} or more")
+            return default
+        if most is not None and value > most:
+            self._wrong(key, f"{most} or less")
+            return default
+        return value
 
-    def number(self, key: str, default: float, *, above: bool = False) -> float:
-        """Of 0 or more, or above 0."""
+    def number(self, key: str, default: float, most: float, *, least: float = 0.0, above: bool = False) -> float:
+        """Of `least` or more, or above it."""
         value = self.values.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if is_number and (value > 0 or (value == 0 and not above)):
-            return float(value)
-        self._wrong(key, "a number above 0" if above else "a number, 0 or more")
-        return default
+        if not is_number or value < least or (value == least and above):
+            self._wrong(key, f"a number above {least:g}" if above else f"a number, {least:g} or more")
+            return default
+        if value > most:
+            self._wrong(key, f"{most:g} or less")
+            return default
+        return float(value)
+
+    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
+        return self.number(key, default, LONGEST_S, least=least)
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key, [])

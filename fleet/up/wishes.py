@@ -1,7 +1,8 @@
 """What the command line or a fleet.toml asks for, as a plan and the configuration of the router in front of it."""
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import click
 import msgspec
@@ -9,6 +10,7 @@ from click.core import ParameterSource
 
 from api.settings import Unusable
 from fleet.plan import FOREIGN, FleetPlan, ModelPlan
+from fleet.toml.options import OWN_OF_ROUTER
 from replica.cli import replica
 from replica.config import ReplicaConfig
 from replica.configure import config_from as replica_config_from
@@ -16,7 +18,6 @@ from replica.settings import TABLE as REPLICA_TABLE
 from router.cli import router
 from router.config import RouterConfig
 from router.configure import config_from as router_config_from
-from router.keys import keys_from_options
 
 OWN_OF_EACH = ("host", "port", "events_host", "events_port", "replica_name", "die_with_parent")
 OWN_OF_THE_FLEET = ("model", "engine")
@@ -90,20 +91,28 @@ def settings_here() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def router_config(plan: FleetPlan, registry: str, host: str, port: int) -> RouterConfig:
-    """The router makes prompts as the replicas do, and has their key."""
-    own = ["--host", host, "--port", str(port), "--registry", registry]
-    with router.make_context("warmroute router", [*plan.router, *own], max_content_width=100) as ctx:
+def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:
+    """The router makes prompts as the replicas do, and has their key; who the replicas are only the registry says."""
+    own = ["--host", host, "--port", str(port)]
+    with _without_environment(router, OWN_OF_ROUTER).make_context("warmroute router", [*plan.router, *own]) as ctx:
         config = router_config_from(ctx)
-    key = os.environ.get(KEY)
     return msgspec.structs.replace(
         config,
-        keys=config.keys or (() if key is None else tuple(keys_from_options([key], None))),
-        replica_api_key=config.replica_api_key or key,
-        model_dirs={model.name: model.tokenizer for model in plan.models if model.tokenizer} | config.model_dirs,
-        chat_templates={model.name: model.chat_template for model in plan.models if model.chat_template}
-        | config.chat_templates,
+        replica_api_key=config.replica_api_key or os.environ.get(KEY),
+        model_dirs={model.name: model.tokenizer for model in plan.models if model.tokenizer},
+        chat_templates={model.name: model.chat_template for model in plan.models if model.chat_template},
     )
+
+
+def _without_environment(command: click.Command, keys: Collection[str]) -> click.Command:
+    """The same command, whose options of these names do not look into the environment."""
+    params = [copy.copy(param) for param in command.params]
+    for param in params:
+        if param.name in keys:
+            param.envvar = None
+    known = copy.copy(command)
+    known.params = params
+    return known
 
 
 def drain_timeout_s(plan: FleetPlan) -> float:

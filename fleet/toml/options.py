@@ -74,6 +74,7 @@ _OWN_OF_SGLANG = {
 OWN_OF_FOREIGN: dict[Engine, dict[str, str]] = {"vllm": _OWN_OF_VLLM, "sglang": _OWN_OF_SGLANG}
 
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)")
+SHORT = 3  # letters that a flag of one dash has at most, like -dpr
 
 
 class BadOption(ValueError):
@@ -188,18 +189,29 @@ def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
     for word in words:
         if word == "--":
             raise BadOption(None, "'--' in options ends all options; leave it out")
-        if (flag := _FLAG.match(word)) is not None and (name := flag[1].replace("_", "-")) in own:
-            raise BadOption(None, f"{word} is for the fleet to say; {own[name]}")
+        if (flag := _FLAG.match(word)) is not None:
+            _refuse_foreign(None, word, flag[1], own, abbreviated=word.startswith("--"))
     return tuple(words)
+
+
+def _refuse_foreign(
+    key: str | None, written: str, name: str, own: Mapping[str, str], *, abbreviated: bool = True
+) -> None:
+    """Their parsers take the beginning of a name for all of it; those of one dash are short anyhow."""
+    name = name.replace("_", "-")
+    if name in own:
+        raise BadOption(key, f"{written} is for the fleet to say; {own[name]}")
+    meant = next((each for each in own if each.startswith(name) and (abbreviated or len(each) <= SHORT)), None)
+    if meant is not None:
+        raise BadOption(key, f"{written} can be taken for --{meant}, which is for the fleet to say; {own[meant]}")
 
 
 def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
     """A table is JSON, as these engines take it."""
     if _FLAG.fullmatch(f"--{key}") is None:
         raise BadOption(key, f"{key!r} is no option's name; write it without --, like max-model-len")
+    _refuse_foreign(key, key, key, own)
     name = key.replace("_", "-")
-    if name in own:
-        raise BadOption(key, f"{key} is for the fleet to say; {own[name]}")
     match value:
         case True:
             yield f"--{name}"
@@ -209,8 +221,8 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
             raise BadOption(key, f"{key} is false, which {engine} has no word for; leave it out")
         case str() | int() | float():
             yield f"--{name}={value}"
-        case list() if value and all(isinstance(item, str | int | float) for item in value):
-            yield from (f"--{name}", *map(str, value))
+        case list():
+            yield from (f"--{name}", *_items(key, value))
         case dict():
             try:
                 yield f"--{name}={json.dumps(value, allow_nan=False)}"
@@ -218,3 +230,15 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
                 raise BadOption(key, f"{key} has a date or nan in it, which JSON has not; write a text") from error
         case _:
             raise BadOption(key, f"{key} is {shown(value)}; write a text, a number, a list, or a table for JSON")
+
+
+def _items(key: str, values: list[Any]) -> Iterator[str]:
+    """Each is a word of its own: one that begins with a dash would be another option."""
+    if not values:
+        raise BadOption(key, f"{key} is []; write texts or numbers into the list, or leave it out")
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise BadOption(key, f"{key} has {shown(item)} in it; write texts or numbers into the list")
+        if isinstance(item, str) and item.startswith("-"):
+            raise BadOption(key, f"{key} has {shown(item)} in it, which begins an option; give that a key of its own")
+        yield str(item)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -17,18 +18,19 @@ import uvloop
 
 from api.options import SettingOption
 from api.settings import TEXT
-from fleet.announcement import announcement, authority, remarks_on
 from fleet.commands.known import KnownFleet, forget, note, process_started
 from fleet.commands.view import View
-from fleet.launching import InThisProcess, Launched, Launcher, OnRay
-from fleet.plan import FleetPlan
-from fleet.progress import Progress
-from fleet.running import Job, Running
+from fleet.plan import FleetPlan, bounded
+from fleet.up.announcement import announcement, authority, remarks_on
+from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
+from fleet.up.progress import Progress
+from fleet.up.running import Job, Running
+from fleet.up.watching import CannotStart
+from fleet.up.wishes import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
 from fleet.voice import say
-from fleet.watching import CannotStart
-from fleet.wishes import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
 from replica.settings import MODEL
 from router.config import Policy
+from router.settings import SECRET
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
@@ -60,10 +62,21 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 
 
 @click.command()
-@option("config", "FILE", type=click.Path(exists=True, dir_okay=False), help="A fleet.toml: models and their replicas.")
+@option(
+    "config",
+    "FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    envvar="WARMROUTE_FLEET_FILE",  # WARMROUTE_CONFIG is a replica's
+    help="A fleet.toml: models and their replicas.",
+)
 @option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model, where there is no --config.")
 @option("replicas", "N", type=click.IntRange(1, 64), default=2, help="How many replicas of it.")
-@click.option("--simulated", is_flag=True, help="Pretend to compute: made-up text, timed by a clock; no weights.")
+@click.option(
+    "--simulated",
+    is_flag=True,
+    envvar="WARMROUTE_SIMULATED",
+    help="Pretend to compute: made-up text, timed by a clock; no weights.",
+)
 @option(
     "policy",
     "NAME",
@@ -80,7 +93,13 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     help="The port that the router listens on; 0: any free one.",
 )
 @option("api_key", "KEY", type=TEXT, help="Demand this key of clients. Better given as WARMROUTE_API_KEY.")
-@click.option("--ray/--no-ray", default=True, help="Run replicas on Ray, or as plain processes.", show_default=True)
+@click.option(
+    "--ray/--no-ray",
+    default=True,
+    envvar="WARMROUTE_RAY",
+    help="Run replicas on Ray, or as plain processes.",
+    show_default=True,
+)
 @option("address", "ADDRESS", type=TEXT, help="Join the Ray cluster at HOST:PORT (auto: that of this machine).")
 @option("namespace", "NAME", type=TEXT, default="warmroute", help="Where in the cluster the fleet's actors are named.")
 @option(
@@ -93,6 +112,7 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
 @click.option(
     "--router/--no-router",
     default=True,
+    envvar="WARMROUTE_ROUTER",
     help="Run a router here; without one a cluster's fleet is left running when it is ready.",
     show_default=True,
 )
@@ -106,8 +126,9 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     replica that dies, or that hangs, is started again. What stands behind -- goes to every replica (see `warmroute
     replica --help`); several models, GPUs and automatic scaling need a --config.
 
-    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there. The settings of replicas and of
-    the router in the environment count too, but for those of their addresses.
+    Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, and --config is
+    WARMROUTE_FLEET_FILE. The settings of replicas and of the router in the environment count too, but for what the
+    fleet itself says.
 
     \b
     Examples:
@@ -132,16 +153,28 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
         return start(plan, wishes, after)
 
 
-def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
-    if config is not None:
-        from fleet.plan_file import BadPlan, read_fleet
+def fleet_key() -> str:
+    """Whoever has it can change the fleet, so there always is one: other commands find it where `up` notes it."""
+    given = os.environ.get(FLEET_KEY)
+    if given is None:
+        return secrets.token_urlsafe(24)
+    try:
+        return SECRET.convert(given, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"{FLEET_KEY} in the environment cannot be used: {error.message}") from error
 
-        try:
-            return complete(read_fleet(config))
-        except BadPlan as error:
-            raise click.UsageError(str(error)) from error
+
+def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
+    from fleet.toml.plan_file import read_fleet
+
     engine = "simulated" if options["simulated"] else "native"
-    return one_model(options["model"], engine, options["replicas"], options["policy"], options["replica_options"])
+    try:
+        if config is not None:
+            return bounded(complete(read_fleet(config)))
+        wanted = (options["model"], engine, options["replicas"], options["policy"], options["replica_options"])
+        return bounded(one_model(*wanted))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def check_together(wishes: Wishes) -> None:
@@ -149,14 +182,19 @@ def check_together(wishes: Wishes) -> None:
         raise click.UsageError(f"--no-ray and --address {wishes.address} contradict each other; leave one of them out")
     if not wishes.router and wishes.address is None:
         raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
+    if not wishes.router and FLEET_KEY not in os.environ:
+        raise click.UsageError(
+            f"--no-router needs a {FLEET_KEY} in the environment: who has it can change and end the fleet"
+        )
     if wishes.ray and importlib.util.find_spec("ray") is None:
         raise click.ClickException(NO_RAY)
 
 
 def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
+    key = fleet_key()
+    router = router_config(plan, wishes.host, wishes.port)
     listener = after.enter_context(bind(wishes.host, wishes.port)) if wishes.router else None
     folder = log_folder(wishes.log_dir)
-    key = os.environ.get(FLEET_KEY)
     launcher: Launcher = (
         OnRay(folder, wishes.address, wishes.namespace, wishes.controller_port, key)
         if wishes.ray
@@ -169,7 +207,7 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
         launcher=launcher,
         key=key,
         listener=listener,
-        router=lambda registry: router_config(plan, registry, wishes.host, wishes.port),
+        router=router,
         drain_timeout_s=drain_timeout_s(plan),
         say=progress.say,
         show=progress.show,
@@ -199,7 +237,7 @@ class Telling:
         wishes: Wishes,
         listener: socket.socket | None,
         folder: Path,
-        key: str | None,
+        key: str,
         progress: Progress,
         after: ExitStack,
     ) -> None:
@@ -227,7 +265,8 @@ class Telling:
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0.0,
             controller=started.controller,
-            key=self._key,
+            key=self._key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
+            found=started.found,
             folders=() if self._wishes.log_dir else (str(self._folder),),
         )
         note(known)

@@ -9,11 +9,21 @@ from typing import Any, cast, get_args
 
 import click
 
-from fleet.options import OWN_OF_REPLICA, OWN_OF_ROUTER, BadOption, Options, foreign_words, own_words, shown
-from fleet.plan import FOREIGN, Autoscale, Engine, FleetPlan, ModelPlan, Resources
-from fleet.toml_lines import Lines
-from fleet.toml_lines import Path as KeyPath
-from fleet.toml_section import Mistakes, Section
+from fleet.plan import (
+    FOREIGN,
+    MOST_REPLICAS,
+    MOST_RESOURCES,
+    SHORTEST_S,
+    Autoscale,
+    Engine,
+    FleetPlan,
+    ModelPlan,
+    Resources,
+)
+from fleet.toml.lines import Lines
+from fleet.toml.lines import Path as KeyPath
+from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER, BadOption, Options, foreign_words, own_words, shown
+from fleet.toml.section import Mistakes, Section
 from replica import configure as replica_configure
 from replica.settings import MODEL
 from replica.settings import TABLE as REPLICA_TABLE
@@ -23,7 +33,8 @@ from router.settings import TABLE as ROUTER_TABLE
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
 LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters at most
-MOST_REPLICAS = 10_000
+MOST_RANKS = 1024  # of one replica, all on one node
+BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 LARGEST_INTEGER = 2**63 - 1  # of what TOML promises to keep
 
 MODEL_KEYS = (
@@ -50,7 +61,7 @@ class BadPlan(ValueError):
 
 def read_fleet(path: str) -> FleetPlan:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise BadPlan(f"{path} is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except (OSError, ValueError) as error:  # ValueError: of a path that no file can have
@@ -160,11 +171,11 @@ def _model(section: Section) -> ModelPlan | None:
         autoscale=autoscale,
         environment=_environment(section),
         options=_options(section, engine),
-        drain_timeout_s=section.number("drain_timeout", 60.0),
-        wedged_after_s=section.number("wedged_after", 20.0, above=True),
+        drain_timeout_s=section.seconds("drain_timeout", 60.0),
+        wedged_after_s=section.seconds("wedged_after", 20.0, least=SHORTEST_S),
         tokenizer=_tokenizer(section),
         chat_template=_chat_template(section),
-        adapters=section.texts("adapters"),
+        adapters=_adapters(section),
         resume=_resume(section, engine),
         api_key_env=_api_key_env(section),
     )
@@ -190,11 +201,22 @@ def _name(section: Section, model: str) -> str:
     if len(name) > LONGEST_NAME:
         key = "name" if "name" in section.values else "model"
         section.note(key, f"the name {shown(name)} has {len(name)} characters; write name, with {LONGEST_NAME} at most")
+    if not name.isprintable():
+        key = "name" if "name" in section.values else "model"
+        section.note(key, f"the name {shown(name)} has a character that cannot be printed; write name, without it")
     return name
 
 
+def _adapters(section: Section) -> tuple[str, ...]:
+    adapters = section.texts("adapters")
+    for name in adapters:
+        if not name.isprintable():
+            section.note("adapters", f"the name {shown(name)} has a character that cannot be printed; leave that out")
+    return adapters
+
+
 def _tensor_parallel(section: Section, engine: Engine | None) -> int:
-    parallel = section.whole("tensor_parallel", 1, least=1)
+    parallel = section.whole("tensor_parallel", 1, least=1, most=MOST_RANKS)
     if parallel > 1 and engine in OURS:
         section.note(
             "tensor_parallel",
@@ -213,23 +235,23 @@ def _autoscale(section: Section) -> Autoscale | None:
         if key not in table.values and isinstance(section.values["autoscale"], dict):
             table.note(None, f"autoscale has no {key}; write autoscale = {{min = 1, max = 8}}")
     # With no replica there is nobody whose queue could say that one is wanted.
-    least, most = table.whole("min", 1, least=1), table.whole("max", MOST_REPLICAS, least=1)
+    least = table.whole("min", 1, least=1, most=MOST_REPLICAS)
+    most = table.whole("max", MOST_REPLICAS, least=1, most=MOST_REPLICAS)
     if least > most:
         table.note("min", f"min is {least} and max is {most}; write a max of {least} or more")
     return Autoscale(
         min=least,
         max=most,
-        ttft_target_s=table.number("ttft_target_s", 1.0, above=True),
-        up_after_s=table.number("up_after_s", 5.0),
-        down_after_s=table.number("down_after_s", 60.0),
+        ttft_target_s=table.seconds("ttft_target_s", 1.0, least=SHORTEST_S),
+        up_after_s=table.seconds("up_after_s", 5.0),
+        down_after_s=table.seconds("down_after_s", 60.0),
     )
 
 
 def _replicas(section: Section, autoscale: Autoscale | None) -> int:
-    replicas = section.whole("replicas", 1 if autoscale is None else autoscale.min, least=0)
-    if replicas > MOST_REPLICAS:
-        section.note("replicas", f"replicas is {replicas}; write {MOST_REPLICAS} or less")
-    elif autoscale is not None and autoscale.min <= autoscale.max and not autoscale.min <= replicas <= autoscale.max:
+    begun = 1 if autoscale is None else autoscale.min
+    replicas = section.whole("replicas", begun, least=0, most=MOST_REPLICAS)
+    if autoscale is not None and autoscale.min <= autoscale.max and not autoscale.min <= replicas <= autoscale.max:
         between = f"from {autoscale.min} to {autoscale.max}"
         section.note("replicas", f"replicas is {replicas}, but autoscale goes {between}; leave replicas out")
     return replicas
@@ -239,7 +261,7 @@ def _resources(section: Section, engine: Engine | None, tensor_parallel: int) ->
     """One actor that asks for k GPUs has them all on one node."""
     table = section.table("resources")
     table.only(RESOURCE_KEYS)
-    gpus = table.number("gpus", float(tensor_parallel if engine in FOREIGN else 0))
+    gpus = table.number("gpus", float(tensor_parallel if engine in FOREIGN else 0), MOST_RESOURCES)
     if gpus > 1 and not gpus.is_integer():
         table.note("gpus", f"gpus is {gpus:g}; write a whole number, or a fraction below 1 to share one")
     elif tensor_parallel > 1 and gpus < tensor_parallel and engine in FOREIGN:
@@ -250,8 +272,8 @@ def _resources(section: Section, engine: Engine | None, tensor_parallel: int) ->
     names = [key for key in custom.values if key not in OF_RAY and key and key.isprintable()]
     for key in custom.values.keys() - names:
         custom.note(key, f"{key!r} is no resource of your own; write cpus or gpus, or another name")
-    amounts = {key: custom.number(key, 1.0, above=True) for key in names}
-    return Resources(cpus=table.number("cpus", 1.0), gpus=gpus, custom=amounts)
+    amounts = {key: custom.number(key, 1.0, MOST_RESOURCES, above=True) for key in names}
+    return Resources(cpus=table.number("cpus", 1.0, MOST_RESOURCES), gpus=gpus, custom=amounts)
 
 
 def _environment(section: Section) -> dict[str, str]:

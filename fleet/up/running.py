@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-import click
+import msgspec
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import Fleet, Refused, Unreachable
 from fleet.commands.view import View
-from fleet.launching import Launched, Launcher
 from fleet.plan import FleetPlan
-from fleet.watching import CannotStart, Watcher
+from fleet.up.launching import Launched, Launcher
+from fleet.up.watching import CannotStart, Watcher
 from router.config import RouterConfig
 from router.front import Front
 from router.status import not_ready
@@ -33,9 +33,9 @@ class Job(NamedTuple):
 
     plan: FleetPlan
     launcher: Launcher
-    key: str | None  # of the controller
+    key: str  # of the controller
     listener: socket.socket | None  # of the router; None: none runs here
-    router: Callable[[str], RouterConfig]  # given the registry
+    router: RouterConfig  # but for its registry
     drain_timeout_s: float
     say: Callable[[str], None]
     show: Callable[[View], None]
@@ -53,6 +53,7 @@ class Running:
         self._at_once = asyncio.Event()
         self._started: Launched | None = None
         self._front: Front | None = None
+        self._announced = False
 
     async def run(self) -> None:
         """CannotStart: a replica could not, or Ray."""
@@ -87,6 +88,7 @@ class Running:
             try:
                 view = await self._unless_ended(self._all_ready(watcher), failing)
                 job.announce(view)
+                self._announced = True
                 if job.listener is not None:
                     await self._unless_ended(self._follow(watcher), failing)
             finally:
@@ -98,16 +100,21 @@ class Running:
         """Replicas and the router start side by side; all are ready when the router takes requests for each."""
         assert self._started is not None
         if self._job.listener is not None:
-            self._front = Front(self._job.router(self._started.controller), self._job.listener)
+            config = msgspec.structs.replace(self._job.router, registry=self._started.controller)
+            self._front = Front(config, self._job.listener)
             await self._front.start()
-        view = await watcher.complete()
-        while self._front is not None and (
-            len(self._front.router.members.by_name) < sum(model.wanted for model in view.models)
-            or not_ready(self._front.router, all_of_them=True)
-        ):
+        while True:
+            view = await watcher.complete()
+            if self._front is None or self._takes_all(self._front, view):
+                return view
             self._front.check()
             await asyncio.sleep(LOOK_INTERVAL_S)
-        return view
+
+    @staticmethod
+    def _takes_all(front: Front, view: View) -> bool:
+        wanted = sum(model.wanted for model in view.models)
+        known = len(front.router.members.by_name)
+        return known >= wanted and (not wanted or not_ready(front.router, all_of_them=True) is None)
 
     async def _follow(self, watcher: Watcher) -> None:
         assert self._front is not None
@@ -159,16 +166,22 @@ class Running:
 
     @property
     def _ends_replicas(self) -> bool:
-        """Those that were there before, and those that are to go on without a router here, are left alone."""
-        return self._started is not None and not self._started.found and self._job.listener is not None
+        """Those that were there before, and those that are ready and to go on without a router here, are left alone."""
+        stay = self._job.listener is None and self._announced
+        return self._started is not None and not self._started.found and not stay
 
     async def _end_replicas(self, limit_s: float) -> None:
         assert self._started is not None
         with Fleet(self._started.controller, self._job.key) as fleet, contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                with contextlib.suppress(click.ClickException):  # there is no controller any more, and so no replica
+                try:
                     await asyncio.to_thread(fleet.end)
                     await Watcher(fleet, self._job.say).ended()
+                except Unreachable:  # there is no controller any more, and so no replica
+                    pass
+                except Refused as error:
+                    self.failed = True
+                    self._job.say(f"The replicas go on: {error.format_message()}")
 
     async def _unless_at_once(self, wanted: Coroutine[Any, Any, T]) -> T | None:
         working = asyncio.create_task(wanted)

@@ -18,7 +18,7 @@ from fleet.host.child import LAST_LINES, module
 from fleet.on_ray.orders import Launched as RayLaunched
 from fleet.on_ray.orders import Order, Trouble, decode_answer, encode
 from fleet.plan import FleetPlan
-from fleet.watching import CannotStart
+from fleet.up.watching import CannotStart
 
 CLOSE_LIMIT_S = 15.0
 NOTHING = FleetPlan(models=())
@@ -52,7 +52,7 @@ class Launcher(Protocol):
 
 
 class InThisProcess:
-    def __init__(self, logs: Path, key: str | None) -> None:
+    def __init__(self, logs: Path, key: str) -> None:
         self.hosts = Here(logs)
         self._logs = logs
         self._key = key
@@ -89,7 +89,7 @@ class OnRay:
     The child is the driver, as Ray calls it, and not the process of the router: a driver dies with its head node.
     """
 
-    def __init__(self, folder: Path, address: str | None, namespace: str, port: int, key: str | None) -> None:
+    def __init__(self, folder: Path, address: str | None, namespace: str, port: int, key: str) -> None:
         self.clean = True
         self._folder = folder
         self._local = address is None
