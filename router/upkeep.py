@@ -48,7 +48,6 @@ class Upkeep:
 
     def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
-        self._held: dict[str, ReplicaSpec] = {}  # by this process itself
         self._router = router
         self._config = router.config
         self._tokenizers = tokenizers
@@ -67,10 +66,13 @@ class Upkeep:
     # ---- which replicas there are
 
     def apply(self, wanted: Wanted) -> None:
-        """What discovery says; replicas added by request, and those held, stay beside it."""
+        """What discovery says; replicas added by request stay beside it, but none in the place of one that it names."""
         self._wanted = wanted
+        for name in wanted.keys() & self.added.keys():
+            log.warning("%s: the replica of this name that was added by request makes way", name)
+            del self.added[name]
         change = difference(
-            {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added | self._held
+            {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added
         )
         try:
             for name in (*change.removed, *change.changed):
@@ -91,29 +93,15 @@ class Upkeep:
         self.added[spec.name] = spec
         self.apply(self._wanted)
         if spec.name not in self._members:
-            del self.added[spec.name]
+            self.added.pop(spec.name, None)
             raise BadSpec(f"{spec.name!r} could not be added; the router's log says why")
 
     def remove(self, name: str) -> None:
         """By request. BadSpec for one that discovery names: it would be back at once."""
-        if name in self._held:
-            raise BadSpec(f"{name!r} is one of the fleet's own, which keeps it running; drain it here")
         if name in self._wanted:
             raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
         del self.added[name]
         self.apply(self._wanted)
-
-    def hold(self, spec: ReplicaSpec) -> None:
-        """By the process that runs this replica; requests cannot remove it, and one they gave its name makes way."""
-        if self.added.pop(spec.name, None) is not None:
-            log.warning("%s: the replica of this name that was added by request makes way", spec.name)
-        self._held[spec.name] = spec
-        self.apply(self._wanted)
-
-    def release(self, name: str) -> None:
-        """It is not held any more; nothing happens if it was not."""
-        if self._held.pop(name, None) is not None:
-            self.apply(self._wanted)
 
     @property
     def _members(self) -> dict[str, Member]:
