@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import msgspec
+
 from events.native import Status
 from router.accuracy import Accuracy
 from router.attempt import refusal_code
@@ -75,15 +77,25 @@ class Upkeep:
             {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added
         )
         try:
-            for name in (*change.removed, *change.changed):
+            others = {name: spec for name, spec in change.changed.items() if not self._is_told(spec)}
+            for name in (*change.removed, *others):
                 with _going_on(name):  # the others are as good as ever
                     self._remove(name)
-            for spec in (*change.added.values(), *change.changed.values()):
+            for spec in (*change.added.values(), *others.values()):
                 with _going_on(spec.name):
                     self._add(spec)
         finally:
             if change:
                 self._router.members.arrange()
+
+    def _is_told(self, spec: ReplicaSpec) -> bool:
+        """Whether it is the same replica, which only drains now, or does not any more: its cache stays known."""
+        member = self._members[spec.name]
+        if msgspec.structs.replace(member.spec_as_wanted, draining=spec.draining) != spec:
+            return False
+        (member.health.drain if spec.draining else member.health.undrain)()
+        member.spec_as_wanted = spec
+        return True
 
     def add(self, spec: ReplicaSpec) -> None:
         """By request. BadSpec where the name is taken, or its key is not to be had."""

@@ -97,7 +97,8 @@ def up(runtime: Path, *arguments: str) -> Iterator[Up]:
 @asynccontextmanager
 async def talked_to(running: Up, runtime: Path, clients: int, thinks_s: float = 0.0) -> AsyncIterator[Rolled]:
     """By so many at a time; what goes wrong in here leaves no conversation behind."""
-    noted = json.loads((runtime / "warmroute" / f"{port_of(running)}.json").read_bytes())
+    [file] = (runtime / "warmroute").glob(f"{port_of(running)}-*.json")
+    noted = json.loads(file.read_bytes())
     watched = Watched()
     watching = asyncio.create_task(watched.look(noted["controller"]))
     try:

@@ -223,6 +223,21 @@ async def test_a_replica_that_was_added_makes_way_for_one_that_discovery_names()
         assert not running.router.members.by_name
 
 
+async def test_a_replica_that_drains_by_word_of_discovery_stays_the_same() -> None:
+    one = named("one")
+    async with one.running(), served() as running:
+        upkeep = running.front.upkeep
+        upkeep.apply({"one": one.spec})
+        member = running.member("one")
+        upkeep.apply({"one": msgspec.structs.replace(one.spec, draining=True)})
+        assert member.candidate.unavailable == "draining"
+        upkeep.apply({"one": one.spec})
+        assert member.candidate.unavailable != "draining"
+        assert running.member("one") is member
+        upkeep.apply({"one": msgspec.structs.replace(one.spec, draining=True, incarnation=2)})
+        assert running.member("one") is not member
+
+
 async def test_the_default_key_is_not_sent_where_a_request_says() -> None:
     seen: list[tuple[str, str | None]] = []
 

@@ -13,7 +13,7 @@ from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, SLOW, Replica, replica
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `((?!warmroute_router:)\S+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `((?!warmroute_(?:router|fleet):)\S+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
 
 POOL = PoolSnapshot(query_tokens=100, hit_tokens=40, query_blocks=5, hit_blocks=3, total=10, free=6, referenced=4)
 
