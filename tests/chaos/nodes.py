@@ -27,7 +27,14 @@ def no_nodes() -> str | None:
     """Why this process cannot make namespaces."""
     if os.geteuid() != 0:
         return "network namespaces are for root to make"
-    return None if shutil.which("ip") else "needs ip of iproute2"
+    if shutil.which("ip") is None:
+        return "needs ip of iproute2"
+    probe = f"wr{os.getpid()}-probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", probe], check=True)
+    return None
 
 
 _CLONE_NEWNET = 0x4000_0000
