@@ -20,7 +20,9 @@ from api.options import SettingOption
 from api.settings import TEXT
 from fleet.commands.known import KnownFleet, forget, note, process_started
 from fleet.commands.view import View
+from fleet.control.reconcile import first_count
 from fleet.plan import FleetPlan, bounded
+from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
 from fleet.up.progress import Progress
@@ -165,8 +167,6 @@ def fleet_key() -> str:
 
 
 def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
-    from fleet.toml.plan_file import read_fleet
-
     engine = "simulated" if options["simulated"] else "native"
     try:
         if config is not None:
@@ -287,8 +287,6 @@ class Telling:
 
 
 def _replicas(plan: FleetPlan) -> str:
-    from fleet.control.reconcile import first_count
-
     counts = [(first_count(model), model.name) for model in plan.models]
     return ", ".join(f"{count} replica{'s' * (count != 1)} of {name}" for count, name in counts)
 
