@@ -77,8 +77,9 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     os.environ.update(local_environment())
     init(Path(folder))
     launched = begin(order)
+    watched = servers()  # before anybody can have heard of it and killed one
     answers.write(encode(launched) + b"\n")
-    if asyncio.run(_until_the_end(servers())):
+    if asyncio.run(_until_the_end(watched)):
         raise Failed(f"a process of Ray's has died, and the fleet with it; its logs are in {launched.logs}")
     _shut_down()
     kill_session(session, but=os.getpid())
