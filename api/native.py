@@ -34,7 +34,7 @@ class Native(Struct, omit_defaults=True):
     response_id: Annotated[str, Meta(max_length=256)] | None = None
     created: Annotated[int, _INT64] | None = None
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
-    priority: float | None = None  # lower goes first
+    priority: float = 0.0  # seconds: it counts as having come so much later than it did
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
 
 
@@ -74,7 +74,7 @@ def _check(native: Native) -> None:
         for i, packed in enumerate(getattr(native, name)):
             if len(packed) % 4:
                 raise _bad(f"{name}[{i}]", f"has {len(packed)} bytes; token ids take 4 bytes each")
-    if native.priority is not None and not abs(native.priority) < float("inf"):
+    if not abs(native.priority) < float("inf"):
         raise _bad("priority", f"is {native.priority}; it must be finite")
 
 

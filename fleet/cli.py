@@ -27,6 +27,9 @@ except ImportError:
     sys.exit("\n".join(f"Error: {line}" for line in hidden))
 
 COMMANDS = {
+    "analyze": ("lab.commands.analyze:analyze", "Say how much prompts share, and what breaks it."),
+    "bench": ("lab.commands.bench:bench", "Ask an endpoint as users would, and measure what they would see."),
+    "doctor": ("lab.commands.doctor:doctor", "Say what is wrong with a running router, and which knob to turn."),
     "down": ("fleet.commands.down:down", "End a fleet of this machine, or one that a controller elsewhere runs."),
     "drain": ("fleet.commands.drain:drain", "Keep new requests away from a replica, or let them come again."),
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
@@ -36,7 +39,8 @@ COMMANDS = {
     "restart": ("fleet.commands.restart:restart", "Replace the replicas of a model one by one, with nothing lost."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
-    "size": ("lab.cli:size", "How much KV cache a model leaves room for on a device."),
+    "simulate": ("lab.commands.simulate:simulate", "What each policy would make of a trace."),
+    "size": ("lab.commands.size:size", "How much KV cache a model leaves room for on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
     "up": (
         "fleet.up.command:up",
@@ -46,6 +50,7 @@ COMMANDS = {
 
 EXTRAS = {
     "huggingface_hub": "replica",
+    "matplotlib": "plot",
     "numpy": "replica",
     "opentelemetry": "tracing",
     "ray": "ray",

@@ -1,1 +1,1 @@
-"""Tools that measure and advise: size; simulate, bench, analyze and doctor are planned."""
+"""Tools that measure and advise: size; simulate, bench, analyze, doctor."""

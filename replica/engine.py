@@ -1,6 +1,5 @@
 """The engine: `schedule -> run -> commit`, without sockets. Its owner brings the messages and takes the events away."""
 
-import time
 from array import array
 from collections.abc import Sequence
 
@@ -78,7 +77,7 @@ class Engine:
             message = f"token id {highest} is not in the model's vocabulary of {self.runner.vocab_size} tokens"
             return Refused(submit.id, "invalid", message)
         self._arrivals += 1
-        priority = time.time() if submit.priority is None else submit.priority
+        rank_s = self.clock.now_s() + submit.priority
         chain = Chain(
             array("I", tokens),
             self.config.block_size,
@@ -87,7 +86,7 @@ class Engine:
             cache_salt=submit.cache_salt,
             extras=submit.extras,
         )
-        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, (priority, self._arrivals))
+        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, (rank_s, self._arrivals))
         try:
             self.scheduler.submit(request)
         except QueueFull as full:

@@ -43,7 +43,7 @@ class Submit(Struct, omit_defaults=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
-    priority: float | None = None  # lower goes first; None: the time of arrival, in seconds since 1970
+    priority: float = 0.0  # seconds: it counts as having come so much later than it did
 
 
 class SubmitAll(Struct, tag="submit"):

@@ -1,8 +1,9 @@
 """Decides what each step computes: one queue, a budget of tokens per step, no difference between prefill and decode.
 
-A request asks for the tokens of its chain that are not computed yet: many after admission, one while it decodes. The
-running ones are served first, in order of priority; what is left of the budget admits waiting ones. When blocks run
-out, the running request of the lowest priority gives its blocks back and waits again; it will find most of them.
+A request asks for the tokens of its chain that are not computed yet: many after admission, one while it decodes.
+Decodes are served first. What is left of the budget goes to prompts in order of priority, whether they run already or
+wait; without priorities, whoever came first. When blocks run out, the running request of the lowest priority gives its
+blocks back and waits again; it will find most of them.
 """
 
 from bisect import bisect_left, insort
@@ -117,14 +118,39 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - len(batch)
         if prefill_tokens is not None:
             budget = min(budget, prefill_tokens)
-        for request in self.running:
-            count = min(request.remaining, budget)
-            if count and request.remaining > 1:
-                batch.append(Scheduled(request, request.computed, count))
-                budget -= count
-        if budget and self.preemptions == preemptions:
-            self._admit(batch, budget)
+        self._prefill(batch, budget, admits=self.preemptions == preemptions)
         return batch
+
+    def _prefill(self, batch: Batch, budget: int, *, admits: bool) -> None:
+        """Share out what is left of the budget by priority, among those that run and those that wait and find room."""
+        running = [request for request in reversed(self.running) if request.remaining > 1]  # the next is at the end
+        passed: list[Request] = []
+        while budget:
+            may_admit = admits and len(self.running) < self.limits.max_num_seqs and len(passed) < MAX_PASSED
+            waiting = self._first_waiting() if may_admit else None
+            if waiting is None or (running and running[-1].priority < waiting.priority):
+                if not running:
+                    break
+                request = running.pop()
+                scheduled: Scheduled | None = Scheduled(request, request.computed, min(request.remaining, budget))
+            else:
+                heappop(self._waiting)
+                match = self._look_up(waiting)
+                must_wait = self._must_wait(waiting, len(match.blocks))
+                scheduled = None if must_wait else self._start(waiting, match, budget)
+                admits = must_wait or scheduled is not None  # nobody overtakes one for whose blocks there is no room
+                if scheduled is None:
+                    passed.append(waiting)
+            if scheduled is not None:
+                batch.append(scheduled)
+                budget -= scheduled.tokens
+        for request in passed:
+            heappush(self._waiting, (request.priority, request))
+
+    def _first_waiting(self) -> Request | None:
+        while self._waiting and not self._is_here(self._waiting[0][1]):
+            heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
 
     def _in_order(self) -> Iterator[Request]:
         """The running requests, while those at the end may be preempted."""
@@ -156,26 +182,6 @@ class Scheduler:
         request.preemptions += 1
         self.preemptions += 1
         heappush(self._waiting, (request.priority, request))
-
-    def _admit(self, batch: Batch, budget: int) -> None:
-        """Start waiting requests while there are tokens, places and blocks."""
-        passed: list[Request] = []
-        while self._waiting and budget and len(self.running) < self.limits.max_num_seqs and len(passed) < MAX_PASSED:
-            request = heappop(self._waiting)[1]
-            if not self._is_here(request):
-                continue
-            match = self._look_up(request)
-            if self._must_wait(request, len(match.blocks)):
-                passed.append(request)
-                continue
-            scheduled = self._start(request, match, budget)
-            if scheduled is None:
-                passed.append(request)
-                break
-            batch.append(scheduled)
-            budget -= scheduled.tokens
-        for request in passed:
-            heappush(self._waiting, (request.priority, request))
 
     def _look_up(self, request: Request) -> Match:
         return NO_MATCH if _computes_whole_prompt(request) else self.pool.match(request.chain)
@@ -212,10 +218,10 @@ class Scheduler:
         return Scheduled(request, request.computed, min(request.remaining, budget), copy)
 
     def _must_wait(self, request: Request, matched: int) -> bool:
-        """Whether a running request computes the next block of its prompt in this very step, so that it need not.
+        """Whether a running request computes the next block of its prompt, so that it need not.
 
-        Budget is left over, so whoever runs computes all of its chain now: nobody waits here for more than a step.
-        Less than a block is not worth a step: it is waited for only together with blocks before it.
+        Mostly in this very step; longer where that one goes after others. Less than a block is not worth a step: it is
+        waited for only together with blocks before it.
         """
         keys = request.chain.keys
         if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:

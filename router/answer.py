@@ -93,7 +93,7 @@ class Answer:
         continuation.relay()
         return with_ids(body) if says_ids(member, self._chat) else body, None
 
-    def enveloped(self) -> bytes:
+    def enveloped(self, priority: float) -> bytes:
         """For a replica of ours: with the prompt's token ids, and those of the answer that there are already."""
         prompt = self._prompt
         if not self._response_id:
@@ -107,6 +107,7 @@ class Answer:
             response_id=self._response_id,
             created=self._created,
             seed=self._seed,
+            priority=priority,
             cache_salt=prompt.salt,
         )
         return wrap(native, self._body)

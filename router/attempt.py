@@ -42,7 +42,10 @@ class Attempt:
     __slots__ = (
         "_frames",
         "_refusal",
+        "begun_order",
+        "begun_s",
         "cached_tokens",
+        "ended_order",
         "ended_s",
         "expected",
         "fault",
@@ -52,12 +55,14 @@ class Attempt:
         "member",
         "owner",
         "sending",
+        "sent_order",
         "sent_s",
         "spoken",
         "status",
         "streams",
         "token_ids",
         "touched_s",
+        "uncached_tokens",
         "unread",
     )
 
@@ -66,7 +71,11 @@ class Attempt:
         self.id = id
         self.sent_s = now_s
         self.touched_s = now_s  # kept by the clock's sweep, not per byte
+        self.begun_s = 0.0  # 0: not yet
         self.ended_s = 0.0  # 0: not yet
+        # Where it stands among what changes the router's figures (`Router.order`).
+        self.sent_order = self.begun_order = self.ended_order = -1
+        self.uncached_tokens = 1  # as counted when it was sent
         self.fault: str | None = None  # how it ended, if that was the replica's doing
         # Keys that count as stored until the deadline, which are not if it never begins.
         self.expected: tuple[list[int], float] | None = None

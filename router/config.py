@@ -60,5 +60,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     # What it tells
     decisions: int = 1000
     access_log: str | None = None  # a file, or "-": stdout
+    request_log: str | None = None  # a file, or "-": stdout
+    log_prompts: bool = False
     otlp_endpoint: str | None = None
     log_level: str = "info"

@@ -41,6 +41,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise Unusable(f"{given} needs {missing} too")
     if values["admin_key"] in values["api_key"]:
         raise Unusable("--admin-key is one of the keys of --api-key; give administrators one of their own")
+    if values["log_prompts"] and not values["request_log"]:
+        raise Unusable("--log-prompts is of no use alone; give --request-log too")
     for key in ("kubernetes_namespace", "kubernetes_api"):
         if values[key] and not values["kubernetes_service"]:
             raise Unusable(f"--{key.replace('_', '-')} is of no use alone; give --kubernetes-service too")

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ from router.config import RouterConfig
 from router.exchange import Exchange
 from router.feeds import Feeds
 from router.index import Matches, PrefixIndex
+from router.lot import LOT_BITS, Lot
 from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
-from router.policy import Decision, Question, choose
+from router.policy import Decision, Question, place
 from router.prompt import Prompt
 from router.record import Remembered
 from router.request import Request
+from router.request_log import RequestLog
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
 from router.upstream import Broken
@@ -71,6 +74,8 @@ class Router:
         self.counts = Counts()
         self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
         self.on_answer: Callable[[Line], None] | None = None  # the access log
+        self.request_log: RequestLog | None = None
+        self.order = count()  # of what changes the figures that replicas are chosen by
         self.tracing: Tracing | None = None
         self.draining = False
         self.open_requests = 0
@@ -129,6 +134,8 @@ class Router:
         question, matches = self.question(model, routing.prompt, routing.session, tried)
         decision = routing.decision = self.choose(model, question)
         self.counts.decision_s.observe(perf_counter() - started)
+        if routing.noted is not None:
+            routing.noted.decided(next(self.order), self.now_s(), decision, model.members, self.feeds)
         if decision.chosen is None:
             self._wait(routing, decision)
             return None
@@ -167,11 +174,8 @@ class Router:
         return question, by_size
 
     def choose(self, model: ServedModel, question: Question) -> Decision:
-        decision = choose(self.config.policy, question, model.candidates, self.rng, model.ring)
-        if decision.nobody == "unavailable":  # better one that is believed to be down than none
-            question.anyway = True
-            decision = choose(self.config.policy, question, model.candidates, self.rng, model.ring)
-        return decision
+        lot = Lot(self.rng.getrandbits(LOT_BITS))
+        return place(self.config.policy, question, model.candidates, lot, model.ring)
 
     def _wait(self, routing: Request, decision: Decision) -> None:
         match decision.nobody:
@@ -195,6 +199,7 @@ class Router:
         now_s = self.now_s()
         self._ids += 1
         attempt = Attempt(owner, member, self._ids, now_s, streams)
+        attempt.sent_order, attempt.uncached_tokens = next(self.order), uncached_tokens
         member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams)
         self._attempts.add(attempt)
         return attempt
@@ -206,6 +211,8 @@ class Router:
         matched = routing.decision.question.matched.get(member.slot, 0)
         streams = member.native or bool(routing.peek.stream)
         attempt = self.attempt(routing, member, max(1, prompt.tokens - int(matched)), streams=streams)
+        if routing.noted is not None:
+            routing.noted.attempts.append(attempt)
         if routing.queued_s:
             routing.waited_s, routing.queued_s = routing.waited_s + attempt.sent_s - routing.queued_s, 0.0
         if prompt.exact and member.block_size != APPROXIMATE:
@@ -221,6 +228,7 @@ class Router:
         now_s = self.now_s()
         attempt.member.health.success(now_s)
         attempt.expected = None  # it will be stored
+        attempt.begun_s, attempt.begun_order = now_s, next(self.order)
         if attempt.streams:
             attempt.member.load.begun(attempt.id, now_s)
 
@@ -230,7 +238,7 @@ class Router:
             return
         self._attempts.discard(attempt)
         now_s = self.now_s()
-        attempt.ended_s, attempt.fault = now_s, fault
+        attempt.ended_s, attempt.ended_order, attempt.fault = now_s, next(self.order), fault
         member = attempt.member
         member.load.ended(attempt.id, now_s)
         if attempt.expected is not None:
@@ -320,6 +328,8 @@ class Router:
             routing.waited_s += now_s - routing.queued_s
         more = told(routing) if self.on_answer is not None else {}
         self.released(routing.exchange, routing.admitted, routing.arrived_s, **more)
+        if self.request_log is not None:
+            self.request_log.over(routing, now_s)
         if routing.trace is not None:
             routing.trace.end(routing, now_s)
         if routing.exchange.disconnected:

@@ -49,7 +49,9 @@ class Decision(Struct, eq=False):
     costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
+    later_s: float = 0.0  # where the replica computes it: as if it had come so much later
     nobody: Nobody | None = None
+    lot: int = 0  # near-equals are drawn with it (`router.lot`)
 
     def explain(self) -> list[Verdict]:
         winner = None if self.chosen is None else self.candidates.index(self.chosen)

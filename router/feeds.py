@@ -54,11 +54,11 @@ class Feeds:
         self._index = index
         self._on_status = on_status
         self._subscriber = Subscriber()
-        self._feeds: dict[str, _Feed] = {}
+        self._feeds: dict[str, ReplicaFeed] = {}
 
     def follow(self, name: str, slot: int, source: Source) -> None:
         """ValueError if the name is taken or an address cannot be followed."""
-        feed = _Feed(self._index, slot, msgspec.structs.replace(source, name=name))
+        feed = ReplicaFeed(self._index, slot, msgspec.structs.replace(source, name=name))
 
         def heard(status: Status) -> None:
             if not feed.left:
@@ -79,6 +79,11 @@ class Feeds:
         feed = self._feeds.get(name)
         return None if feed is None else feed.state(time.monotonic())
 
+    def known(self, name: str) -> tuple[int, str | None] | None:
+        """The last batch applied, and why what is known may not be all; None: this replica is not followed."""
+        feed = self._feeds.get(name)
+        return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
+
     def resync(self, name: str, reason: str = RESYNC) -> None:
         """Asks for the replica's whole cache: a snapshot, or a replay from the first batch."""
         if name in self._feeds:
@@ -90,16 +95,18 @@ class Feeds:
         self._subscriber.close()
 
 
-class _Feed:
+class ReplicaFeed:
     """One replica's view, and the slot it fills."""
 
-    def __init__(self, index: PrefixIndex, slot: int, source: Source) -> None:
+    def __init__(self, index: PrefixIndex, slot: int, source: Source, *, hashes_are_keys: bool | None = None) -> None:
+        """`hashes_are_keys`: by default those of a native source are."""
         self.source = source
         self.left = False
+        native = source.native if hashes_are_keys is None else hashes_are_keys
         self.view = CacheView(
             source.name,
             Stream(source.stream_config()),
-            Resolver(source.model, native=source.native, intern=index.intern),
+            Resolver(source.model, native=native, intern=index.intern),
             skim=source.native,
             on_change=self._changed,
             on_action=self._acted,

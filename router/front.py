@@ -23,6 +23,7 @@ from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.index import PrefixIndex
 from router.members import Members
+from router.request_log import RequestLog
 from router.tokenizers import Tokenizers
 from router.upkeep import Upkeep
 
@@ -49,6 +50,7 @@ class Front:
         self.discovery = Together(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
+        self.router.request_log = RequestLog.open(config)
         if config.otlp_endpoint is not None:
             from router.tracing import Tracing  # an extra
 
@@ -104,8 +106,9 @@ class Front:
         self.router.close()
         if self.router.tracing is not None:
             self.router.tracing.close()
-        if self._access_log:
-            self._access_log.close()
+        for log_file in (self._access_log, self.router.request_log):
+            if log_file is not None:
+                log_file.close()
 
     async def _look_at_keys(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from router.facts import Facts
 from router.health import Health
 from router.load import ReplicaLoad
 from router.policy import Candidate
+from router.report import Report
 from router.ring import Ring
 from router.spec import ReplicaSpec
 from router.tally import Tally
@@ -38,6 +39,7 @@ class Member:
         "name_line",
         "native",
         "quiet_since_s",
+        "report",
         "resync_after_s",
         "resyncs",
         "slot",
@@ -78,6 +80,7 @@ class Member:
         self.native = False
         self.source: Source | None = None  # of the events that are followed
         self.incarnation: int | None = None
+        self.report: Report | None = None  # the last that came
         self.block_size = APPROXIMATE  # of its events; APPROXIMATE where it has none
         self.models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
         self.adapters: frozenset[str] = frozenset()

@@ -93,6 +93,11 @@ FEED_COUNTERS = (
 TALLY_COUNTERS = (
     OfTally("prompt_tokens", "Prompt tokens routed.", lambda t: t.prompt_tokens),
     OfTally("matched_tokens", "Those predicted to be cached.", lambda t: t.matched_tokens),
+    OfTally(
+        "resent_tokens", "Those with which an earlier prompt began that went there, too.", lambda t: t.resent_tokens
+    ),
+    OfTally("salted_prompts", "Prompts with a cache salt.", lambda t: t.salted),
+    OfTally("new_salts", "Those whose salt was not seen there before.", lambda t: t.new_salts),
     OfTally("predicted_blocks", "Cached blocks predicted, of answers that report them.", lambda t: t.blocks_predicted),
     OfTally("reported_blocks", "Cached blocks that these answers reported.", lambda t: t.blocks_reported),
 )

@@ -1,8 +1,8 @@
 """Which replica takes a prompt: pure choice, without I/O, clock or state; the reasons are built only when asked for."""
 
-import random
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import Protocol
 
 from router.cost import (
     COMPUTE_WEIGHT,
@@ -12,24 +12,46 @@ from router.cost import (
     comparable_rates,
     is_too_long,
     ttft_s,
+    uncached_tokens,
     weigh,
 )
 from router.decision import Decision, Nobody, Verdict
+from router.lot import Lot
 from router.ring import Ring
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose"]
+__all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose", "place"]
 
 # Near-equals are drawn from, so that routers that see the same reports do not all pick the same replica. What the
 # prompt itself costs is certain; only the queue is an old estimate, so the tolerance grows with the queue alone.
 NEAR_S = 0.001
 NEAR_QUEUE_FRACTION = 0.05
 TIE_S = 1e-6
+# What computes little goes first, and nobody starves: a request is overtaken only by what comes soon after it.
+PATIENCE = 1.0  # times the time that its own prefill takes
+MOST_LATER_S = 60.0
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
 FREE_REQUESTS = 4  # so few in flight never drive a session away
 
 
+class Draws(Protocol):
+    """Where lots come from: `random.Random`, or a `router.lot.Lot`."""
+
+    def random(self) -> float: ...
+    def choice(self, seq: Sequence[int], /) -> int: ...
+
+
+def place(policy: str, question: Question, candidates: Sequence[Candidate], lot: Lot, ring: Ring | None) -> Decision:
+    """As the router decides; better one that is believed to be down than none."""
+    decision = choose(policy, question, candidates, lot, ring)
+    if decision.nobody == "unavailable":
+        question.anyway = True
+        decision = choose(policy, question, candidates, lot, ring)
+    decision.lot = lot.number
+    return decision
+
+
 def choose(
-    policy: str, question: Question, candidates: Sequence[Candidate], rng: random.Random, ring: Ring | None = None
+    policy: str, question: Question, candidates: Sequence[Candidate], rng: Draws, ring: Ring | None = None
 ) -> Decision:
     """`policy` is one of POLICIES; `session` needs the ring of the candidates' names."""
     pick = POLICIES.get(policy)
@@ -44,6 +66,8 @@ def choose(
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
     decision.ttft_s = ttft_s(question, chosen, rates[index])
+    if policy == "cost":
+        decision.later_s = min(MOST_LATER_S, PATIENCE * uncached_tokens(question, chosen.slot) / rates[index])
     return decision
 
 
@@ -59,12 +83,12 @@ def _why_nobody(question: Question, candidates: Sequence[Candidate]) -> Nobody:
 # ---- policies: each returns the index of its choice; at least one cost is finite
 
 
-def _cheapest(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+def _cheapest(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     del ring
     return _lowest(decision, decision.costs, rng)
 
 
-def _lowest(decision: Decision, costs: list[float], rng: random.Random) -> int:
+def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
     """The lowest cost, near-equals by lot; cold prompts on idle replicas go where the most cache is empty."""
     candidates = decision.candidates
     best = min(costs)
@@ -89,7 +113,7 @@ def _emptiest(candidates: Sequence[Candidate], near: list[int]) -> list[int]:
     return [index for index, tokens in zip(near, empty, strict=True) if tokens == most]
 
 
-def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: random.Random) -> int:
+def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: Draws) -> int:
     """Two by lot, and of them the one that was given less: even, and yet unlike what another router does."""
     one = int(rng.random() * len(near))
     other = int(rng.random() * (len(near) - 1))
@@ -97,7 +121,7 @@ def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: random
     return first if candidates[first].assigned_tokens <= candidates[second].assigned_tokens else second
 
 
-def _longest_prefix(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+def _longest_prefix(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     """The most tokens in any medium; the cheapest of those."""
     del ring
     matched = decision.question.lower.get
@@ -110,18 +134,18 @@ def _longest_prefix(decision: Decision, rng: random.Random, ring: Ring | None) -
     return _lowest(decision, costs, rng)
 
 
-def _next_in_turn(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+def _next_in_turn(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     del rng, ring
     able = _able(decision)
     return able[decision.question.turn % len(able)]
 
 
-def _by_lot(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+def _by_lot(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     del ring
     return rng.choice(_able(decision))
 
 
-def _of_the_session(decision: Decision, rng: random.Random, ring: Ring | None) -> int:
+def _of_the_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     """The first on the session's way round the ring that is not loaded beyond the bound; without a session, by cost."""
     session = decision.question.session
     if session is not None and ring is not None:
@@ -139,7 +163,7 @@ def _able(decision: Decision) -> list[int]:
     return [index for index, cost in enumerate(decision.costs) if cost < INFINITE]
 
 
-POLICIES: dict[str, Callable[[Decision, random.Random, Ring | None], int]] = {
+POLICIES: dict[str, Callable[[Decision, Draws, Ring | None], int]] = {
     "cost": _cheapest,
     "prefix": _longest_prefix,
     "least-loaded": _cheapest,  # of costs that leave the prompt out

@@ -11,6 +11,7 @@ from router.index import Matches
 from router.members import Member, ServedModel
 from router.policy import Decision
 from router.prompt import Peek, Prompt
+from router.request_log import Noted
 
 
 class Request(Owner, Protocol):
@@ -37,6 +38,7 @@ class Request(Owner, Protocol):
     queued_s: float  # when it began to wait for room; 0: it does not
     since_s: float  # when it did so first
     waited_s: float
+    noted: Noted | None  # for the request log
     trace: Any  # router.tracing.Trace, whose package is an extra; None: it is not traced
 
     def __hash__(self) -> int: ...

@@ -30,6 +30,7 @@ from router.index import Matches
 from router.members import APPROXIMATE, Member, ServedModel, no_replica
 from router.policy import Decision
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
+from router.request_log import Noted
 from router.upstream import Broken
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Routing:
         "first_byte_s",
         "is_over",
         "model",
+        "noted",
         "peek",
         "predicted_blocks",
         "prompt",
@@ -98,6 +100,7 @@ class Routing:
         self.resumes = 0
         self.is_over = False
         self.why = ""  # it ended without an answer
+        self.noted = Noted() if router.request_log is not None else None
         self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
         self._router = router
         self._body = b""
@@ -117,6 +120,8 @@ class Routing:
         """The whole body is there."""
         self._body = bytes(exchange.body)
         exchange.body.clear()
+        if self.noted is not None:
+            self.noted.body = self._body
         try:
             self.peek = read_peek(self._body)
             self.model = self._router.members.model(self.peek.model)
@@ -168,7 +173,7 @@ class Routing:
             return
         # Before anything is counted: the client's body may not be fit for it.
         if member.native:
-            body, dropped, types, path = answer.enveloped(), TO_NATIVE, NATIVE_TYPES, None
+            body, dropped, types, path = answer.enveloped(self._priority), TO_NATIVE, NATIVE_TYPES, None
         else:
             body, path = answer.foreign_body(member)
             dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
@@ -179,6 +184,12 @@ class Routing:
         attempt.sending = member.upstream.send(request, attempt)
         if self._client_is_full:
             attempt.sending.pause()
+
+    @property
+    def _priority(self) -> float:
+        """Counted from when it came here, however often it was sent since."""
+        assert self.decision is not None
+        return self.decision.later_s - (self._router.now_s() - self.arrived_s)
 
     @property
     def session(self) -> str | None:
@@ -224,6 +235,8 @@ class Routing:
             self.first_byte_s = self._router.now_s()
         if self.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
             self.reported_tokens = cached_tokens_in(body)
+        if self.noted is not None and not attempt.framed:
+            self.noted.read(body)
         if self._answer.continuation is not None:
             body, lost = self._answer.read(body, complete)
             if lost is not None:

@@ -245,6 +245,14 @@ SETTINGS: dict[str, list[Setting]] = {
     "What it tells": [
         Setting("decisions", "decisions", click.IntRange(0, 10**6), "N", "Decisions that are kept to be asked for."),
         Setting("access_log", "access_log", TEXT, "FILE|-", "Write a line of JSON for each request; -: to stdout."),
+        Setting(
+            "request_log",
+            "request_log",
+            TEXT,
+            "FILE|-",
+            "Write a line of JSON for each generation request, with what its replica was chosen by; -: to stdout.",
+        ),
+        Setting("log_prompts", "log_prompts", click.BOOL, "", "Write the bodies of requests there, too."),
         Setting("otlp_endpoint", "otlp_endpoint", URL, "URL", "Send traces there, by OTLP over HTTP."),
         Setting(
             "log_level",

@@ -1,6 +1,8 @@
 """Counts and histograms of one (model, replica), as /metrics shows them: plain numbers, cheap to add to."""
 
+from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 
 # vLLM's own bounds, so that dashboards show both side by side.
 FIRST_TOKEN_S = (
@@ -35,17 +37,43 @@ class Histogram:
         return buckets
 
 
+SEEN_NUMBERS = 2**13  # 64 kB for each table; more is remembered of a replica than most caches hold
+# Where a prompt's beginning is looked at, in blocks: what two prompts share is known to two thirds at the worst.
+BEGINNINGS = tuple(sorted({step * 2**power for power in range(14) for step in (2, 3)} | {1}))
+
+
+class Seen:
+    """Whether a key came lately: a table of fixed size, in which a newer one may take an older one's place."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * SEEN_NUMBERS))
+
+    def add(self, number: int) -> bool:
+        """True if it has come before; 64 bits, without a sign."""
+        place = number % SEEN_NUMBERS
+        was = self._table[place] == number
+        self._table[place] = number
+        return was
+
+
 class Tally:
     """What one replica has done for one model, as this router saw it."""
 
     __slots__ = (
+        "_beginnings",
+        "_salts",
         "blocks_predicted",
         "blocks_reported",
         "first_token_s",
         "matched_tokens",
+        "new_salts",
         "prompt_tokens",
         "request_s",
+        "resent_tokens",
         "retries",
+        "salted",
         "statuses",
     )
 
@@ -58,3 +86,24 @@ class Tally:
         self.blocks_predicted = 0  # of requests whose report is known
         self.blocks_reported = 0
         self.retries = 0
+        self.resent_tokens = 0  # with which an earlier prompt began that was sent there, too
+        self.salted = 0  # prompts with a cache salt
+        self.new_salts = 0  # of these, with one that was not seen before
+        self._beginnings = Seen()
+        self._salts: Seen | None = None  # most routers see none
+
+    def sent(self, keys: Sequence[int], block_tokens: float, salt: str | None) -> None:
+        """A prompt, by the keys of its blocks: what of it a cache could have held that forgets nothing."""
+        blocks, again, seen = len(keys), 0, self._beginnings.add
+        for beginning in BEGINNINGS:
+            if beginning >= blocks:
+                break
+            if seen(keys[beginning - 1]):
+                again = beginning
+        if blocks and seen(keys[-1]):
+            again = blocks
+        self.resent_tokens += int(again * block_tokens)
+        if salt is not None:
+            self._salts = self._salts or Seen()
+            self.salted += 1
+            self.new_salts += not self._salts.add(hash(salt) & 2**64 - 1)

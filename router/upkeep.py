@@ -24,6 +24,7 @@ from router.health import Health, HealthConfig
 from router.load import ReplicaLoad
 from router.members import APPROXIMATE, Member
 from router.policy import Candidate
+from router.report import Report
 from router.spec import BadSpec, ReplicaSpec
 from router.status import isolation
 from router.tokenizer_probe import Answer, probes, verdict
@@ -349,6 +350,7 @@ class Upkeep:
         member.incarnation = status.incarnation
         member.health.heard(now_s)
         member.load.reported(status.load, now_s)
+        member.report = Report(status.ts, now_s, next(self._router.order))
 
     async def tick(self) -> None:
         """Time passes: silence, slow starts, time-outs, what the streams have said."""

@@ -18,8 +18,11 @@ PARTS = (
     "native",
     "front",
     "router",
+    "request_log",
     "fleet",
     "rolling",
+    "policies",
+    "spread",
 )
 
 

@@ -200,7 +200,7 @@ class Replay:
     def arrive(self, at_s: float, number: int, coming: Prompt | Conversation) -> None:
         prompt = coming.turn(self.chance) if isinstance(coming, Conversation) else coming
         sampling = Sampling(max_tokens=prompt.output_tokens, ignore_eos=True, seed=number)
-        assert self.engine.submit(Submit(number, pack_tokens(prompt.tokens), sampling, priority=at_s)) is None
+        assert self.engine.submit(Submit(number, pack_tokens(prompt.tokens), sampling)) is None
         self.waiting[number] = at_s, len(prompt.tokens)
         if isinstance(coming, Conversation):
             self.conversations[number] = coming

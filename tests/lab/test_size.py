@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lab.cli import size
+from lab.commands.size import size
 from lab.shapes import DEVICES_GB, SHAPES
 
 LLAMA_8B_FIELDS = {

@@ -379,12 +379,20 @@ def test_tokens_do_not_depend_on_what_else_runs_or_on_preemption() -> None:
     assert [together[number] for number in range(4)] == alone
 
 
-@pytest.mark.parametrize("priority", [None, 0.0])
-def test_requests_without_a_priority_or_of_equal_ones_are_served_in_order_of_arrival(priority: float | None) -> None:
+@pytest.mark.parametrize("priority", [-2.0, 0.0])
+def test_requests_of_equal_priority_are_served_in_order_of_arrival(priority: float) -> None:
     one = engine(max_num_seqs=1)
     for number in (3, 1, 2):
         assert one.submit(Submit(number, pack_tokens([number]), Sampling(max_tokens=1), priority=priority)) is None
     assert list(drain(one)) == [3, 1, 2]
+
+
+def test_a_priority_is_overtaken_by_what_comes_so_many_seconds_later_and_by_nothing_else() -> None:
+    one = engine(max_num_seqs=1)
+    for number, priority in ((1, 5.0), (2, 0.0), (3, 0.0)):
+        assert submit(one, number, [number], 1, priority=priority) is None
+        one.clock.sleep(4.0)
+    assert list(drain(one)) == [2, 1, 3]
 
 
 def test_the_choices_of_one_request_are_all_taken_or_none() -> None:

@@ -136,6 +136,43 @@ def test_what_runs_already_is_not_pushed_out_by_a_better_priority_while_there_is
     assert computed(one) == [(2, 1), (1, 1)]
 
 
+def test_a_better_priority_is_computed_before_the_rest_of_a_long_prompt() -> None:
+    one = scheduler(max_num_batched_tokens=8)
+    submit(one, 1, 24, priority=5.0)
+    assert computed(one) == [(1, 8)]
+    submit(one, 2, 6, max_tokens=1, priority=1.0)
+    assert computed(one) == [(2, 6), (1, 2)]
+    assert computed(one) == [(1, 8)]
+
+
+def test_a_long_prompt_is_finished_before_what_came_later_with_the_same_priority() -> None:
+    one = scheduler(max_num_batched_tokens=8)
+    submit(one, 1, 20)
+    assert computed(one) == [(1, 8)]
+    submit(one, 2, 6, max_tokens=1)
+    assert [computed(one), computed(one)] == [[(1, 8)], [(1, 4), (2, 4)]]
+
+
+def test_a_better_priority_does_not_compute_again_what_a_prompt_under_way_computes() -> None:
+    one = scheduler(max_num_batched_tokens=8)
+    submit(one, 1, [*range(24)], priority=5.0)
+    step(one)
+    second = submit(one, 2, [*range(24), 1, 2], priority=1.0)
+    while not second.generated:
+        step(one)
+    assert second.cached_tokens == 24
+
+
+def test_a_better_priority_that_finds_no_room_holds_nobody_up_who_runs() -> None:
+    one = scheduler(num_blocks=8, max_num_batched_tokens=8)
+    submit(one, 1, 24, max_tokens=1, priority=5.0)
+    step(one)
+    submit(one, 2, 16, max_tokens=1, priority=1.0)
+    submit(one, 3, 2, max_tokens=1, priority=2.0)
+    assert [computed(one), computed(one)] == [[(1, 8)], [(1, 8)]]
+    assert computed(one) == [(2, 8)]
+
+
 def test_a_request_that_waits_for_blocks_is_not_overtaken_by_a_smaller_one() -> None:
     one = scheduler(num_blocks=5)
     submit(one, 1, 12, max_tokens=4)

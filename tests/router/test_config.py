@@ -27,7 +27,7 @@ OTHER_VALUES = {
     "origin": "https://a.example",
     "key": "k",
 }
-WITH = {"tls_cert": "tls_key", "tls_key": "tls_cert"}
+WITH = {"tls_cert": "tls_key", "tls_key": "tls_cert", "log_prompts": "request_log"}
 GOOD_FILES = {"replicas_file": "", "api_keys": "[keys.a]\nkey = 'a'"}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.cost import ALIKE_RATES, LOWER_PRICE
 from router.load import ReplicaLoad
-from router.policy import POLICIES, Candidate, Question, choose
+from router.policy import MOST_LATER_S, PATIENCE, POLICIES, Candidate, Question, choose
 from router.ring import Ring
 
 RATE = 8000.0
@@ -25,6 +25,26 @@ def chosen(policy: str, asked: Question, candidates: list[Candidate], ring: Ring
     decision = choose(policy, asked, candidates, random.Random(seed), ring)
     assert decision.chosen is not None
     return decision.chosen.name
+
+
+# ---- the order in which a replica computes
+
+
+def test_what_computes_little_goes_before_what_computes_much_and_came_shortly_before() -> None:
+    long, short = (choose("cost", question(tokens), [replica(0)], random.Random(0)) for tokens in (16_000, 800))
+    assert long.later_s == pytest.approx(PATIENCE * 16_000 / RATE)
+    assert short.later_s == pytest.approx(PATIENCE * 800 / RATE)
+    warm = choose("cost", question(16_000, {0: 15_200}), [replica(0)], random.Random(0))
+    assert warm.later_s == short.later_s
+
+
+def test_nobody_is_overtaken_for_longer_than_a_bound() -> None:
+    assert choose("cost", question(10**7), [replica(0)], random.Random(0)).later_s == MOST_LATER_S
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"cost"}))
+def test_other_policies_leave_the_order_to_arrival(policy: str) -> None:
+    assert choose(policy, question(), [replica(0)], random.Random(0), Ring(["r0"])).later_s == 0
 
 
 # ---- cost

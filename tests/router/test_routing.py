@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from api.native import pack_ids, unpack_ids
+from router.cost import ASSUMED_TOKENS_PER_S
 from router.keys import Key, digest_of
+from router.policy import PATIENCE
 from router.routing import Routing
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
@@ -388,6 +390,21 @@ async def test_a_native_replica_gets_the_tokens_and_what_makes_answers_alike() -
         assert native.response_id is not None and native.response_id.startswith("chatcmpl-")
         assert native.created is not None and native.seed is not None
         assert native.resume_token_ids == []
+
+
+async def test_a_native_replica_is_told_whom_to_compute_first_and_a_retry_keeps_its_place() -> None:
+    script = Script(from_piece(0, 4))
+    async with served(*script.replicas(1, native=True), policy="cost") as running, connect(running.port) as client:
+        for words in (10, 2000):
+            await client.post(CHAT, chat("a " * words, stream=True))
+        short, long = (call.native[0].priority for call in script.calls)
+        assert long - short > PATIENCE * 1900 / ASSUMED_TOKENS_PER_S
+
+    script = Script(drops, from_piece(0, 4))
+    async with served(*script.replicas(2, native=True), policy="cost") as running, connect(running.port) as client:
+        await client.post(CHAT, chat(stream=True))
+        first, again = (call.native[0].priority for call in script.calls)
+        assert again < first
 
 
 async def test_a_clients_own_seed_stands() -> None:

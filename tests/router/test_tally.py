@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tally import DECISION_S, FIRST_TOKEN_S, REQUEST_S, Histogram, Tally
+from router.tally import DECISION_S, FIRST_TOKEN_S, REQUEST_S, SEEN_NUMBERS, Histogram, Seen, Tally
 
 SECONDS = st.lists(st.floats(0, 1e5, allow_nan=False))
 
@@ -35,3 +35,47 @@ def test_two_tallies_share_nothing() -> None:
     one.statuses[200] = 1
     one.request_s.observe(1.0)
     assert not other.statuses and other.request_s.total == 0
+
+
+# ---- what comes again
+
+BLOCK = 16
+
+
+def test_a_prompt_that_comes_again_is_resent_as_a_whole() -> None:
+    tally = Tally()
+    keys = list(range(1, 101))
+    tally.sent(keys, BLOCK, None)
+    assert tally.resent_tokens == 0
+    tally.sent(keys, BLOCK, None)
+    assert tally.resent_tokens == 100 * BLOCK
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_of_a_shared_beginning_at_least_two_thirds_count_and_nothing_beyond(shared: int, rest: int) -> None:
+    tally = Tally()
+    for first in (1000, 2000):
+        tally.sent([*range(1, shared + 1), *range(first, first + rest)], BLOCK, None)
+    assert shared * BLOCK * 2 // 3 <= tally.resent_tokens <= shared * BLOCK
+
+
+def test_what_another_replica_was_sent_is_not_resent() -> None:
+    one, other = Tally(), Tally()
+    one.sent([1, 2, 3], BLOCK, None)
+    other.sent([1, 2, 3], BLOCK, None)
+    assert other.resent_tokens == 0
+
+
+def test_a_salt_is_new_once() -> None:
+    tally = Tally()
+    for salt in ("a", "b", "a", None, "b", "c"):
+        tally.sent([], BLOCK, salt)
+    assert (tally.salted, tally.new_salts) == (5, 3)
+
+
+def test_what_is_remembered_does_not_grow() -> None:
+    seen = Seen()
+    for number in range(3 * SEEN_NUMBERS):
+        seen.add(number)
+    assert seen.add(3 * SEEN_NUMBERS - 1)
+    assert not seen.add(0)

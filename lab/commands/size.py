@@ -1,4 +1,4 @@
-"""The commands of `lab`: what `warmroute size` is told, and how it shows its answer."""
+"""`warmroute size`: what `warmroute size` is told, and how it shows its answer."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,0 +1,118 @@
+"""A trace as flat arrays: one element for each full block that a request's prompt has.
+
+Block numbers become dense, in order of first appearance. A number names its block and all that is before it; where a
+trace's own numbers do not (one number after two different ones), the beginnings are named anew.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from lab.trace.requests import Trace
+
+Integers: TypeAlias = NDArray[np.int64]
+NOTHING = -1  # instead of an earlier access, request or block
+
+
+class Accesses(Struct, frozen=True, eq=False):
+    """Requests in order; `numbers` of one after the other. `findable`: how many of each request's a cache may answer.
+
+    At least a prompt's last token is always computed, so of a prompt that ends where a block ends the last block is.
+    """
+
+    block_tokens: int
+    numbers: Integers
+    lengths: Integers  # full blocks of each request
+    input_tokens: Integers
+    unique: int
+
+    @property
+    def findable(self) -> Integers:
+        found: Integers = (self.input_tokens - 1) // self.block_tokens
+        return found
+
+    @property
+    def ends(self) -> Integers:
+        """Where each request's blocks end, in `numbers`."""
+        return np.cumsum(self.lengths)
+
+    @property
+    def requests(self) -> Integers:
+        """Of each access."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def depths(self) -> Integers:
+        """How many blocks are before each, in its prompt."""
+        return _within(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.input_tokens.sum())
+
+    def reordered(self, order: Integers) -> "Accesses":
+        lengths = self.lengths[order]
+        starts = (self.ends - self.lengths)[order]
+        taken = np.repeat(starts, lengths) + _within(lengths)
+        return replace(self, numbers=self.numbers[taken], lengths=lengths, input_tokens=self.input_tokens[order])
+
+
+def accesses_of(trace: Trace) -> Accesses:
+    size = trace.block_tokens
+    input_tokens = np.array([request.input_tokens for request in trace.requests], np.int64)
+    full = [request.blocks[: request.input_tokens // size] for request in trace.requests]
+    lengths = np.fromiter(map(len, full), np.int64, len(full))
+    numbers, unique = _numbered(full, int(lengths.sum()))
+    if not _names_beginnings(numbers, lengths, unique):
+        numbers, unique = _numbered(_beginnings(full), len(numbers))
+    return Accesses(size, numbers, lengths, input_tokens, unique)
+
+
+def _numbered(full: Iterable[Sequence[int]], total: int) -> tuple[Integers, int]:
+    """Dense numbers, by a table: keys have 64 bits and more, which no array holds."""
+    known: defaultdict[int, int] = defaultdict(count().__next__)
+    numbers = np.fromiter(map(known.__getitem__, chain.from_iterable(full)), np.int64, total)
+    return numbers, len(known)
+
+
+def _names_beginnings(numbers: Integers, lengths: Integers, unique: int) -> bool:
+    """Whether each block comes after the same one wherever it comes."""
+    if not len(numbers):
+        return True
+    before = np.concatenate(([NOTHING], numbers[:-1]))
+    starts = (np.cumsum(lengths) - lengths)[lengths > 0]
+    before[starts] = NOTHING
+    parents = np.empty(unique, np.int64)
+    parents[numbers] = before
+    return bool((parents[numbers] == before).all())
+
+
+def _beginnings(full: Iterable[Sequence[int]]) -> Iterable[list[int]]:
+    known: defaultdict[tuple[int, int], int] = defaultdict(count().__next__)
+    for blocks in full:
+        named: list[int] = []
+        for block in blocks:
+            named.append(known[named[-1] if named else NOTHING, block])
+        yield named
+
+
+def _within(lengths: Integers) -> Integers:
+    """0, 1, 2 ... for each of these lengths."""
+    starts = np.cumsum(lengths) - lengths
+    found: Integers = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    return found
+
+
+def earlier_of(numbers: Integers) -> Integers:
+    """For each access the one before it of the same block, or NOTHING."""
+    order = np.argsort(numbers, kind="stable")
+    again = numbers[order[1:]] == numbers[order[:-1]]
+    earlier = np.full(len(numbers), NOTHING, np.int64)
+    earlier[order[1:][again]] = order[:-1][again]
+    return earlier

@@ -1,0 +1,147 @@
+"""Text that is the same in all prompts of a kind and comes after text that is not: it cannot be shared.
+
+Prompts that agree up to a message are compared in that message, and only in the first ones of a conversation. Prompts
+are of a kind when they have all of that in common, or also how the message begins or how it ends. What nearly all of
+a sample of a kind say is constant. Documents that some prompts have in common are not: nobody can put them first.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+from lab.analysis.breaks.finding import Fault, Loss
+from lab.analysis.breaks.prompts import Piece, Prompt
+from lab.analysis.breaks.texts import Pair, common, common_end
+from lab.analysis.breaks.volatile import ADDRESS
+
+VARIABLE_FIRST = Fault(
+    "variable text before constant text",
+    "Put instructions and examples that are always the same first, and what differs from request to request last.",
+)
+USER_DATA = ADDRESS
+
+SAMPLE = 64
+FEWEST_TEXTS = 4
+NEARLY_ALL = 0.8
+LEAST_LETTERS = 160  # constant and late, in a prompt
+LEAST_SHARE = 0.15  # of the prompt's beginning
+SHORTEST_SENTENCE = 16
+LONGEST_DATUM = 200  # letters; more is a text rather than a name
+BEGINNING, END = 16, 32  # letters that a kind has in common
+
+_ends = re.compile(r"(?<=[.!?;:])\s+|\n+")
+
+Users: TypeAlias = dict[str, list[Prompt]]  # of each text
+
+
+class Place(NamedTuple):
+    """A message, and all that is before it."""
+
+    model: str
+    before: tuple[Piece, ...]
+    role: str
+
+
+class Kind(NamedTuple):
+    """Some of the texts at one place, with the letters that each shares with any other there."""
+
+    place: Place
+    texts: list[str]
+    shared: dict[str, int]
+
+
+class Late(NamedTuple):
+    """Constant letters after the first difference, and how far after it they begin."""
+
+    letters: int
+    gap: int
+
+
+def late_constants(prompts: Sequence[Prompt]) -> Iterator[Loss]:
+    for place, users in _places(prompts).items():
+        if len(users) < FEWEST_TEXTS:
+            continue
+        done: set[str] = set()
+        for kind in _kinds(place, users):
+            loss = None if done.issuperset(kind.texts) else _loss(kind, users)
+            if loss is not None:
+                done.update(kind.texts)
+                yield loss
+            if len(done) == len(users):
+                break
+
+
+def _places(prompts: Sequence[Prompt]) -> dict[Place, Users]:
+    places: defaultdict[Place, Users] = defaultdict(dict)
+    for prompt in prompts:
+        early = prompt.pieces[: len(prompt.pieces) - max(0, len(prompt.rest) - 1)]
+        for at, piece in enumerate(early):
+            if piece.role != "tools":
+                place = Place(prompt.model, early[:at], piece.role)
+                places[place].setdefault(piece.text, []).append(prompt)
+    return places
+
+
+def _kinds(place: Place, users: Users) -> Iterator[Kind]:
+    texts = sorted(users)
+    shared = dict.fromkeys(texts, 0)
+    for one, other in pairwise(texts):
+        letters = common(one, other)
+        shared[one], shared[other] = max(shared[one], letters), letters
+    yield Kind(place, texts, shared)
+    for part in (slice(BEGINNING), slice(-END, None)):
+        alike: defaultdict[str, list[str]] = defaultdict(list)
+        for text in texts:
+            alike[text[part]].append(text)
+        yield from (Kind(place, some, shared) for some in alike.values() if FEWEST_TEXTS <= len(some) < len(texts))
+
+
+def _loss(kind: Kind, users: Users) -> Loss | None:
+    sample = kind.texts[:: -(-len(kind.texts) // SAMPLE)]
+    constant, end = _constant(sample), common_end(sample)
+    before = sum(len(piece.text) for piece in kind.place.before)
+    sampled = [_late(text, kind.shared[text], constant, end) for text in sample]
+    wanted = max(LEAST_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
+    if median(late.letters for late in sampled) < wanted:
+        return None
+    each = [_late(text, kind.shared[text], constant, end).letters for text in kind.texts]
+    is_datum = Piece(kind.place.role, "").is_leading and median(late.gap for late in sampled) <= LONGEST_DATUM
+    one, other = kind.texts[0], kind.texts[-1]
+    return Loss(
+        USER_DATA if is_datum else VARIABLE_FIRST,
+        sum(len(users[text]) for text in kind.texts),
+        sum(each) - max(each),
+        Pair(one, other).example(),
+        (users[one][0].request_id, users[other][0].request_id),
+    )
+
+
+def _constant(sample: Sequence[str]) -> set[str]:
+    """Sentences that nearly all of these texts have."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    for text in sample:
+        for sentence in {sentence for sentence, _ in _sentences(text)}:
+            counts[sentence] += 1
+    return {sentence for sentence, count in counts.items() if count >= NEARLY_ALL * len(sample)}
+
+
+def _late(text: str, shared: int, constant: set[str], end: int) -> Late:
+    late = [(sentence, at) for sentence, at in _sentences(text) if at >= shared and sentence in constant]
+    letters = sum(len(sentence) for sentence, _ in late)
+    ending = min(end, len(text) - shared)
+    if letters >= ending:
+        return Late(letters, late[0][1] - shared if late else 0)
+    return Late(ending, len(text) - ending - shared)
+
+
+def _sentences(text: str) -> Iterator[tuple[str, int]]:
+    """With the place where each begins."""
+    at = 0
+    for end in [*_ends.finditer(text), None]:
+        stop = len(text) if end is None else end.start()
+        if stop - at >= SHORTEST_SENTENCE:
+            yield text[at:stop], at
+        at = stop if end is None else end.end()

@@ -1,0 +1,116 @@
+"""All faults of a log's prompts, each with what it costs.
+
+A fault of the beginning costs what repairing everything but it leaves to compute, more than repairing all does: so one
+does not hide another, and what a fault of another kind explains is not counted twice. What remains when these are
+repaired is searched for conversations that changed and for constant text that comes late.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from lab.analysis.breaks.constants import late_constants
+from lab.analysis.breaks.documents import KEY_ORDER, with_one_key_order
+from lab.analysis.breaks.finding import Fault, Finding, Loss
+from lab.analysis.breaks.history import changed_history
+from lab.analysis.breaks.prompts import Prompt
+from lab.analysis.breaks.salts import SALT, salts_example, without_lone_salts
+from lab.analysis.breaks.texts import Pair, computed_letters, shared_letters
+from lab.analysis.breaks.tools import CHANGE, ORDER, with_all_tools, with_one_tool_order
+from lab.analysis.breaks.volatile import ADDRESS, IDENTIFIER, TIMESTAMP, Values, without_volatile
+
+WORTH = 0.005  # of all tokens; less is not said
+FEWEST_REQUESTS = 3
+UNKNOWN_TOKENS_PER_LETTER = 0.25
+
+REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
+    SALT: without_lone_salts,
+    KEY_ORDER: with_one_key_order,
+    ORDER: with_one_tool_order,
+}
+VOLATILE = (TIMESTAMP, IDENTIFIER, ADDRESS)
+
+
+def search(prompts: Sequence[Prompt]) -> list[Finding]:
+    """The most expensive first."""
+    values = Values()
+    repaired = _repaired(prompts, values)
+    found = [*_early_losses(prompts, repaired, values), *_tool_losses(repaired)]
+    losses = [loss for loss in (*found, changed_history(repaired), *late_constants(repaired)) if loss is not None]
+    letters = sum(len(piece.text) for prompt in prompts for piece in prompt.pieces)
+    tokens = sum(prompt.tokens for prompt in prompts)
+    per_letter = tokens / letters if tokens and letters else UNKNOWN_TOKENS_PER_LETTER
+    worth = [
+        _finding(loss, per_letter)
+        for loss in _merged(losses)
+        if loss.requests >= FEWEST_REQUESTS and loss.letters >= WORTH * letters
+    ]
+    return sorted(worth, key=lambda finding: -finding.lost_tokens)
+
+
+def _repaired(prompts: Sequence[Prompt], values: Values, left: Fault | None = None) -> list[Prompt]:
+    """All of the beginnings repaired but for one fault."""
+    found = list(prompts)
+    for fault, repair in REPAIRS.items():
+        if fault != left:
+            found = repair(found)
+    return without_volatile(found, [fault for fault in VOLATILE if fault != left], values)
+
+
+def _early_losses(prompts: Sequence[Prompt], repaired: Sequence[Prompt], values: Values) -> Iterator[Loss | None]:
+    if list(prompts) == repaired:
+        return
+    best = computed_letters(repaired)
+    for fault in (*REPAIRS, *VOLATILE):
+        faulty = _repaired(prompts, values, fault)
+        if faulty == repaired or (letters := computed_letters(faulty) - best) <= 0:
+            continue
+        yield _loss(fault, faulty, repaired, letters)
+
+
+def _tool_losses(prompts: list[Prompt]) -> Iterator[Loss | None]:
+    same = with_all_tools(prompts)
+    if same != prompts and (letters := computed_letters(prompts) - computed_letters(same)) > 0:
+        yield _loss(CHANGE, prompts, same, letters)
+
+
+def _loss(fault: Fault, faulty: Sequence[Prompt], repaired: Sequence[Prompt], letters: int) -> Loss | None:
+    """Repaired, prompts stand next to each other that have more in common than they have now."""
+    order = sorted(range(len(repaired)), key=lambda at: (repaired[at].model, repaired[at].pieces))
+    gains = [
+        (gain, one, other)
+        for one, other in pairwise(order)
+        if (gain := _shared(repaired[one], repaired[other]) - _shared(faulty[one], faulty[other])) > 0
+    ]
+    if not gains:
+        return None
+    requests = {faulty[at].request_id for _, one, other in gains for at in (one, other)}
+    _, first, second = max(gains)
+    one, other = faulty[first], faulty[second]
+    example = salts_example(one, other) if fault == SALT else Pair(_text(one), _text(other)).example()
+    return Loss(fault, len(requests), letters, example, (one.request_id, other.request_id))
+
+
+def _shared(one: Prompt, other: Prompt) -> int:
+    is_one_cache = (one.model, one.salt) == (other.model, other.salt)
+    return shared_letters(one.pieces, other.pieces) if is_one_cache else 0
+
+
+def _text(prompt: Prompt) -> str:
+    return "\n".join(piece.text for piece in prompt.pieces)
+
+
+def _merged(losses: Sequence[Loss]) -> Iterator[Loss]:
+    """One for each fault, with the example of the most expensive."""
+    by_fault: defaultdict[Fault, list[Loss]] = defaultdict(list)
+    for loss in losses:
+        by_fault[loss.fault].append(loss)
+    for fault, some in by_fault.items():
+        worst = max(some, key=lambda loss: loss.letters)
+        requests, letters = sum(loss.requests for loss in some), sum(loss.letters for loss in some)
+        yield Loss(fault, requests, letters, worst.example, worst.request_ids)
+
+
+def _finding(loss: Loss, tokens_per_letter: float) -> Finding:
+    lost_tokens = round(loss.letters * tokens_per_letter)
+    return Finding(loss.fault.name, loss.requests, lost_tokens, loss.example, loss.request_ids, loss.fault.advice)

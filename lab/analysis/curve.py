@@ -1,0 +1,59 @@
+"""Hit rate over cache size, and the size that a hit rate takes."""
+
+import math
+
+import numpy as np
+from msgspec import Struct
+
+from lab.analysis.accesses import Accesses, Integers
+from lab.analysis.distances import hits_by_capacity
+
+HEADROOM = 0.2  # for requests that run, and for tomorrow
+
+
+class Curve(Struct, frozen=True, eq=False):
+    """`hits[c]`: blocks found where c of them are kept; `input_tokens` of all prompts.
+
+    A cache has one block more than it keeps while a prompt is computed whose end fills none: `begun_blocks`.
+    """
+
+    block_tokens: int
+    input_tokens: int
+    hits: Integers
+    begun_blocks: int
+
+    @property
+    def most_blocks(self) -> int:
+        """With so many, nothing is ever evicted."""
+        return len(self.hits) - 1 + self.begun_blocks
+
+    def hit_rate(self, blocks: int) -> float:
+        """Tokens found in a cache of so many blocks, as a share of all prompt tokens."""
+        return self._found(blocks) * self.block_tokens / self.input_tokens
+
+    def share(self, blocks: int) -> float:
+        """Tokens found, as a share of those that a cache without an end finds."""
+        most = int(self.hits[-1])
+        return self._found(blocks) / most if most else 1.0
+
+    def _found(self, blocks: int) -> int:
+        kept = max(0, min(blocks, self.most_blocks) - self.begun_blocks)
+        return int(self.hits[kept])
+
+    @property
+    def best(self) -> float:
+        return self.hit_rate(self.most_blocks)
+
+    def needed(self, share: float) -> int:
+        """The fewest blocks with which this share of what can hit does."""
+        wanted = math.ceil(share * int(self.hits[-1]) - 1e-6)
+        return int(np.searchsorted(self.hits, wanted)) + self.begun_blocks
+
+
+def curve_of(accesses: Accesses) -> Curve:
+    begun = bool((accesses.input_tokens % accesses.block_tokens).any())
+    return Curve(accesses.block_tokens, accesses.tokens, hits_by_capacity(accesses), int(begun))
+
+
+def with_headroom(blocks: int) -> int:
+    return math.ceil(blocks * (1 + HEADROOM) - 1e-6)

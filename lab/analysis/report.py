@@ -1,0 +1,139 @@
+"""An analysis in words, and its curve as a drawing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lab.analysis.breaks.finding import Finding
+from lab.analysis.breaks.texts import Example
+from lab.analysis.curve import Curve
+from lab.analysis.sharing import Coarser, Sharing
+from lab.analysis.whole import Analysis, Breaks, Cache, Needed, Ordered
+from lab.plots import drawing
+
+POINTS = 400
+NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-log FILE --log-prompts"
+
+
+def lines(analysis: Analysis) -> Iterator[str]:
+    """For people."""
+    yield from _sharing(analysis.name, analysis.sharing)
+    yield ""
+    yield from _caches(analysis)
+    yield _advice(analysis.needed, analysis.sharing)
+    yield ""
+    yield from _block_sizes(analysis.block_sizes)
+    yield ""
+    yield from _breaks(analysis.breaks)
+    if analysis.order is not None:
+        yield ""
+        yield from _order(analysis.order)
+
+
+def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
+    saved = f"{sharing.saved_tokens:,} tokens = {sharing.hit_rate:.1%}, were nothing ever evicted"
+    prefix = (
+        f"{sharing.shared_prefix_tokens:,.0f} tokens on the average; {sharing.sharing_requests:,} requests have one"
+    )
+    for title, value in (
+        ("trace", name),
+        ("requests", f"{sharing.requests:,}"),
+        ("input tokens", f"{sharing.input_tokens:,}"),
+        ("blocks", f"{sharing.blocks:,}  full ones, of {sharing.block_tokens:,} tokens"),
+        ("unique blocks", f"{sharing.unique_blocks:,}"),
+        ("shared blocks", f"{sharing.shared_blocks:,}  in two requests or more"),
+        ("reusable", f"{sharing.reusable_blocks:,}  every further use of a block"),
+        ("could be saved", saved),
+        ("shared prefix", prefix),
+    ):
+        yield f"{title:<16}{value}"
+
+
+def _caches(analysis: Analysis) -> Iterator[str]:
+    has_gb = analysis.needed.exact.gb is not None
+    yield (
+        f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{'GB':>10}"
+        if has_gb
+        else (f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}")
+    )
+    for cache, share in zip(analysis.curve, ("25 %", "50 %", "75 %", "90 %", "95 %", "99 %", "all"), strict=True):
+        yield _cache(f"{share} of what can hit", cache)
+    if analysis.at_capacity is not None:
+        yield _cache("--capacity-tokens", analysis.at_capacity)
+
+
+def _cache(title: str, cache: Cache) -> str:
+    gb = "" if cache.gb is None else f"{cache.gb:>10,.2f}"
+    return f"{title:<24}{cache.hit_rate:>10.1%}{cache.blocks:>14,}{cache.tokens:>16,}{gb}"
+
+
+def _advice(needed: Needed, sharing: Sharing) -> str:
+    cache = needed.with_headroom
+    limit = "; the longest prompt takes that much" if cache.blocks == sharing.longest_blocks else ""
+    gb = "" if cache.gb is None else f" = {cache.gb:,.2f} GB"
+    return (
+        f"For {needed.target * 100:.4g} % of what can hit, with {needed.headroom * 100:.0f} % headroom: "
+        f"{cache.blocks:,} blocks = {cache.tokens:,} tokens{gb}{limit}"
+    )
+
+
+def _block_sizes(sizes: list[Coarser]) -> Iterator[str]:
+    yield f"{'block size':<24}{'hit rate':>10}  were nothing ever evicted"
+    for size in sizes:
+        yield f"{f'{size.block_tokens:,} tokens':<24}{size.hit_rate:>10.1%}"
+
+
+def _breaks(breaks: Breaks | None) -> Iterator[str]:
+    if breaks is None:
+        yield "What breaks sharing: not searched for, as a trace has no text"
+        yield NEED_PROMPTS
+        return
+    if breaks.without_body == breaks.requests:
+        yield "What breaks sharing: not searched for, as this log has no prompts"
+        yield NEED_PROMPTS
+        return
+    yield "What breaks sharing" if breaks.findings else "What breaks sharing: nothing found"
+    for count, why in ((breaks.without_body, "no body"), (breaks.without_text, "no text that can be read")):
+        if count:
+            yield f"  {count:,} of {breaks.requests:,} requests have {why}"
+    for finding in breaks.findings:
+        yield from _finding(finding)
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"  {finding.name}: {finding.requests:,} requests, about {finding.lost_tokens:,} tokens lost"
+    yield from _example(finding.example, *finding.request_ids)
+    yield f"    {finding.advice}"
+
+
+def _example(example: Example, one: str, other: str) -> Iterator[str]:
+    """One below the other, so that the eye finds where they part."""
+    before = _shown(example.before)
+    width = max(len(one), len(other))
+    yield f"    {one:<{width}}  ...{before}[{_shown(example.one)}]"
+    yield f"    {other:<{width}}  ...{before}[{_shown(example.other)}]"
+
+
+def _shown(text: str) -> str:
+    """On one line, and nothing that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _order(order: Ordered) -> Iterator[str]:
+    yield f"As a batch, with a cache of {order.capacity_tokens:,} tokens"
+    yield f"  {'in the given order':<22}{order.hit_rate:>10.1%}"
+    yield f"  {'in the suggested one':<22}{order.suggested_hit_rate:>10.1%}"
+    yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
+
+
+def plot(path: Path, name: str, curve: Curve) -> None:
+    most = max(curve.most_blocks, 1)
+    blocks = np.unique(np.geomspace(1, most, POINTS).astype(np.int64)).tolist()
+    with drawing(path, title=f"{name}: hit rate of an LRU cache", x="cache, tokens", y="hit rate") as axes:
+        axes.step(
+            [each * curve.block_tokens for each in blocks], [curve.hit_rate(each) for each in blocks], where="post"
+        )
+        axes.axhline(curve.best, linestyle=":", color="gray", label="without an end")
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)

@@ -1,0 +1,130 @@
+"""Everything that is said of a file, as one object."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lab.analysis.accesses import Accesses, Integers, accesses_of
+from lab.analysis.breaks.finding import Finding
+from lab.analysis.breaks.prompts import Read
+from lab.analysis.breaks.search import search
+from lab.analysis.curve import HEADROOM, Curve, curve_of, with_headroom
+from lab.analysis.order import depth_first
+from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
+from lab.trace.requests import Trace
+from replica.sizing import GIGABYTE
+
+SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+
+class Cache(Struct, frozen=True, omit_defaults=True):
+    """A cache, and what it finds; `share` of what one without an end does."""
+
+    blocks: int
+    tokens: int
+    hit_rate: float
+    share: float
+    gb: float | None = None
+
+
+class Needed(Struct, frozen=True, kw_only=True):
+    """With headroom it is no less than the longest prompt takes."""
+
+    target: float  # of what can hit
+    exact: Cache
+    headroom: float
+    with_headroom: Cache
+
+
+class Breaks(Struct, frozen=True):
+    """`without_text`: token ids, which say nothing about the text."""
+
+    requests: int
+    without_body: int
+    without_text: int
+    findings: list[Finding]
+
+
+class Ordered(Struct, frozen=True):
+    """The given order and the suggested one, with a cache of so many tokens."""
+
+    capacity_tokens: int
+    hit_rate: float
+    suggested_hit_rate: float
+    suggested_best_tokens: int  # with these it reaches what a cache without an end gives
+
+
+class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    sharing: Sharing
+    needed: Needed
+    curve: list[Cache]
+    block_sizes: list[Coarser]
+    at_capacity: Cache | None = None
+    breaks: Breaks | None = None  # None: a trace, which has no text
+    order: Ordered | None = None
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    target: float = 0.9
+    kv_bytes_per_token: int | None = None
+    capacity_tokens: int | None = None
+    ordered: bool = False
+
+
+class Answer(Struct, frozen=True, eq=False):
+    """With what is drawn and written, too."""
+
+    analysis: Analysis
+    curve: Curve
+    order: Integers | None
+
+
+def analysis_of(trace: Trace, read: Read | None, question: Question) -> Answer:
+    accesses = accesses_of(trace)
+    curve = curve_of(accesses)
+    order = depth_first(accesses) if question.ordered or question.capacity_tokens else None
+    sharing = sharing_of(accesses)
+    needed = _needed(curve, sharing.longest_blocks, question)
+    capacity_tokens = question.capacity_tokens or needed.with_headroom.tokens
+    at_capacity = _cache(curve, capacity_tokens // trace.block_tokens, question) if question.capacity_tokens else None
+    analysis = Analysis(
+        name=trace.name,
+        sharing=sharing,
+        needed=needed,
+        curve=[_cache(curve, curve.needed(share), question) for share in SHARES],
+        block_sizes=list(coarser(accesses)),
+        at_capacity=at_capacity,
+        breaks=None if read is None else _breaks(read),
+        order=None if order is None else _ordered(accesses, order, curve, capacity_tokens),
+    )
+    return Answer(analysis, curve, order)
+
+
+def _needed(curve: Curve, longest_blocks: int, question: Question) -> Needed:
+    blocks = curve.needed(question.target)
+    return Needed(
+        target=question.target,
+        exact=_cache(curve, blocks, question),
+        headroom=HEADROOM,
+        with_headroom=_cache(curve, max(with_headroom(blocks), longest_blocks), question),
+    )
+
+
+def _cache(curve: Curve, blocks: int, question: Question) -> Cache:
+    tokens = blocks * curve.block_tokens
+    per_token = question.kv_bytes_per_token
+    gb = None if per_token is None else tokens * per_token / GIGABYTE
+    return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
+
+
+def _breaks(read: Read) -> Breaks:
+    findings: Sequence[Finding] = search(read.prompts)
+    return Breaks(read.requests, read.without_body, read.without_text, list(findings))
+
+
+def _ordered(accesses: Accesses, order: Integers, curve: Curve, capacity_tokens: int) -> Ordered:
+    suggested = curve_of(accesses.reordered(order))
+    blocks = capacity_tokens // accesses.block_tokens
+    best_tokens = suggested.needed(1.0) * accesses.block_tokens
+    return Ordered(capacity_tokens, curve.hit_rate(blocks), suggested.hit_rate(blocks), best_tokens)

@@ -1,0 +1,53 @@
+"""When conversations begin: at random, evenly, or in bursts; as a trace has it; or whenever a client is free."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+
+from lab.bench.talks import Arrival, Talk, Turn
+from lab.bench.words import Passage
+from lab.trace.requests import Trace, TraceRequest
+
+BURST_SHAPE = (
+    0.25  # of a gamma distribution: gaps whose deviation is twice their mean, where it is the mean for poisson
+)
+
+GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
+    "poisson": lambda chance: chance.expovariate(1),
+    "constant": lambda chance: 1.0,  # noqa: ARG005
+    "bursty": lambda chance: chance.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE),
+}
+
+
+def arriving(talks: Iterable[Talk], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
+    """A conversation counts with all its turns, so that requests come at this rate once as many end as begin."""
+    chance, at_s = random.Random(f"arrivals {seed}"), 0.0
+    for talk in talks:
+        yield Arrival(at_s, talk)
+        at_s += GAPS[kind](chance) * len(talk.turns) / requests_per_s
+
+
+def at_once(talks: Iterable[Talk]) -> Iterator[Arrival]:
+    """For clients that take the next when they are free."""
+    return (Arrival(0.0, talk) for talk in talks)
+
+
+def replayed(trace: Trace, speed: float = 1.0) -> Iterator[Arrival]:
+    for number, request in enumerate(trace.requests):
+        yield Arrival(request.at_s / speed, _talk(number, request, trace.block_tokens))
+
+
+def _talk(number: int, request: TraceRequest, block_tokens: int) -> Talk:
+    *full, last = request.blocks
+    said = [Passage(f"block {block}", block_tokens) for block in full]
+    said.append(Passage(f"block {last}", request.input_tokens - len(full) * block_tokens))
+    return Talk(str(number), (), (Turn(tuple(said), max(1, request.output_tokens)),))
+
+
+def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:
+    """All answers of this length, or of those that were planned."""
+    if output_tokens is None:
+        yield from arrivals
+        return
+    for arrival in arrivals:
+        turns = tuple(turn._replace(output_tokens=output_tokens) for turn in arrival.talk.turns)
+        yield arrival._replace(talk=arrival.talk._replace(turns=turns))

@@ -1,0 +1,127 @@
+"""What the outcomes of a run come to."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lab.bench.answer import Outcome
+from lab.bench.percentiles import Spread, spread
+
+TOO_MANY = 429
+
+
+class Goodput(Struct, frozen=True):
+    """Requests whose first token came in time; those that failed did not."""
+
+    ttft_limit_s: float
+    share: float
+    requests_per_s: float
+
+
+class ReplicaFigures(Struct, frozen=True):
+    requests: int
+    share: float
+    hit_rate: float | None
+    ttft_s: Spread
+
+
+class Figures(Struct, frozen=True):
+    """Warm-up is left out of everything but `warm_up`. Latencies count from the intended time of sending."""
+
+    requests: int  # answered or failed
+    failed: int
+    warm_up: int
+    span_s: float  # from the first one's intended time to the last one's end
+    requests_per_s: float  # answered ones
+    input_tokens: int | None
+    output_tokens: int
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float
+    asked_tokens: int  # of all prompts, as they were planned
+    cached_tokens: int | None  # None: not told
+    hit_rate: float | None  # of the prompt tokens of those that tell both
+    ttft_s: Spread
+    itl_s: Spread  # between events that have tokens
+    tpot_s: Spread  # a request's time for each token after its first
+    e2e_s: Spread
+    sent_late_s: Spread  # after the intended time: the load generator's own delay
+    goodput: Goodput | None
+    errors: dict[str, int]
+    examples: dict[str, str]  # what was said of the first of each kind
+    too_many: int  # refused with status 429
+    replicas: dict[str, ReplicaFigures]
+
+
+def figures(runs: Sequence[Sequence[Outcome]], ttft_limit_s: float | None = None) -> Figures:
+    """Several runs of the same kind count together, with their spans one after another."""
+    counted = [[outcome for outcome in run if not outcome.is_warm_up] for run in runs]
+    outcomes = [outcome for run in counted for outcome in run]
+    answered = [outcome for outcome in outcomes if not outcome.error]
+    failed = [outcome for outcome in outcomes if outcome.error]
+    span_s = sum(_span_s(run) for run in counted)
+    per_s = 1 / span_s if span_s else 0.0
+    told = [outcome.prompt_tokens for outcome in answered if outcome.prompt_tokens is not None]
+    input_tokens = sum(told) if told else None
+    output_tokens = sum(outcome.output_tokens or 0 for outcome in answered)
+    cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
+    return Figures(
+        requests=len(outcomes),
+        failed=len(failed),
+        warm_up=sum(map(len, runs)) - len(outcomes),
+        span_s=span_s,
+        requests_per_s=len(answered) * per_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        input_tokens_per_s=None if input_tokens is None else input_tokens * per_s,
+        output_tokens_per_s=output_tokens * per_s,
+        asked_tokens=sum(outcome.asked_tokens for outcome in outcomes),
+        cached_tokens=sum(cached) if cached else None,
+        hit_rate=hit_rate(answered),
+        ttft_s=spread(outcome.ttft_s for outcome in answered),
+        itl_s=spread(gap_s for outcome in answered for gap_s in outcome.gaps_s),
+        tpot_s=spread(outcome.tpot_s for outcome in answered),
+        e2e_s=spread(outcome.e2e_s for outcome in answered),
+        sent_late_s=spread(max(0.0, outcome.sent_s - outcome.intended_s) for outcome in outcomes),
+        goodput=_goodput(outcomes, ttft_limit_s, per_s),
+        errors=dict(Counter(outcome.error for outcome in failed if outcome.error).most_common()),
+        examples={outcome.error: outcome.detail for outcome in reversed(failed) if outcome.error},
+        too_many=sum(outcome.status == TOO_MANY for outcome in failed),
+        replicas=_replicas(answered),
+    )
+
+
+def hit_rate(answered: Sequence[Outcome]) -> float | None:
+    both = [
+        (outcome.cached_tokens, outcome.prompt_tokens)
+        for outcome in answered
+        if outcome.cached_tokens is not None and outcome.prompt_tokens
+    ]
+    return sum(cached for cached, _ in both) / sum(prompt for _, prompt in both) if both else None
+
+
+def _span_s(run: Sequence[Outcome]) -> float:
+    if not run:
+        return 0.0
+    return max(outcome.end_s for outcome in run) - min(outcome.intended_s for outcome in run)
+
+
+def _goodput(outcomes: Sequence[Outcome], limit_s: float | None, per_s: float) -> Goodput | None:
+    if limit_s is None:
+        return None
+    good = sum(outcome.ttft_s is not None and outcome.ttft_s <= limit_s for outcome in outcomes)
+    return Goodput(limit_s, good / len(outcomes) if outcomes else 0.0, good * per_s)
+
+
+def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:
+    """By the router's own word; nothing where there is no router that says it."""
+    by_name: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in answered:
+        if outcome.replica is not None:
+            by_name[outcome.replica].append(outcome)
+    return {
+        name: ReplicaFigures(
+            len(own), len(own) / len(answered), hit_rate(own), spread(outcome.ttft_s for outcome in own)
+        )
+        for name, own in sorted(by_name.items())
+    }

@@ -1,0 +1,233 @@
+"""One run against one endpoint: sends what is due or what clients have time for, until it is enough.
+
+Open loop: a request is due at its time, whatever became of those before it, and its latencies count from then. Closed
+loop: so many clients, each of which asks as soon as it has its answer.
+"""
+
+import asyncio
+import gc
+import time
+from bisect import insort
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from lab.bench.answer import Outcome
+from lab.bench.client import Asked, Endpoint
+from lab.bench.own import Own, Watch
+from lab.bench.prompts import Form, asked_tokens
+from lab.bench.talks import Arrival, Talk
+
+REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone is not asked a thousand times a second
+
+
+class WarmUp(NamedTuple):
+    """What comes first and is not counted."""
+
+    requests: int = 0
+    s: float = 0.0
+
+
+class Limits(NamedTuple):
+    """All limits that are given hold. Only counted requests count."""
+
+    requests: int | None = None
+    for_s: float | None = None
+    warm_up: WarmUp = WarmUp()
+    clients: int | None = None  # None: open loop
+
+
+class Ran(NamedTuple):
+    """What a run has found, in the order of the ends."""
+
+    outcomes: list[Outcome]
+    unfinished: int  # interrupted
+    was_interrupted: bool
+    own: Own
+
+
+class Load:
+    def __init__(self, endpoint: Endpoint, form: Form, arrivals: Iterator[Arrival], limits: Limits) -> None:
+        self.outcomes: list[Outcome] = []
+        self.ttfts_s: list[float] = []  # ascending
+        self.errors = 0
+        self.done = 0  # counted ones
+        self.limits = limits
+        self._endpoint = endpoint
+        self._form = form
+        self._arrivals = arrivals
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._began_s = 0.0
+        self._sent = 0
+        self._counted = 0
+        self._until_s: float | None = None  # no counted request is sent after
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_over = False  # nothing more is sent
+        # Each conversation, each client in closed loop, and whoever waits for the next arrival either has a request in
+        # flight or a timer. The run is over when there is none left.
+        self._open = 0
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._unfinished = 0
+        self._was_interrupted = False
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._endpoint.in_flight)
+
+    async def run(self) -> Ran:
+        gc.collect()
+        gc.freeze()  # what is there already need not be looked through again and again
+        watch = Watch()
+        self._began_s = time.perf_counter()
+        if self.limits.clients is None:
+            self._open += 1
+            self._due(None)
+        else:
+            self._open += self.limits.clients
+            for _ in range(self.limits.clients):
+                self._loop.call_soon(self._free)
+        try:
+            await self._ended
+        finally:
+            self._end_all()
+            gc.unfreeze()
+        output_tokens = sum(outcome.output_tokens or 0 for outcome in self.outcomes)
+        own = watch.stop(len(self.outcomes), output_tokens)
+        return Ran(self.outcomes, self._unfinished, self._was_interrupted, own)
+
+    def interrupt(self) -> None:
+        """Ends it at once: what is in flight is given up."""
+        if not self._ended.done():
+            self._was_interrupted = True
+            self._unfinished = self.in_flight
+            self._end_all()
+            self._ended.set_result(None)
+
+    def _end_all(self) -> None:
+        self._enough()
+        for asked in list(self._endpoint.in_flight):
+            asked.abandon()
+
+    def _enough(self) -> None:
+        """Nothing more is sent, and nobody is waited for who is still thinking."""
+        self._is_over = True
+        self._open -= len(self._timers)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    # ---- what comes next
+
+    def _due(self, arrival: Arrival | None) -> None:
+        """Begins the conversation, and waits for the next one's time. Others have their turn between the two."""
+        if arrival is not None:
+            self._begin(arrival.talk, arrival.at_s)
+        following = None if self._is_over else next(self._arrivals, None)
+        if following is None:
+            self._close()
+            return
+        self._at(following.at_s, lambda: self._due(following))
+
+    def _free(self) -> None:
+        """A client in closed loop asks, or goes home."""
+        arrival = None if self._is_over else next(self._arrivals, None)
+        if arrival is not None:
+            self._begin(arrival.talk, self._now_s())
+        self._close()
+
+    def _begin(self, talk: Talk, at_s: float) -> None:
+        self._open += 1
+        self._turn(talk, 0, (), at_s)
+
+    def _turn(self, talk: Talk, number: int, answers: tuple[str, ...], intended_s: float) -> None:
+        outcome = self._outcome(talk, number, intended_s)
+        if outcome is None:
+            self._close()
+            return
+        session = talk.name if len(talk.turns) > 1 else ""
+        body = self._form.body(talk, number, answers)
+        self._endpoint.ask(
+            self._form.path,
+            body,
+            outcome,
+            self._began_s,
+            lambda asked: self._answered(asked, talk, number, answers),
+            session,
+        )
+
+    def _outcome(self, talk: Talk, number: int, intended_s: float) -> Outcome | None:
+        """None: it is enough."""
+        if self._is_over or (self._until_s is not None and intended_s >= self._until_s):
+            return None
+        warm_up = self.limits.warm_up
+        is_warm_up = self._sent < warm_up.requests or intended_s < warm_up.s
+        if not is_warm_up:
+            self._count(intended_s)
+        self._sent += 1
+        return Outcome(talk.name, number, is_warm_up, intended_s, asked_tokens=asked_tokens(talk, number))
+
+    def _count(self, intended_s: float) -> None:
+        limits = self.limits
+        if self._counted == 0 and limits.for_s is not None:
+            self._until_s = intended_s + limits.for_s
+            self._deadline = self._loop.call_later(self._until_s - self._now_s(), self._time_is_over)
+        self._counted += 1
+        if self._counted == limits.requests:
+            self._enough()
+
+    def _time_is_over(self) -> None:
+        self._enough()
+        self._end_if_done()
+
+    # ---- what came of it
+
+    def _answered(self, asked: Asked, talk: Talk, number: int, answers: tuple[str, ...]) -> None:
+        outcome = asked.outcome
+        self._keep(outcome)
+        following = number + 1
+        if following < len(talk.turns) and not self._is_over:
+            at_s = outcome.end_s + talk.turns[following].think_s
+            answers = (*answers, "".join(asked.said))
+            self._at(at_s, lambda: self._turn(talk, following, answers, at_s))
+        else:
+            self._talk_over(outcome)
+
+    def _keep(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if outcome.is_warm_up:
+            return
+        self.done += 1
+        self.errors += outcome.error is not None
+        if outcome.ttft_s is not None:
+            insort(self.ttfts_s, outcome.ttft_s)
+
+    def _talk_over(self, outcome: Outcome) -> None:
+        if self.limits.clients is None or self._is_over:
+            self._close()
+        elif outcome.error:
+            self._at(self._now_s() + REST_AFTER_ERROR_S, self._free)
+        else:
+            self._free()
+
+    def _close(self) -> None:
+        self._open -= 1
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._open <= 0 and not self._ended.done():
+            self._ended.set_result(None)
+
+    # ---- time
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def _at(self, at_s: float, call: Callable[[], object]) -> None:
+        def now() -> None:
+            self._timers.discard(timer)
+            call()
+
+        timer: asyncio.TimerHandle = self._loop.call_later(max(0.0, at_s - self._now_s()), now)
+        self._timers.add(timer)

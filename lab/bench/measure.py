@@ -1,0 +1,198 @@
+"""A whole measurement: finds out how each endpoint is asked, runs the rounds in turn, and sums up."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+import uvloop
+
+from lab.bench.answer import Outcome
+from lab.bench.client import Endpoint
+from lab.bench.compare import Ratio, RoundFigures, compare, paired
+from lab.bench.figures import figures
+from lab.bench.load import Limits, Load, Ran
+from lab.bench.probe import Probe, Ready, Wish, probe
+from lab.bench.result import FORMAT, EndpointResult, Result, machine, program_version, warnings
+from lab.bench.talks import Arrival
+from lab.bench.words import Ids, Words
+from router.target import Target
+
+Found = TypeVar("Found")
+
+
+class Plan(NamedTuple):
+    targets: Sequence[Target]  # one, or two to compare
+    models: Sequence[str | None]
+    wish: Wish
+    arrivals: Callable[[str], Iterator[Arrival]]  # by seed
+    limits: Limits
+    rounds: int = 1
+    other_words: bool = False  # for the second endpoint
+    key: str | None = None
+    timeout_s: float = 600.0
+    ttft_limit_s: float | None = None
+
+
+class Measured(NamedTuple):
+    """`ran`: by endpoint, round by round; those of the last round may be missing."""
+
+    began: datetime
+    probes: list[Probe]
+    ran: list[list[Ran]]
+    interrupted: bool
+
+
+class Stop:
+    """What Ctrl-C does: ends the load that runs, or whatever comes before it."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self.was_asked = False
+        self.task: asyncio.Task[Any] | None = None
+        self.failure: BaseException | None = None
+
+    def __call__(self) -> None:
+        self.was_asked = True
+        if self.load is not None:
+            self.load.interrupt()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: without this it would only be logged, and its request be waited for."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self.failure = self.failure or error
+            self()
+        else:
+            loop.default_exception_handler(context)
+
+
+OnLoad = Callable[[Load, Target, int], object]  # with the number of the round
+
+
+def measured(plan: Plan, on_load: OnLoad) -> Measured:
+    """KeyboardInterrupt if Ctrl-C came before anything was measured; CannotAsk of an endpoint that cannot be asked."""
+    stop = Stop()
+    try:
+        return uvloop.run(_guarded(stop, _measure(plan, stop, on_load)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _guarded(stop: Stop, work: Coroutine[Any, Any, Found]) -> Found:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(stop.failed)
+    task: asyncio.Task[Found] = loop.create_task(work)
+    stop.task = task
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        return await task
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        if stop.failure is not None:
+            raise stop.failure
+
+
+async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
+    began = datetime.now(UTC)
+    endpoints = [Endpoint(target, plan.key, plan.timeout_s) for target in plan.targets]
+    try:
+        ready = [
+            await probe(endpoint, plan.wish._replace(model=model))
+            for endpoint, model in zip(endpoints, plan.models, strict=True)
+        ]
+        ran: list[list[Ran]] = [[] for _ in endpoints]
+        for number in range(plan.rounds):
+            for which in in_turn(len(endpoints), number):
+                if stop.was_asked:
+                    break
+                load = Load(endpoints[which], *_round(plan, ready, which, number), plan.limits)
+                on_load(load, plan.targets[which], number)
+                stop.load = load
+                ran[which].append(await load.run())
+                stop.load = None
+        return Measured(began, [each.probe for each in ready], ran, stop.was_asked)
+    finally:
+        for endpoint in endpoints:
+            endpoint.close()
+
+
+def in_turn(count: int, number: int) -> list[int]:
+    """A B, B A, A B, ...: so that what changes slowly, on either side of the wire, meets both alike."""
+    order = list(range(count))
+    return order if number % 2 == 0 else order[::-1]
+
+
+def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple[Any, Iterator[Arrival]]:
+    """The form and the requests: others in each round, in the same round the same for both."""
+    seed = f"{plan.wish.seed}, round {number}"
+    words_seed = f"{seed}, second" if plan.other_words and which else seed
+    form = ready[which].form
+    vocabulary = plan.wish.vocabulary
+    form = form._replace(
+        words=Words(words_seed, ready[0].probe.tokens_per_word),  # of the first for both, or they would be others
+        ids=Ids(words_seed, vocabulary) if vocabulary else None,
+    )
+    return form, plan.arrivals(seed)
+
+
+# ---- summing up
+
+
+def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
+    endpoints = [
+        EndpointResult(
+            url=target.url,
+            probe=each,
+            figures=figures([one.outcomes for one in ran], plan.ttft_limit_s),
+            rounds=[figures([one.outcomes], plan.ttft_limit_s) for one in ran],
+            own=[one.own for one in ran],
+            unfinished=sum(one.unfinished for one in ran),
+        )
+        for target, each, ran in zip(plan.targets, found.probes, found.ran, strict=True)
+    ]
+    return Result(
+        format=FORMAT,
+        version=program_version(),
+        machine=machine(),
+        began=found.began.isoformat(timespec="seconds"),
+        settings=settings,
+        interrupted=found.interrupted,
+        endpoints=endpoints,
+        comparison=_compared(plan, found, endpoints),
+        warnings=[text for endpoint in endpoints if endpoint.own for text in warnings(endpoint)],
+    )
+
+
+def _compared(plan: Plan, found: Measured, endpoints: Sequence[EndpointResult]) -> list[Ratio]:
+    """Of the rounds that both have to their end."""
+    if len(endpoints) < 2:
+        return []
+    both = [
+        number
+        for number, ran in enumerate(zip(*found.ran, strict=False))
+        if not any(one.was_interrupted for one in ran)
+    ]
+    if not both:
+        return []
+    first, second = found.ran
+    return compare(
+        [paired(first[number].outcomes, second[number].outcomes) for number in both],
+        [RoundFigures(endpoints[0].rounds[number], endpoints[1].rounds[number]) for number in both],
+        plan.wish.seed,
+    )
+
+
+def outcomes_of(found: Measured) -> list[tuple[int, int, Outcome]]:
+    """Each with the number of its endpoint and of its round."""
+    return [
+        (which, number, outcome)
+        for which, ran in enumerate(found.ran)
+        for number, one in enumerate(ran)
+        for outcome in one.outcomes
+    ]

@@ -1,0 +1,56 @@
+"""What the load generator itself costs, so that nobody takes its own slowness for the endpoint's."""
+
+import asyncio
+import time
+
+from msgspec import Struct
+
+from lab.bench.percentiles import ordered, percentile
+
+LOOK_EVERY_S = 0.01
+LAG_LIMIT_S = 0.005
+CPU_LIMIT = 0.8  # of a core
+
+
+class Own(Struct, frozen=True):
+    cpu_s: float
+    cpu_share: float  # of one core
+    cpu_per_request_s: float
+    cpu_per_output_token_s: float
+    lag_p99_s: float  # how late its event loop was
+    lag_max_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        return self.lag_p99_s > LAG_LIMIT_S or self.cpu_share > CPU_LIMIT
+
+
+class Watch:
+    """From its making until `stop`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lags_s: list[float] = []
+        self._began_s = self._last_s = time.perf_counter()
+        self._cpu_s = time.process_time()
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        now_s = time.perf_counter()
+        self._lags_s.append(max(0.0, now_s - self._last_s - LOOK_EVERY_S))
+        self._last_s = now_s
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def stop(self, requests: int, output_tokens: int) -> Own:
+        self._timer.cancel()
+        self._lags_s.append(max(0.0, time.perf_counter() - self._last_s - LOOK_EVERY_S))
+        cpu_s = time.process_time() - self._cpu_s
+        lags_s = ordered(self._lags_s)
+        return Own(
+            cpu_s=cpu_s,
+            cpu_share=cpu_s / max(time.perf_counter() - self._began_s, 1e-9),
+            cpu_per_request_s=cpu_s / max(1, requests),
+            cpu_per_output_token_s=cpu_s / max(1, output_tokens),
+            lag_p99_s=percentile(lags_s, 0.99),
+            lag_max_s=lags_s[-1],
+        )

@@ -1,0 +1,45 @@
+"""Means and percentiles, interpolated as numpy's are."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+SHOWN = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+class Spread(Struct, frozen=True):
+    """Of so many values; None: of none."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+def ordered(values: Iterable[float | None]) -> list[float]:
+    return sorted(value for value in values if value is not None)
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """ValueError of no values."""
+    if not ascending:
+        raise ValueError("no values have no percentile")
+    place = share * (len(ascending) - 1)
+    below = int(place)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    found = ordered(values)
+    if not found:
+        return Spread(0)
+    shares = {name: percentile(found, share) for name, share in SHOWN.items()}
+    return Spread(len(found), mean(found), **shares, max=found[-1])

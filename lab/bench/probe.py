@@ -1,0 +1,134 @@
+"""Finds out how an endpoint can be asked, before anything is measured: its model, its fields, its tokens per word."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from lab.bench.answer import Outcome, error_text
+from lab.bench.client import Asked, Endpoint
+from lab.bench.prompts import DIALECTS, Form
+from lab.bench.talks import Talk, Turn
+from lab.bench.words import Ids, Passage, Words
+from router.upstream import Broken
+
+SHORT_WORDS, LONG_WORDS = 64, 448
+UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take
+LEAST_TOKENS_PER_WORD = 0.05
+
+
+class CannotAsk(Exception):
+    """Says why, and what to do."""
+
+
+class Probe(Struct, frozen=True):
+    """What was sent and what came of it; caches and counters of the endpoint have seen it."""
+
+    model: str
+    tokens_per_word: float
+    is_measured: bool  # or assumed
+    ignores_eos: bool
+    tells_usage: bool
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Ready(NamedTuple):
+    form: Form
+    probe: Probe
+
+
+class Wish(NamedTuple):
+    """How the user wants it asked."""
+
+    model: str | None
+    seed: str
+    is_chat: bool = True
+    vocabulary: int | None = None  # of token ids; None: text
+    tokens_per_word: float | None = None  # None: measured
+
+
+async def probe(endpoint: Endpoint, wish: Wish) -> Ready:
+    model = wish.model or await _only_model(endpoint)
+    ids = Ids(f"probe {wish.seed}", wish.vocabulary) if wish.vocabulary else None
+    form = Form(model, Words(f"probe {wish.seed}"), ids, wish.is_chat)
+    form, short = await _understood(endpoint, form)
+    sent = [short]
+    if not ids and wish.tokens_per_word is None and short.prompt_tokens is not None:
+        sent.append(await _sent(endpoint, form, LONG_WORDS))
+    measured = _tokens_per_word(sent)
+    return Ready(
+        form,
+        Probe(
+            model=model,
+            tokens_per_word=wish.tokens_per_word or measured or 1.0,
+            is_measured=bool(ids or wish.tokens_per_word or measured),
+            ignores_eos=form.dialect.ignore_eos,
+            tells_usage=short.prompt_tokens is not None,
+            requests=len(sent),
+            prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in sent),
+            cached_tokens=sum(outcome.cached_tokens or 0 for outcome in sent),
+        ),
+    )
+
+
+async def _only_model(endpoint: Endpoint) -> str:
+    url = endpoint.target.url
+    try:
+        status, body = await endpoint.fetch("GET", "/v1/models")
+    except (Broken, TimeoutError) as error:
+        raise CannotAsk(
+            f"{url} does not answer: {str(error) or 'timeout'}; is it started, and is that its address?"
+        ) from error
+    if status != 200:
+        fix = "give --api-key" if status in (401, 403) else "give --model"
+        raise CannotAsk(f"{url}/v1/models answers with status {status}: {error_text(body)}; {fix}")
+    try:
+        found: Any = msgspec.json.decode(body)
+        models = [str(one["id"]) for one in found["data"]]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise CannotAsk(f"{url}/v1/models answers with what is no list of models; give --model") from error
+    if len(models) != 1:
+        named = ", ".join(models[:8]) or "no model"
+        raise CannotAsk(f"{url} serves {named}; choose with --model")
+    return models[0]
+
+
+async def _understood(endpoint: Endpoint, form: Form) -> tuple[Form, Outcome]:
+    """The form in the first dialect that is not refused."""
+    for dialect in DIALECTS:
+        form = form._replace(dialect=dialect)
+        outcome = await _sent(endpoint, form, SHORT_WORDS)
+        if not outcome.error:
+            return form, outcome
+        if outcome.status not in UNKNOWN_FIELD:
+            break
+    key = "; give --api-key" if outcome.status in (401, 403) else ""
+    what = "token ids" if form.ids is not None else "a first request"
+    raise CannotAsk(f"{endpoint.target.url} does not take {what}: {outcome.error}: {outcome.detail}{key}")
+
+
+async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
+    talk = Talk("probe", (), (Turn((Passage(f"probe {words}", words),), 1),))
+    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    outcome = Outcome("probe", 0, True, 0.0)
+
+    def end(asked: Asked) -> None:
+        if not ended.done():
+            ended.set_result(asked.outcome)
+
+    asked = endpoint.ask(form.path, form.body(talk, 0, ()), outcome, 0.0, end)
+    try:
+        return await ended
+    finally:
+        asked.abandon()
+
+
+def _tokens_per_word(sent: list[Outcome]) -> float | None:
+    """By the difference of two lengths: what a template adds is in both."""
+    lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
+    if len(lengths) < 2 or lengths[0] is None or lengths[1] is None:
+        return None
+    return max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))

@@ -1,0 +1,142 @@
+"""All that a measurement has found, as it is written to a file, and on which machine."""
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from lab.bench.answer import Outcome
+from lab.bench.compare import Ratio
+from lab.bench.figures import Figures
+from lab.bench.own import LAG_LIMIT_S, Own
+from lab.bench.probe import Probe
+
+FORMAT = "warmroute-bench/1"
+LATE_LIMIT_S = 0.02
+
+
+class Machine(Struct, frozen=True):
+    system: str
+    cpu: str
+    cpus: int
+    python: str
+
+
+class EndpointResult(Struct, frozen=True):
+    url: str
+    probe: Probe
+    figures: Figures  # of all rounds
+    rounds: list[Figures]
+    own: list[Own]  # what the load generator took, round by round
+    unfinished: int
+
+
+class Result(Struct, frozen=True):
+    """Rules for editing: new fields go last with a default, nothing is renamed."""
+
+    format: str
+    version: str
+    machine: Machine
+    began: str  # in UTC
+    settings: dict[str, Any]
+    interrupted: bool
+    endpoints: list[EndpointResult]
+    comparison: list[Ratio]  # the second endpoint / the first
+    warnings: list[str]
+
+
+class Row(Struct, frozen=True):
+    """One request, for files. `gaps_s` are left out: they are more than all the rest."""
+
+    endpoint: int
+    round: int
+    talk: str
+    turn: int
+    warm_up: bool
+    intended_s: float
+    sent_s: float
+    first_s: float | None
+    end_s: float
+    status: int | None
+    error: str | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    replica: str | None
+
+
+class WithRequests(Struct, frozen=True):
+    """What `--output` writes."""
+
+    result: Result
+    requests: list[Row]
+
+
+def row(endpoint: int, number: int, outcome: Outcome) -> Row:
+    return Row(
+        endpoint,
+        number,
+        outcome.talk,
+        outcome.turn,
+        outcome.is_warm_up,
+        outcome.intended_s,
+        outcome.sent_s,
+        outcome.first_s,
+        outcome.end_s,
+        outcome.status,
+        outcome.error,
+        outcome.prompt_tokens,
+        outcome.output_tokens,
+        outcome.cached_tokens,
+        outcome.replica,
+    )
+
+
+def machine() -> Machine:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return Machine(platform.platform(), _cpu(), os.cpu_count() or 0, python)
+
+
+def _cpu() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def program_version() -> str:
+    return version("warmroute")
+
+
+def warnings(endpoint: EndpointResult) -> list[str]:
+    """Why its figures should not be taken as they are."""
+    return [f"{endpoint.url}: {text}" for text in [*_of_own(endpoint), *_of_endpoint(endpoint.probe)]]
+
+
+def _of_own(endpoint: EndpointResult) -> list[str]:
+    found = []
+    lag_s, share = max(own.lag_p99_s for own in endpoint.own), max(own.cpu_share for own in endpoint.own)
+    if any(own.is_slow for own in endpoint.own):
+        found.append(
+            f"the load generator itself was slow (event loop late by {lag_s * 1000:.1f} ms at p99, limit "
+            f"{LAG_LIMIT_S * 1000:g}; {share:.0%} of a core): the latencies are partly its own; "
+            "give it a core of its own, or ask for less at once"
+        )
+    late_s = endpoint.figures.sent_late_s.p99
+    if late_s is not None and late_s > LATE_LIMIT_S:
+        found.append(f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate")
+    return found
+
+
+def _of_endpoint(probe: Probe) -> list[str]:
+    found = []
+    if not probe.is_measured:
+        found.append("it does not tell the length of prompts; a word was taken for a token (see --tokens-per-word)")
+    if not probe.ignores_eos:
+        found.append("it refuses ignore_eos, so answers may be shorter than was asked for")
+    return found

@@ -1,0 +1,110 @@
+"""Six kinds of traffic, each an endless row of conversations that follows from a seed.
+
+They are those of tests/bench/workloads.py, in messages; what is in them is said in docs/bench.md.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from lab.bench.talks import Talk, Turn
+from lab.bench.words import Passage
+
+RECENT = 50  # requests that a developer may come back to
+COMES_BACK = 0.25
+FILES = 40  # of a repository
+MOST_FILES = 4  # in a prompt
+FILE_TOKENS = (200, 1500)
+QUESTIONS = 4  # asked of each document of a batch
+BATCH_DOCUMENTS = 50  # that are in one batch
+
+
+class Shape(NamedTuple):
+    """What can be chosen of a workload."""
+
+    turns: int = 8  # of a conversation
+    think_s: float = 2.0  # on average
+    is_shuffled: bool = False  # the documents of a batch
+
+
+Generator = Callable[[random.Random, Shape], Iterator[Talk]]
+
+
+def talks(workload: str, seed: str, shape: Shape) -> Iterator[Talk]:
+    return WORKLOADS[workload](random.Random(f"{workload} {seed}"), shape)
+
+
+def chatbot(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+    system = (Passage("system", 1000),)
+    for name in _names():
+        yield _single(name, system, [Passage(f"question {name}", chance.randint(16, 48))], chance.randint(32, 128))
+
+
+def multi_turn(chance: random.Random, shape: Shape) -> Iterator[Talk]:
+    system = (Passage("system", 1000),)
+    for name in _names():
+        turns = []
+        for number in range(shape.turns):
+            said = Passage(f"turn {number} of {name}", chance.randint(50, 150))
+            think_s = chance.uniform(0.5, 1.5) * shape.think_s if number else 0.0
+            turns.append(Turn((said,), chance.randint(50, 150), think_s))
+        yield Talk(name, system, tuple(turns))
+
+
+def rag(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+    instructions = (Passage("instructions", 256),)
+    for name in _names():
+        documents = [Passage(f"document {number} of {name}", 500) for number in range(4)]
+        yield _single(name, instructions, [*documents, Passage(f"question {name}", 48)], chance.randint(64, 192))
+
+
+def code(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+    instructions = (Passage("instructions", 200),)
+    files = [Passage(f"file {number}", chance.randint(*FILE_TOKENS)) for number in range(FILES)]
+    recent: list[list[Passage]] = []
+    for name in _names():
+        if recent and chance.random() < COMES_BACK:
+            open_files = recent.pop(chance.randrange(len(recent)))
+        else:
+            open_files = chance.sample(files, chance.randint(1, MOST_FILES))
+        recent = [*recent[1 - RECENT :], open_files]
+        cursor = Passage(f"cursor {name}", chance.randint(5, 40))
+        yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))
+
+
+def batch(chance: random.Random, shape: Shape) -> Iterator[Talk]:
+    instructions = (Passage("instructions", 64),)
+    names = _names()
+    while True:
+        documents = [Passage(f"document {next(names)}", chance.randint(300, 900)) for _ in range(BATCH_DOCUMENTS)]
+        jobs = [(document, question) for document in documents for question in range(QUESTIONS)]
+        lengths = [chance.randint(64, 128) for _ in jobs]
+        if shape.is_shuffled:
+            chance.shuffle(jobs)
+        for (document, question), output_tokens in zip(jobs, lengths, strict=True):
+            said = [document, Passage(f"question {question}", 16)]
+            yield _single(f"{document.name}, {question}", instructions, said, output_tokens)
+
+
+def unrelated(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+    for name in _names():
+        yield _single(name, (), [Passage(f"prompt {name}", chance.randint(100, 1000))], chance.randint(32, 128))
+
+
+WORKLOADS: dict[str, Generator] = {
+    "chatbot": chatbot,
+    "multi-turn": multi_turn,
+    "rag": rag,
+    "code": code,
+    "batch": batch,
+    "random": unrelated,
+}
+
+
+def _single(name: str, system: tuple[Passage, ...], said: list[Passage], output_tokens: int) -> Talk:
+    return Talk(name, system, (Turn(tuple(said), output_tokens),))
+
+
+def _names() -> Iterator[str]:
+    return map(str, itertools.count())

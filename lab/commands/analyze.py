@@ -1,0 +1,162 @@
+"""`warmroute analyze`: what it is told, and how it shows its answer."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from api.settings import FiniteRange, Unusable
+from lab.plots import check_plot
+from lab.progress import progress
+from lab.shapes import SHAPES
+from lab.trace.formats import BadTrace
+from lab.trace.requests import Trace
+from replica.model.config import read_config
+from replica.sizing import kv_bytes_per_token
+
+if TYPE_CHECKING:
+    from lab.analysis.whole import Answer, Question
+
+SHARE = FiniteRange(min=0, max=1, min_open=True)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=FILE)
+@click.option(
+    "--target-hit-rate",
+    "target",
+    type=SHARE,
+    default=0.9,
+    show_default=True,
+    metavar="SHARE",
+    help="Of what a cache without an end finds; how much cache does that take?",
+)
+@click.option("--capacity-tokens", type=click.IntRange(1), metavar="C", help="The cache there is; what does it find?")
+@click.option("--kv-bytes-per-token", "kv_bytes", type=click.IntRange(1), metavar="N", help="To show caches in GB.")
+@click.option("--model", metavar="NAME", help=f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
+@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the trace, if it cannot be found out.")
+@click.option("--plot", "plot_path", type=NEW_FILE, metavar="FILE", help="Draw hit rate over cache: .png or .svg.")
+@click.option(
+    "--order",
+    "order_path",
+    type=NEW_FILE,
+    metavar="FILE",
+    help="Write an order for a batch: a request id (of a log) or line number (of a trace) on each line.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def analyze(
+    path: Path,
+    target: float,
+    capacity_tokens: int | None,
+    kv_bytes: int | None,
+    model: str | None,
+    block_tokens: int | None,
+    plot_path: Path | None,
+    order_path: Path | None,
+    as_json: bool,
+) -> None:
+    """What a trace or a request log says about sharing: how much there is, what cache it takes, what breaks it.
+
+    FILE is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids), or a request
+    log (warmroute router --request-log). With --log-prompts a log has the prompts' text, too; then this finds what
+    makes prompts differ early: times and ids, JSON keys and tools in another order, changed history, variable text
+    before constant text, a cache_salt for each request.
+
+    Hit rates are tokens found / tokens of all prompts, exactly those of the engine's block pool with one request at
+    a time. A cache without an end finds what can hit.
+
+    \b
+    Examples:
+      warmroute analyze requests.log
+      warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b --plot curve.svg
+      warmroute analyze batch.jsonl --capacity-tokens 400000 --order order.txt
+
+    Exit status: 0 it is analyzed, whatever is found, 2 the file or a value cannot be used.
+    """
+    if kv_bytes is not None and model is not None:
+        raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
+    per_token = _kv_bytes(model) if model is not None else kv_bytes
+    if plot_path is not None:
+        check_plot(plot_path)
+    if order_path is not None and not order_path.parent.is_dir():
+        raise Unusable(f"{str(order_path.parent)!r} is no folder; make it, or name another")
+    from lab.analysis import report
+    from lab.analysis.whole import Question
+
+    question = Question(
+        target=target, kv_bytes_per_token=per_token, capacity_tokens=capacity_tokens, ordered=order_path is not None
+    )
+    answer = _answer(path, block_tokens, question)
+    if plot_path is not None:
+        report.plot(plot_path, answer.analysis.name, answer.curve)
+    if order_path is not None:
+        _write_order(path, order_path, answer)
+    found = answer.analysis
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
+
+
+def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answer":
+    from lab.analysis import reading
+    from lab.analysis.whole import analysis_of
+
+    size = path.stat().st_size
+    try:
+        with progress("reading blocks", size) as tell:
+            trace = reading.read(path, block_tokens, tell)
+        with progress("reading prompts", size) as tell:
+            read = reading.prompts(path, tell) if reading.is_log(path) else None
+    except BadTrace as error:
+        raise Unusable(str(error)) from error
+    _check_capacity(trace, question.capacity_tokens)
+    with progress("analyzing", 1):
+        return analysis_of(trace, read, question)
+
+
+def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
+    size = trace.block_tokens
+    longest = max(-(-request.input_tokens // size) for request in trace.requests)
+    if capacity_tokens is not None and capacity_tokens // size < longest:
+        raise Unusable(
+            f"--capacity-tokens {capacity_tokens:,} is {capacity_tokens // size:,} blocks of {size}, and the longest "
+            f"prompt takes {longest:,}; give {longest * size:,} or more"
+        )
+
+
+def _kv_bytes(model: str) -> int:
+    if model in SHAPES:
+        config = SHAPES[model].config
+    else:
+        folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
+        if not (folder / "config.json").is_file():
+            raise Unusable(
+                f"{model!r} is no folder with a config.json and none of {', '.join(SHAPES)}; name one of them"
+            )
+        try:
+            config = read_config(folder)
+        except (OSError, ValueError) as error:
+            raise Unusable(str(error)) from error
+    return kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
+
+
+def _write_order(path: Path, order_path: Path, answer: "Answer") -> None:
+    from lab.analysis.reading import names
+
+    assert answer.order is not None, "it was asked for"
+    given = names(path)
+    known = len(answer.order)
+    _write([*(given[place] for place in answer.order.tolist()), *given[known:]], order_path)
+
+
+def _write(lines: Sequence[str], path: Path) -> None:
+    """All of it or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text("".join(f"{line}\n" for line in lines))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,372 @@
+"""`warmroute bench`: what it is told, and where its result goes."""
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+
+from api.settings import ABOVE_0, AT_LEAST_0, Unusable
+from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
+from lab.bench.live import Live
+from lab.bench.load import Limits, WarmUp
+from lab.bench.measure import Measured, Plan, measured, outcomes_of, summed_up
+from lab.bench.pictures import draw
+from lab.bench.probe import CannotAsk, Wish
+from lab.bench.result import Result, WithRequests, row
+from lab.bench.tables import WIDTH, show
+from lab.bench.talks import Arrival
+from lab.bench.words import USUAL_VOCABULARY
+from lab.bench.workloads import WORKLOADS, Shape, talks
+from lab.plots import check_plot
+from lab.trace.formats import BadTrace, read_trace
+from lab.trace.requests import Trace
+from router.target import Target, parse_target
+
+AT_LEAST_1 = click.IntRange(min=1)
+USUAL_REQUESTS = 200
+USUAL_ROUNDS = 3
+USUAL_CLIENTS = 8
+INTERRUPTED = 130
+FILES_BESIDE = 64  # that are open beside the connections
+
+
+class Asked(Struct, kw_only=True, frozen=True):
+    """What the command line says, as it said it."""
+
+    url: str
+    model: str | None
+    workload: str | None
+    trace: str | None
+    requests: int | None
+    for_s: float | None
+    rate: float | None
+    concurrency: int | None
+    arrivals: str | None
+    speed: float | None
+    warm_up: str
+    seed: int
+    max_tokens: int | None
+    turns: int | None
+    think_s: float | None
+    shuffled: bool
+    api: str
+    token_ids: bool
+    vocabulary: int | None
+    tokens_per_word: float | None
+    block_tokens: int | None
+    ttft_limit: float | None
+    timeout_s: float
+    against: str | None
+    against_model: str | None
+    rounds: int | None
+    other_words: bool
+
+
+@click.command()
+@click.argument("url")
+@click.option("--model", metavar="NAME", help="The model.  [default: the only one that is served]")
+@click.option(
+    "--workload",
+    type=click.Choice(list(WORKLOADS)),
+    metavar="NAME",
+    help=f"What is asked: {', '.join(WORKLOADS)}.  [default: chatbot]",
+)
+@click.option("--trace", metavar="FILE", help="Ask what a trace or a router's request log has, at its times.")
+@click.option("--requests", type=AT_LEAST_1, metavar="N", help="Ask so often.  [default: 200; all of a trace]")
+@click.option("--for", "for_s", type=ABOVE_0, metavar="SECONDS", help="Begin nothing new after this time.")
+@click.option("--rate", type=ABOVE_0, metavar="R", help="Open loop: so many requests a second, answered or not.")
+@click.option(
+    "--concurrency",
+    type=AT_LEAST_1,
+    metavar="C",
+    help=f"Closed loop: so many clients, each of which waits for its answer.  [default: {USUAL_CLIENTS}]",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(list(GAPS)),
+    metavar="KIND",
+    help=f"How --rate is spread: {', '.join(GAPS)}.  [default: poisson]",
+)
+@click.option("--speed", type=ABOVE_0, metavar="X", help="Replay a trace so many times as fast.  [default: 1]")
+@click.option(
+    "--warm-up",
+    metavar="N|SECONDS",
+    default="0",
+    show_default=True,
+    help="What is asked first and not counted: 50 requests, or 10s for those of ten seconds.",
+)
+@click.option("--seed", type=int, metavar="K", default=0, show_default=True, help="Equal seeds ask the same.")
+@click.option(
+    "--max-tokens", type=AT_LEAST_1, metavar="N", help="Ask for answers of this length.  [default: as planned]"
+)
+@click.option("--turns", type=AT_LEAST_1, metavar="N", help="Of a conversation of multi-turn.  [default: 8]")
+@click.option(
+    "--think", "think_s", type=AT_LEAST_0, metavar="SECONDS", help="Between its turns, on average.  [default: 2]"
+)
+@click.option("--shuffled", is_flag=True, help="The questions of batch in any order, not document by document.")
+@click.option(
+    "--api",
+    type=click.Choice(["chat", "completions"]),
+    metavar="NAME",
+    default="chat",
+    show_default=True,
+    help="chat: messages; completions: one text.",
+)
+@click.option("--token-ids", is_flag=True, help="Send token ids to /v1/completions: lengths are exact.")
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(min=16),
+    metavar="N",
+    help=f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}]",
+)
+@click.option(
+    "--tokens-per-word", type=ABOVE_0, metavar="X", help="What a word has in text.  [default: measured first]"
+)
+@click.option("--block-tokens", type=AT_LEAST_1, metavar="N", help="Of a trace's blocks, where the file does not tell.")
+@click.option("--ttft-limit", type=ABOVE_0, metavar="SECONDS", help="Goodput: how many first tokens came by then.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=ABOVE_0,
+    metavar="SECONDS",
+    default=600.0,
+    help="For a whole answer; it has failed then.  [default: 600]",
+)
+@click.option(
+    "--api-key",
+    envvar="OPENAI_API_KEY",
+    metavar="KEY",
+    help="Send this key. Better given as OPENAI_API_KEY: everybody's ps shows the command line.",
+)
+@click.option("--against", metavar="URL2", help="Compare: ask this endpoint the same, in turn with URL.")
+@click.option("--against-model", metavar="NAME", help="Its model.  [default: --model]")
+@click.option("--rounds", type=AT_LEAST_1, metavar="N", help=f"Of the comparison.  [default: {USUAL_ROUNDS}]")
+@click.option(
+    "--other-words",
+    is_flag=True,
+    help="Ask URL2 in other words of the same lengths, where both lead to the same caches.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
+@click.option("--output", metavar="FILE", help="Write the JSON there, with a row for every request.")
+@click.option("--plot", metavar="FILE", help="Draw the times to first token: .png or .svg.")
+def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | None, **given: Any) -> int:
+    """Ask an endpoint of the OpenAI API as users would, and measure what they would see.
+
+    URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
+    streams. Everything asked follows from --seed. With --rate requests come at their times, whatever became of those
+    before (open loop), and latencies count from then; with --concurrency each client waits for its answer (closed
+    loop).
+
+    \b
+    Examples:
+      warmroute bench http://127.0.0.1:8000
+      warmroute bench http://127.0.0.1:8000 --workload multi-turn --rate 20 --for 60 --warm-up 10s
+      warmroute bench http://127.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
+      warmroute bench http://10.0.0.1:8000 --against http://10.0.0.2:8000 --rate 10 --plot ttft.svg
+
+    Ctrl-C shows what there is so far and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked or no
+    request was answered, 2 a value cannot be used, 130 ended by Ctrl-C.
+    """
+    asked = Asked(**given)
+    _check(asked)
+    file, picture = _writable(output), _drawable(plot)
+    plan = _plan(asked, api_key)
+    allow_files(asked.concurrency)
+    try:
+        with Live(plan.rounds) as live:
+            found = measured(plan, live.load)
+    except CannotAsk as error:
+        raise click.ClickException(str(error)) from error
+    result = summed_up(plan, found, _settings(asked))
+    if as_json:
+        click.echo(msgspec.json.encode(result).decode())
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=WIDTH)
+        show(result, console)
+    if found.interrupted:
+        return INTERRUPTED
+    _write(file, picture, asked, result, found)
+    return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1
+
+
+# ---- what was said
+
+
+def _check(asked: Asked) -> None:
+    """Options that would change nothing are refused: whoever gave them expects otherwise."""
+    pointless: tuple[tuple[str, object, str, object], ...] = (
+        ("--trace", asked.trace, "--workload", asked.workload),
+        ("--trace", asked.trace, "--rate", asked.rate),
+        ("--concurrency", asked.concurrency, "--rate", asked.rate),
+        ("--concurrency", asked.concurrency, "--speed", asked.speed),
+    )
+    for one, is_given, other, value in pointless:
+        if is_given is not None and value is not None:
+            raise Unusable(f"{other} goes not with {one}; leave one of them out")
+    needs: tuple[tuple[str, object, str, object], ...] = (
+        ("--speed", asked.speed, "--trace", asked.trace),
+        ("--block-tokens", asked.block_tokens, "--trace", asked.trace),
+        ("--arrivals", asked.arrivals, "--rate", asked.rate),
+        ("--vocabulary", asked.vocabulary, "--token-ids", asked.token_ids or None),
+        ("--rounds", asked.rounds, "--against", asked.against),
+        ("--against-model", asked.against_model, "--against", asked.against),
+        ("--other-words", asked.other_words or None, "--against", asked.against),
+        ("--turns", asked.turns, "--workload multi-turn", asked.workload == "multi-turn" or None),
+        ("--think", asked.think_s, "--workload multi-turn", asked.workload == "multi-turn" or None),
+        ("--shuffled", asked.shuffled or None, "--workload batch", asked.workload == "batch" or None),
+    )
+    for one, value, other, is_given in needs:
+        if value is not None and is_given is None:
+            raise Unusable(f"{one} changes nothing without {other}; give that too, or leave it out")
+    if asked.token_ids and asked.tokens_per_word is not None:
+        raise Unusable("--tokens-per-word changes nothing with --token-ids; leave one of them out")
+
+
+def target_of(url: str) -> Target:
+    """With or without the /v1 that clients of the OpenAI API write."""
+    try:
+        return parse_target(url.rstrip("/").removesuffix("/v1"))
+    except ValueError as error:
+        raise Unusable(f"{url!r} is no endpoint's URL; write http://HOST:PORT or https://HOST:PORT") from error
+
+
+def warm_up_of(text: str) -> WarmUp:
+    found = re.fullmatch(r"(\d{1,9})|(\d{1,9}(?:\.\d{1,9})?)s", text)
+    if found is None:
+        raise Unusable(f"--warm-up: {text!r} is neither a number of requests, like 50, nor a time, like 10s")
+    return WarmUp(requests=int(found[1])) if found[1] else WarmUp(s=float(found[2]))
+
+
+def _settings(asked: Asked) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
+
+
+# ---- what is asked
+
+
+def _plan(asked: Asked, key: str | None) -> Plan:
+    urls = [asked.url, asked.against] if asked.against else [asked.url]
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise Unusable("--api-key has letters that no header can have; it is not quoted here")
+    is_chat = asked.api == "chat"
+    trace = _read(asked) if asked.trace else None
+    vocabulary = (asked.vocabulary or USUAL_VOCABULARY) if asked.token_ids else None
+    return Plan(
+        targets=[target_of(url) for url in urls],
+        models=[asked.model, asked.against_model or asked.model][: len(urls)],
+        wish=Wish(asked.model, str(asked.seed), is_chat, vocabulary, asked.tokens_per_word),
+        arrivals=_Source(asked, trace).arrivals,
+        limits=_limits(asked, trace),
+        rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
+        other_words=asked.other_words,
+        key=key,
+        timeout_s=asked.timeout_s,
+        ttft_limit_s=asked.ttft_limit,
+    )
+
+
+def _limits(asked: Asked, trace: Trace | None) -> Limits:
+    warm_up, requests = warm_up_of(asked.warm_up), asked.requests
+    if requests is None and asked.for_s is None:
+        requests = USUAL_REQUESTS if trace is None else max(1, len(trace.requests) - warm_up.requests)
+    is_open = asked.rate is not None or (trace is not None and asked.concurrency is None)
+    clients = None if is_open else asked.concurrency or USUAL_CLIENTS
+    return Limits(requests, asked.for_s, warm_up, clients)
+
+
+class _Source:
+    """Where requests come from, anew for each round."""
+
+    def __init__(self, asked: Asked, trace: Trace | None) -> None:
+        self._asked = asked
+        self._trace = trace
+
+    def arrivals(self, seed: str) -> Iterator[Arrival]:
+        return limited(self._arrivals(seed), self._asked.max_tokens)
+
+    def _arrivals(self, seed: str) -> Iterator[Arrival]:
+        asked = self._asked
+        if self._trace is not None:
+            return replayed(self._trace, asked.speed or 1.0)
+        usual = Shape()
+        shape = Shape(
+            asked.turns or usual.turns, usual.think_s if asked.think_s is None else asked.think_s, asked.shuffled
+        )
+        found = talks(asked.workload or "chatbot", seed, shape)
+        if asked.rate is None:
+            return at_once(found)
+        return arriving(found, asked.arrivals or "poisson", asked.rate, seed)
+
+
+def _read(asked: Asked) -> Trace:
+    assert asked.trace is not None
+    try:
+        return read_trace(Path(asked.trace), asked.block_tokens)
+    except OSError as error:
+        raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
+    except BadTrace as error:
+        raise Unusable(str(error)) from error
+
+
+def allow_files(clients: int | None) -> None:
+    """Each connection is an open file: as many as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if clients is not None and hard != resource.RLIM_INFINITY and clients + FILES_BESIDE > hard:
+        raise Unusable(
+            f"--concurrency {clients} needs as many open files, and this process may have {hard:,} (it had {soft:,}); "
+            "raise `ulimit -Hn`, or take fewer"
+        )
+
+
+# ---- where the result goes
+
+
+def _writable(output: str | None) -> Path | None:
+    """Said before long work: whether there is a folder for it."""
+    if output is None:
+        return None
+    path = Path(output)
+    if not path.parent.is_dir():
+        raise Unusable(f"--output: {str(path.parent)!r} is no folder; make it, or name another")
+    if path.is_dir():
+        raise Unusable(f"--output: {output!r} is a folder; name a file in it")
+    return path
+
+
+def _drawable(plot: str | None) -> Path | None:
+    if plot is None:
+        return None
+    check_plot(Path(plot))
+    return Path(plot)
+
+
+def _write(file: Path | None, picture: Path | None, asked: Asked, result: Result, found: Measured) -> None:
+    outcomes = outcomes_of(found)
+    if file is not None:
+        rows = [row(which, number, outcome) for which, number, outcome in outcomes]
+        write_whole(file, msgspec.json.encode(WithRequests(result, rows)) + b"\n")
+    if picture is not None:
+        title = f"{asked.trace or asked.workload or 'chatbot'}: times to first token"
+        draw(picture, title, [endpoint.url for endpoint in result.endpoints], outcomes)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {str(path)!r}: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""`warmroute doctor`: what is wrong with a running router and its replicas, and which knob to turn."""
+
+import click
+
+from api.options import SettingOption
+from api.settings import FiniteRange
+from lab.doctor.asking import Asking, watched
+from lab.doctor.comparing import figures_of
+from lab.doctor.report import as_json as in_json
+from lab.doctor.report import lines
+from lab.doctor.rules import findings
+from lab.progress import progress
+from router.settings import SECRET, URL
+
+DEFAULT_ROUTER = "http://127.0.0.1:8000"
+
+
+@click.command()
+@click.option(
+    "--router",
+    "router_url",
+    cls=SettingOption,
+    type=URL,
+    metavar="URL",
+    envvar="WARMROUTE_ROUTER",
+    help=f"Where the router listens.  [default: {DEFAULT_ROUTER}, unless --replica is given]",
+)
+@click.option(
+    "--replica",
+    "replica_urls",
+    type=URL,
+    multiple=True,
+    metavar="URL",
+    help="A replica that no router knows, or that demands a key for its metrics. May be repeated.",
+)
+@click.option(
+    "--admin-key",
+    cls=SettingOption,
+    type=SECRET,
+    metavar="KEY",
+    envvar="WARMROUTE_ADMIN_KEY",
+    help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
+)
+@click.option(
+    "--api-key",
+    cls=SettingOption,
+    type=SECRET,
+    metavar="KEY",
+    envvar="WARMROUTE_API_KEY",
+    help="The key of the replicas named with --replica, and of the router where there is no --admin-key. "
+    "Better given as WARMROUTE_API_KEY.",
+)
+@click.option(
+    "--for",
+    "for_s",
+    type=FiniteRange(min=0.5, max=3600),
+    metavar="SECONDS",
+    default=10.0,
+    show_default="10",
+    help="How long to look.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with all figures.")
+def doctor(
+    router_url: str | None,
+    replica_urls: tuple[str, ...],
+    admin_key: str | None,
+    api_key: str | None,
+    for_s: float,
+    as_json: bool,
+) -> int:
+    """Say what is wrong with a router and its replicas, by their live metrics, and which knob to turn.
+
+    It reads the metrics of the router and, through it, of its replicas twice, some seconds apart, and judges what
+    happened in between; so look while there is traffic. Replicas whose metrics cannot be had are judged by the router
+    alone. Replicas of vLLM and SGLang are understood, too. Nothing is changed, and nothing is sent to a model.
+
+    Each finding has a section in docs/troubleshooting.md.
+
+    \b
+    Examples:
+      warmroute doctor
+      warmroute doctor --router http://10.0.0.9:8000 --for 60
+      warmroute doctor --replica http://10.0.0.1:8001 --json
+
+    Exit status: 0 nothing is wrong, 1 there are findings, 2 nobody answers or a value cannot be used.
+    """
+    if router_url is None and not replica_urls:
+        router_url = DEFAULT_ROUTER
+    with Asking(router_url, replica_urls, admin_key or api_key, api_key) as asking:
+        with progress("looking, s", int(for_s)) as tell:
+            looks = watched(asking, for_s, tell)
+        figures = figures_of(*looks)
+    found = findings(figures)
+    click.echo(in_json(figures, found) if as_json else "\n".join(lines(figures, found)))
+    return 1 if found else 0

@@ -1,0 +1,291 @@
+"""`warmroute simulate`: what each policy would have made of a trace."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from click.core import ParameterSource
+
+from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from lab.incident import report as incident
+from lab.incident.replay import replay
+from lab.plots import check_plot
+from lab.progress import progress
+from lab.simulation import report
+from lab.simulation.comparison import BOUNDS, compared
+from lab.simulation.pools import POOLS
+from lab.simulation.settings import (
+    DEFAULT_CAPACITY_TOKENS,
+    DEFAULT_DECODE_TOKENS_PER_S,
+    DEFAULT_PREFILL_TOKENS_PER_S,
+    DEFAULT_REPLICAS,
+    Settings,
+)
+from lab.trace.formats import BadTrace, read_trace
+from lab.trace.requests import Trace
+from lab.trace.shaping import at_rate, coarsened, sped_up
+from router.policy import POLICIES
+
+DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
+SHARE = FiniteRange(min=0, max=1, max_open=True)
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Several of them, with commas between."""
+
+    name = "P,..."
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        for name in names:
+            if name not in self.known:
+                self.fail(f"{name!r} is not one of {', '.join(self.known)}.", param, ctx)
+        return tuple(dict.fromkeys(names))
+
+
+class Named(click.ParamType[tuple[str, str]]):
+    name = "NAME=ENDPOINT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, endpoint = str(value).partition("=")
+        if not (name and equals and endpoint):
+            self.fail(
+                f"{value!r} is not NAME=ENDPOINT, a replica of the log and a source of the recording.", param, ctx
+            )
+        return name, endpoint
+
+
+@click.command()
+@click.option("--trace", "path", type=FILE, metavar="FILE", help="The requests.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 1024),
+    default=DEFAULT_REPLICAS,
+    show_default=True,
+    metavar="N",
+    help="How many.",
+)
+@click.option(
+    "--capacity-tokens",
+    type=click.IntRange(1),
+    default=DEFAULT_CAPACITY_TOKENS,
+    show_default=True,
+    metavar="C",
+    help="Tokens of KV cache in each replica (warmroute size says how many).",
+)
+@click.option(
+    "--prefill-rate",
+    type=ABOVE_0,
+    default=DEFAULT_PREFILL_TOKENS_PER_S,
+    show_default=True,
+    metavar="R",
+    help="Tokens/s that a replica prefills.",
+)
+@click.option(
+    "--decode-rate",
+    type=ABOVE_0,
+    default=DEFAULT_DECODE_TOKENS_PER_S,
+    show_default=True,
+    metavar="R",
+    help="Tokens/s of one answer.",
+)
+@click.option(
+    "--load", type=ABOVE_0, metavar="RHO", help="Change the pace: prompts come at RHO x N x R tokens/s, cached or not."
+)
+@click.option("--speed", type=ABOVE_0, metavar="X", help="Change the pace: X times as fast as the trace.")
+@click.option(
+    "--policy",
+    "policies",
+    type=Names(tuple(POLICIES)),
+    metavar="P,...",
+    help=f"Of {', '.join(POLICIES)}.  [default: {','.join(DEFAULT_POLICIES)}]",
+)
+@click.option(
+    "--model",
+    type=click.Choice(["fifo", "engine"]),
+    default="fifo",
+    show_default=True,
+    help="A replica: one prefill at a time, or the engine's own scheduler with chunks and batches (slower).",
+)
+@click.option(
+    "--eviction", type=click.Choice(list(POOLS)), default="lru", show_default=True, help="Which blocks go first."
+)
+@click.option("--coarsen", type=click.IntRange(1), default=1, metavar="K", help="Blocks K times as large.")
+@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the trace, if it cannot be found out.")
+@click.option("--jitter", type=AT_LEAST_0, default=0.0, metavar="S", help="Delay each arrival by up to S seconds.")
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="K", help="Runs, each with its own chance.")
+@click.option("--no-events", is_flag=True, help="Replicas say nothing; the router knows what it did.")
+@click.option("--event-delay", type=AT_LEAST_0, default=0.0, metavar="S", help="Events come S seconds late.")
+@click.option("--event-loss", type=SHARE, default=0.0, metavar="P", help="Batches lost, and repaired at the next.")
+@click.option(
+    "--rate-error", type=SHARE, default=0.0, metavar="P", help="Half of the replicas overstate their rate, half do not."
+)
+@click.option("--routers", type=click.IntRange(1, 64), default=1, metavar="N", help="Side by side, by turns.")
+@click.option("--recording", type=FILE, metavar="FILE", help="Replay: what the replicas' events were.")
+@click.option("--requests", "log", type=FILE, metavar="LOG", help="Replay: the router's request log.")
+@click.option("--source", "sources", type=Named(), multiple=True, metavar="NAME=ENDPOINT", help="Replay: who was who.")
+@click.option("--no-bounds", is_flag=True, help="Leave out what no policy can beat.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw TTFT: .png or .svg.")
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    path: Path | None,
+    replicas: int,
+    capacity_tokens: int,
+    prefill_rate: float,
+    decode_rate: float,
+    load: float | None,
+    speed: float | None,
+    policies: tuple[str, ...] | None,
+    model: Literal["fifo", "engine"],
+    eviction: str,
+    coarsen: int,
+    block_tokens: int | None,
+    jitter: float,
+    seeds: int,
+    no_events: bool,
+    event_delay: float,
+    event_loss: float,
+    rate_error: float,
+    routers: int,
+    recording: Path | None,
+    log: Path | None,
+    sources: tuple[tuple[str, str], ...],
+    no_bounds: bool,
+    as_json: bool,
+    plot_path: Path | None,
+) -> None:
+    """What each policy would make of a trace: hit rate and time to first token, in virtual time.
+
+    The router's index, policies and optimistic entries and the engine's block pool are the shipped ones; only time is
+    simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their
+    blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
+
+    The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids), or a
+    request log (warmroute router --request-log).
+
+    \b
+    hits      1 - tokens computed / tokens of all prompts
+    tokens    computed by the busiest replica, as a multiple of the mean; requests likewise
+    busy      share of the time that prefill takes
+    pooled    one cache as large as all together, one queue, N prefills at once
+    ideal     the same with a cache without an end
+
+    With --recording (of warmroute events record) and --requests (of warmroute router --request-log) an incident is
+    replayed: every logged decision is made again by the router's own code, with what it knew then, and compared; with
+    --policy P as P would have made it. Exit status: 0 all are the same, 1 some are not.
+
+    \b
+    Examples:
+      warmroute simulate --trace conversation.jsonl --replicas 8 --load 0.9
+      warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4 --plot ttft.svg
+      warmroute simulate --recording incident.wre --requests requests.jsonl
+    """
+    if recording is not None or log is not None:
+        _replay(ctx, recording, log, policies, dict(sources), as_json=as_json)
+        return
+    if path is None:
+        raise Unusable("say which requests: give --trace FILE, or --recording FILE and --requests LOG")
+    policies = policies or DEFAULT_POLICIES
+    if load is not None and speed is not None:
+        raise Unusable("--load and --speed both change the pace; give one of them")
+    if plot_path is not None:
+        check_plot(plot_path)
+    settings = Settings(
+        replicas=replicas,
+        capacity_tokens=capacity_tokens,
+        prefill_tokens_per_s=prefill_rate,
+        decode_tokens_per_s=decode_rate,
+        model=model,
+        eviction=eviction,
+        events=not no_events,
+        event_delay_s=event_delay,
+        event_loss=event_loss,
+        rate_error=rate_error,
+        routers=routers,
+    )
+    trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
+    runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
+    done = 0
+    with progress("simulating", runs * len(trace.requests)) as tell:
+
+        def on_request() -> None:
+            nonlocal done
+            done += 1
+            if done % 100 == 0:
+                tell(done)
+
+        rows = compared(
+            trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
+        )
+    if plot_path is not None:
+        report.plot(plot_path, trace, settings, rows)
+    if as_json:
+        click.echo(json.dumps(report.as_json(trace, settings, rows)))
+        return
+    click.echo(_what(trace, settings))
+    click.echo()
+    click.echo("\n".join(report.lines(rows)))
+
+
+def _replay(
+    ctx: click.Context,
+    recording: Path | None,
+    log: Path | None,
+    policies: tuple[str, ...] | None,
+    sources: dict[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    if recording is None or log is None:
+        raise Unusable("a replay needs both: --recording FILE and --requests LOG")
+    if policies is not None and len(policies) > 1:
+        raise Unusable(f"a replay asks one policy, not {len(policies)}: give --policy {policies[0]}")
+    for name in ctx.params:
+        if name not in OF_REPLAY and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise Unusable(f"--{name.replace('_', '-')} changes nothing in a replay; leave it out")
+    with progress("replaying", 100) as tell:
+        told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
+    click.echo(json.dumps(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
+    ctx.exit(0 if told.is_same else 1)
+
+
+def _read(path: Path, block_tokens: int | None, coarsen: int, settings: Settings) -> Trace:
+    try:
+        with progress("reading", path.stat().st_size) as tell:
+            trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
+    except BadTrace as error:
+        raise Unusable(str(error)) from error
+    try:
+        settings.check(trace)
+    except ValueError as error:
+        raise Unusable(f"--capacity-tokens: {error}") from error
+    return trace
+
+
+def _paced(trace: Trace, settings: Settings, load: float | None, speed: float | None) -> Trace:
+    try:
+        if load is not None:
+            return at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
+        return sped_up(trace, speed) if speed is not None else trace
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+
+
+def _what(trace: Trace, settings: Settings) -> str:
+    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
+    load = asked / (settings.replicas * settings.prefill_tokens_per_s)
+    return (
+        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
+        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s\n"
+        f"{settings.replicas} replicas ({settings.model}), each {settings.capacity_tokens:,} tokens of cache and "
+        f"{settings.prefill_tokens_per_s:,.0f} prefill tokens/s: load {load:.2f}"
+    )

@@ -1,0 +1,1 @@
+"""What live metrics say is wrong, and which knob to turn: asking, figures, rules, words."""

@@ -1,0 +1,89 @@
+"""Findings in words for people, and as one JSON object."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from lab.doctor.figures import Figures
+from lab.doctor.findings import Finding
+
+SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
+
+
+def summary(figures: Figures) -> str:
+    """The figures in one line."""
+    replicas = figures.replicas
+    parts = [counted(len(replicas), "replica"), f"{_requests(figures):,.0f} requests in {figures.window_s:.0f} s"]
+    hits = [(one.hit_share, one.prompt_tokens) for one in replicas if one.hit_share is not None]
+    tokens = sum(weight for _, weight in hits)
+    if tokens:
+        parts.append(f"{sum((share or 0) * weight for share, weight in hits) / tokens:.0%} of the prompt tokens hit")
+    usages = [one.own.usage for one in replicas if one.own is not None and one.own.usage is not None]
+    if usages:
+        parts.append(f"at most {max(usages):.0%} of a KV cache held by requests")
+    states = sorted({one.routed.state for one in replicas if one.routed is not None})
+    if states:
+        parts.append(f"index {' and '.join(states)}")
+    return ", ".join(parts)
+
+
+def _requests(figures: Figures) -> float:
+    return figures.router.requests if figures.router else sum(one.prompts for one in figures.replicas)
+
+
+def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
+    """For people."""
+    if not found:
+        yield f"nothing wrong: {summary(figures)}"
+        if not _requests(figures):
+            yield "no requests came: what only shows under load was not judged"
+    else:
+        yield f"{counted(len(found), 'finding')}: {summary(figures)}"
+    for rule, same in groupby(found, key=lambda finding: finding.rule):
+        yield from _section(rule, list(same))
+    if figures.notes and found:
+        yield ""
+    for note in figures.notes:
+        yield f"note: {note}"
+
+
+def _section(rule: str, found: Sequence[Finding]) -> Iterator[str]:
+    names = [finding.replica for finding in found if finding.replica is not None]
+    yield ""
+    yield f"{rule}  {', '.join(names)}".rstrip()
+    for what, same in groupby(found, key=lambda finding: finding.what):
+        yield f"  {what}"
+        for finding in same:
+            yield f"    {finding.replica + ': ' if finding.replica else ''}{figures_in_words(finding.figures)}"
+    for turn in dict.fromkeys(finding.turn for finding in found):
+        yield f"  turn: {turn}"
+    yield f"  see {found[0].anchor}"
+
+
+def figures_in_words(figures: dict[str, float | str]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in figures.items() if value != ""
+    )
+
+
+def _value(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if name.endswith(SHARES):
+        return f"{value:.0%}"
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.2g}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def as_json(figures: Figures, found: Sequence[Finding]) -> str:
+    told: dict[str, Any] = {
+        "findings": [{**msgspec.structs.asdict(finding), "see": finding.anchor} for finding in found],
+        "summary": summary(figures),
+        "figures": figures,
+    }
+    return msgspec.json.encode(told).decode()

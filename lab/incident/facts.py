@@ -1,0 +1,85 @@
+"""A request log as what the router did, in the order in which it did it; pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from router.request_log import Decided, Logged, Sending, Weighed
+
+
+class Asked(NamedTuple):
+    """A replica was looked for."""
+
+    order: int
+    at_s: float
+    line: Logged
+    decided: Decided
+
+
+class Sent(NamedTuple):
+    order: int
+    at_s: float
+    line: Logged
+    sending: Sending
+
+
+class Begun(NamedTuple):
+    """A good head came; of a streamed answer: its first token."""
+
+    order: int
+    at_s: float
+    line: Logged
+    sending: Sending
+
+
+class Ended(NamedTuple):
+    """However: it was complete, it failed, its client left."""
+
+    order: int
+    at_s: float
+    line: Logged
+    sending: Sending
+
+
+Fact: TypeAlias = Asked | Sent | Begun | Ended
+
+
+class Run(NamedTuple):
+    """One router's process."""
+
+    name: str
+    lines: Sequence[Logged]
+    facts: Sequence[Fact]  # in the router's order
+
+    @property
+    def weighed(self) -> Iterable[Weighed]:
+        return (one for line in self.lines for decided in line.decisions for one in decided.candidates)
+
+    @property
+    def zero_s(self) -> float:
+        """When the router's clock was 0, by the clock on the wall; its lines differ by what that was corrected by."""
+        zeros = sorted(line.ts - line.at_s for line in self.lines)
+        return zeros[len(zeros) // 2]
+
+
+def runs_of(lines: Iterable[Logged]) -> list[Run]:
+    """In the order in which they began; lines without decisions, of other writers, are left out."""
+    by_name: dict[str, list[Logged]] = {}
+    for line in lines:
+        if line.decisions:
+            by_name.setdefault(line.run, []).append(line)
+    found = [
+        Run(name, own, sorted((fact for line in own for fact in facts_of(line)), key=lambda fact: fact.order))
+        for name, own in by_name.items()
+    ]
+    return sorted(found, key=lambda run: run.zero_s + run.facts[0].at_s)
+
+
+def facts_of(line: Logged) -> Iterable[Fact]:
+    for decided in line.decisions:
+        yield Asked(decided.order, decided.at_s, line, decided)
+    for one in line.sendings:
+        yield Sent(one.sent_order, one.sent_at_s, line, one)
+        if one.begun_order >= 0:
+            yield Begun(one.begun_order, one.begun_at_s, line, one)
+        if one.ended_order >= 0:
+            yield Ended(one.ended_order, one.ended_at_s, line, one)

@@ -1,0 +1,146 @@
+"""An incident again: does the router's logic of today decide as it was logged, or as another policy would?"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from api.settings import Unusable
+from events.recording import BadRecording, Recording
+from lab.incident.comparison import Beside, Difference, kind_of
+from lab.incident.facts import Asked, Run, runs_of
+from lab.incident.sources import Survey, survey
+from lab.incident.world import World
+from lab.trace.formats import BadTrace, read_log
+from router.decision import Decision
+
+FACTS_PER_TELLING = 64
+
+
+class Choices(Struct):
+    """What the chosen replicas of all compared decisions had, together."""
+
+    cached_tokens: float = 0
+    queued_tokens: float = 0
+    computed_tokens: float = 0  # of prompts
+
+    def add(self, prompt_tokens: int, matched: float, queued: float) -> None:
+        self.cached_tokens += matched
+        self.queued_tokens += queued
+        self.computed_tokens += max(1.0, prompt_tokens - matched)
+
+
+class Replay(Struct, kw_only=True):
+    recording: str
+    log: str
+    policy: str | None  # that was asked for; None: that of the log
+    requests: int = 0
+    decisions: int = 0
+    compared: int = 0
+    same: int = 0
+    other_matches: int = 0  # the same choice, though other blocks of a candidate count as cached
+    other_load: int = 0  # the same choice, though the queue of a candidate is another one
+    differences: list[Difference] = []
+    uncovered: dict[str, int] = {}  # decisions that the recording says too little for, by the reason
+    sources: dict[str, str] = {}  # replica -> source of the recording
+    from_log: dict[str, int] = {}  # replica -> its matches that were taken from the log
+    missing: list[str] = []  # replicas that send events, of which the recording has none
+    offset_s: dict[str, float] = {}  # by the router's run: the recorder's clock less the router's on the wall
+    damage: list[str] = []
+    logged: Choices = field(default_factory=Choices)
+    replayed: Choices = field(default_factory=Choices)
+
+    @property
+    def is_same(self) -> bool:
+        """Every decision that could be compared is the same, and there was one."""
+        return self.compared > 0 and not self.differences
+
+    @property
+    def kinds(self) -> Counter[str]:
+        return Counter(one.kind for one in self.differences)
+
+
+def replay(
+    recording: Path,
+    log: Path,
+    *,
+    policy: str | None = None,
+    sources: Mapping[str, str] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Replay:
+    """`sources`: of replicas, where it cannot be found out. `on_progress` is told percents.
+
+    api.settings.Unusable for files that cannot be used.
+    """
+    tape, runs = _opened(recording, log)
+    known = survey(tape, runs, sources or {})
+    asked = sum(isinstance(fact, Asked) for run in runs for fact in run.facts)
+    told = Replay(
+        recording=str(recording),
+        log=str(log),
+        policy=policy,
+        requests=sum(len(run.lines) for run in runs),
+        decisions=asked,
+        sources={name: tape.sources[number].name for name, number in sorted(known.sources.items())},
+        missing=list(known.missing),
+        offset_s={run.name: round(known.offset_s[run.name] - run.zero_s, 6) for run in runs},
+        damage=list(map(str, tape.damage)),
+    )
+    done, total = 0, sum(len(run.facts) for run in runs)
+    for run in runs:
+        world = World(tape, run, known)
+        for number, fact in enumerate(run.facts):
+            world.goes_on(fact)
+            if isinstance(fact, Asked):
+                _compare(told, world, known, fact)
+            if number % FACTS_PER_TELLING == 0:
+                on_progress(100 * (done + number) // total)
+        done += len(run.facts)
+        for name, count in world.guessed.items():
+            told.from_log[name] = told.from_log.get(name, 0) + count
+    on_progress(100)
+    return told
+
+
+def _opened(recording: Path, log: Path) -> tuple[Recording, list[Run]]:
+    try:
+        tape = Recording(recording)
+        lines = list(read_log(log))
+    except (BadRecording, BadTrace, OSError) as error:
+        raise Unusable(str(error)) from error
+    runs = runs_of(lines)
+    if not runs:
+        raise Unusable(f"{log}: none of its {len(lines):,} lines says how it was decided; write it with --request-log")
+    return tape, runs
+
+
+def _compare(told: Replay, world: World, known: Survey, fact: Asked) -> None:
+    why_not = world.uncovered(fact, known)
+    if why_not is not None:
+        told.uncovered[why_not] = told.uncovered.get(why_not, 0) + 1
+        return
+    decided, line = fact.decided, fact.line
+    decision = world.decide(fact, told.policy or decided.policy)
+    sides = world.beside(fact, decision)
+    chosen = None if decision.chosen is None else decision.chosen.name
+    told.compared += 1
+    _count(told, fact, sides, decision)
+    if chosen == decided.chosen:
+        told.same += 1
+        told.other_matches += any(side.has_other_matches for side in sides)
+        told.other_load += any(side.has_other_load for side in sides)
+        return
+    kind = kind_of(sides) if told.policy in (None, decided.policy) else "policy"
+    told.differences.append(Difference(line.request_id, line.ts, decided.chosen, chosen, kind, sides))
+
+
+def _count(told: Replay, fact: Asked, sides: list[Beside], decision: Decision) -> None:
+    """What both choices had, as it is known again: only so they can be compared."""
+    chosen = None if decision.chosen is None else decision.chosen.name
+    for side in sides:
+        figures = side.replayed.matched_tokens, side.replayed.queued_tokens
+        if side.name == fact.decided.chosen:
+            told.logged.add(fact.line.prompt_tokens, *figures)
+        if side.name == chosen:
+            told.replayed.add(fact.line.prompt_tokens, *figures)

@@ -1,0 +1,181 @@
+"""One replica as the router knew it, known again: its events into the index, its statuses into its load.
+
+The log says which batch and which status the router knew when it decided. The recorder had them some milliseconds
+earlier or later; so their order is the log's, and only far from any decision that of the recorder's clock.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from events.feed import Feed
+from events.native import Status, decode_status
+from events.recording import Recording, feed_record
+from events.records import Record
+from events.subscriber import Source
+from router.cost import Candidate
+from router.feeds import ReplicaFeed
+from router.index import PrefixIndex
+from router.load import ReplicaLoad
+from router.report import Report
+from router.request_log import Weighed
+
+AHEAD_S = 2.0  # by so much recorder and router may have been apart
+
+
+class Heard(NamedTuple):
+    status: Status
+    at_s: float  # by the router's clock; as it was, where the log says it
+    order: int | None  # where the log says it
+
+
+class Twin:
+    """`take` what was recorded; `hear` and `know` as far as the router did."""
+
+    def __init__(self, name: str, index: PrefixIndex, source: Source | None, *, hashes_are_keys: bool = False) -> None:
+        self.index = index
+        self.candidate = Candidate(name, index.add())
+        self.load = ReplicaLoad(self.candidate)
+        self.in_step_s: float | None = None  # since when its events are known, by the recorder's clock
+        self.last_report_ts: float | None = None
+        self._feed = _feed(name, index, self.candidate.slot, source, hashes_are_keys) if source is not None else None
+        self._incarnation: int | None = None
+        self._records: deque[Record] = deque()
+        self._heard: deque[Heard] = deque()
+        self._is_new = True
+        self._told = (0, 0)  # how busy it is, of one that is scraped
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._feed is not None
+
+    @property
+    def last_seq(self) -> int:
+        return -1 if self._feed is None else self._feed.view.stream.last_seq
+
+    @property
+    def inexact(self) -> str | None:
+        return None if self._feed is None else self._feed.view.inexact
+
+    # ---- what was recorded
+
+    def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
+        """One of its records, or one of the recorder's own. `offset_s`: the recorder's clock less the router's."""
+        self._records.append(record)
+        if record.kind != "status":
+            return
+        try:
+            status = decode_status(record.frames[-1])
+        except (ValueError, IndexError):
+            return
+        report = reports.get(status.ts)
+        if report is None:
+            self._heard.append(Heard(status, record.time - offset_s, None))
+        else:
+            self._heard.append(Heard(status, report.at_s, report.order))
+
+    def know(self, seq: int, now_s: float, *, alone: bool) -> None:
+        """Its events up to this batch; `now_s` by the recorder's clock. `alone`: nobody repairs what is missing."""
+        feed = self._feed
+        if feed is None:
+            return
+        while self._records and self._is_due(self._records[0], seq, now_s):
+            record = self._records.popleft()
+            feed_record(feed, record)
+            if alone and feed.view.stream.repairing:
+                feed.tick(record.time)
+            if self.in_step_s is None and feed.view.inexact is None:
+                self.in_step_s = record.time
+
+    def _is_due(self, record: Record, seq: int, now_s: float) -> bool:
+        if record.time < now_s - AHEAD_S:
+            return True
+        number = record.seq
+        if number is not None:
+            return number <= seq
+        return record.time <= now_s or self.last_seq < seq
+
+    def hear(self, order: int, now_s: float, last_ts: float | None = None) -> None:
+        """Its statuses before this moment of the router; none after that of `last_ts`."""
+        due = 0
+        for number, heard in enumerate(self._heard, start=1):
+            if last_ts is not None and heard.status.ts > last_ts:
+                break
+            if heard.order is not None and heard.order > order:
+                break
+            if heard.order is not None or heard.status.ts == last_ts or heard.at_s <= now_s:
+                due = number
+        for _ in range(due):
+            self._hear(self._heard.popleft())
+
+    def _hear(self, heard: Heard) -> None:
+        """As `router.upkeep` does."""
+        status = heard.status
+        if self._incarnation not in (None, status.incarnation):
+            self.load.forget()
+            self.index.optimistic.drop(self.candidate.slot)
+        self._incarnation = status.incarnation
+        self.last_report_ts = status.ts
+        self.load.reported(status.load, heard.at_s)
+
+    # ---- what only the log says
+
+    def see(self, weighed: Weighed, now_s: float) -> None:
+        """Whether it may be asked, how large it is, and of one that sends no status how busy it said it was."""
+        candidate, load = self.candidate, self.load
+        candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
+        candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
+        candidate.max_model_len = weighed.max_model_len
+        if (load.block_size, load.total_blocks) != (weighed.cache_block_tokens, weighed.cache_blocks):
+            load.describe(weighed.cache_block_tokens, weighed.cache_blocks)
+        if self._is_new:
+            self._is_new, candidate.assigned_tokens = False, weighed.assigned_tokens
+        load.tick(now_s)
+        told = (weighed.running, weighed.waiting)
+        if weighed.report is not None and not self.is_recorded:
+            self._believe(weighed)
+        elif weighed.report is None and told != self._told:
+            load.scraped(*told, now_s)
+            self._told = told
+
+    def _believe(self, weighed: Weighed) -> None:
+        """Its statuses are not there: its figures are those of the log until something changes them."""
+        candidate = self.candidate
+        candidate.queued_tokens, candidate.running = weighed.queued_tokens, weighed.running
+        candidate.waiting, candidate.in_flight = weighed.waiting, weighed.in_flight
+        candidate.prefill_tokens_per_s = weighed.prefill_tokens_per_s
+        candidate.empty_tokens, candidate.assigned_tokens = weighed.empty_tokens, weighed.assigned_tokens
+
+
+def _feed(name: str, index: PrefixIndex, slot: int, source: Source, hashes_are_keys: bool) -> Feed:
+    own = replace(source, name=name)
+    return Feed(ReplicaFeed(index, slot, own, hashes_are_keys=hashes_are_keys or source.native).view)
+
+
+class Tape:
+    """A recording that is read once, some seconds ahead of what is asked for."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        twins: Mapping[int, Twin],
+        offset_s: float,
+        reports: Mapping[int, Mapping[float, Report]],
+    ) -> None:
+        """Twins and reports by source."""
+        self._records: Iterator[Record] = recording.records()
+        self._next: Record | None = next(self._records, None)
+        self._twins = twins
+        self._offset_s = offset_s
+        self._reports = reports
+
+    def read_to(self, now_s: float) -> None:
+        """By the recorder's clock."""
+        while self._next is not None and self._next.time <= now_s + AHEAD_S:
+            record = self._next
+            for source, twin in self._twins.items():
+                if record.source == source or record.kind == "session":
+                    twin.take(record, self._offset_s, self._reports.get(source, {}))
+            self._next = next(self._records, None)

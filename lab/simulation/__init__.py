@@ -1,0 +1,1 @@
+"""A fleet in virtual time, with the shipped router, index, policies and block pool."""

@@ -1,0 +1,129 @@
+"""Routers, replicas and what goes between them, in virtual time."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import floor
+from random import Random
+
+from msgspec.structs import replace
+
+from events.messages import KnownEvent
+from lab.simulation.agenda import Agenda
+from lab.simulation.engine import EngineReplica
+from lab.simulation.job import Job, jobs_of
+from lab.simulation.pools import make_pool
+from lab.simulation.replica import FifoReplica, Replica
+from lab.simulation.router import Router
+from lab.simulation.settings import Settings
+from lab.trace.requests import Trace
+
+REPORT_INTERVAL_S = 0.25  # as replica.process has it
+ROUNDING = 1e-3  # of an interval: what is so near to a moment has reached it
+
+
+class Fleet:
+    def __init__(self, settings: Settings, policy: str, block_tokens: int, seed: int) -> None:
+        self.agenda = Agenda()
+        self.left = 0  # jobs that have not ended
+        self._settings = settings
+        self._chance = Random(seed)
+        names = [f"replica-{number}" for number in range(settings.replicas)]
+        blocks = settings.capacity_blocks(block_tokens)
+        self.replicas: list[Replica] = [self._replica(number, blocks, block_tokens) for number in range(len(names))]
+        self.routers = [
+            Router(names, policy, block_tokens, blocks, events=settings.events, seed=seed + number)
+            for number in range(settings.routers)
+        ]
+        self._busy = [0 for _ in names]  # requests that have not ended
+        self._reports = [False for _ in names]  # whether a report is due
+        self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost, until the next batch tells of it
+        self._tells = [settings.prefill_tokens_per_s * self._error(number) for number in range(len(names))]
+
+    def _replica(self, number: int, blocks: int, block_tokens: int) -> Replica:
+        if self._settings.model == "engine":
+            return EngineReplica(number, self._settings, block_tokens, self.agenda, self)
+        pool = make_pool(self._settings.eviction, blocks)
+        return FifoReplica(number, self._settings, block_tokens, pool, self.agenda, self)
+
+    def _error(self, number: int) -> float:
+        error = self._settings.rate_error
+        return 1 - error if number % 2 else 1 + error
+
+    # ---- a run
+
+    def run(self, jobs: Sequence[Job], on_request: Callable[[], None]) -> None:
+        self.left = len(jobs)
+        for job in jobs:
+            self.agenda.at(job.request.at_s, partial(self.arrive, job, on_request))
+        self.finish()
+
+    def finish(self) -> None:
+        """Until every job has ended."""
+        while self.left and self.agenda.step():
+            pass
+        assert not self.left, f"{self.left} requests wait for ever"
+
+    def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
+        job.router = job.number % len(self.routers)
+        job.replica = self.routers[job.router].place(job, self.agenda.now_s)
+        self._busy[job.replica] += 1
+        self.replicas[job.replica].submit(job)
+        self._report_soon(job.replica)
+        on_request()
+
+    def _report_soon(self, number: int) -> None:
+        """At its own moments; a replica that is idle and has said so has nothing new to say."""
+        if self._settings.events and not self._reports[number]:
+            self._reports[number] = True
+            offset_s = REPORT_INTERVAL_S * number / len(self.replicas)
+            passed = floor((self.agenda.now_s - offset_s) / REPORT_INTERVAL_S + ROUNDING)
+            self.agenda.at(offset_s + (passed + 1) * REPORT_INTERVAL_S, partial(self._report, number))
+
+    def _report(self, number: int) -> None:
+        load = self.replicas[number].load()
+        now_s = self.agenda.now_s
+        if load.prefill_tokens_per_s and self._settings.rate_error:
+            load = replace(load, prefill_tokens_per_s=self._tells[number])
+        for router in self.routers:
+            router.reported(number, load, now_s)
+        self._reports[number] = False
+        if self._busy[number]:
+            self._report_soon(number)
+
+    # ---- what replicas do
+
+    def published(self, replica: int, events: Sequence[KnownEvent]) -> None:
+        if not self._settings.events:
+            return
+        held_back = self._held_back[replica]
+        held_back += events
+        if self._chance.random() < self._settings.event_loss:
+            return
+        self._held_back[replica] = []
+        deliver = partial(self._deliver, replica, held_back)
+        if self._settings.event_delay_s:
+            self.agenda.after(self._settings.event_delay_s, deliver)
+        else:
+            deliver()
+
+    def _deliver(self, replica: int, events: Sequence[KnownEvent]) -> None:
+        for router in self.routers:
+            router.heard(replica, events)
+
+    def begun(self, job: Job) -> None:
+        self.routers[job.router].begun(job, self.agenda.now_s)
+
+    def ended(self, job: Job) -> None:
+        self.left -= 1
+        self._busy[job.replica] -= 1
+        self.routers[job.router].ended(job, self.agenda.now_s)
+
+
+def simulated(
+    trace: Trace, settings: Settings, policy: str, seed: int, on_request: Callable[[], None] = lambda: None
+) -> list[Job]:
+    """Every request as it went, in order of arrival; ValueError if one of them can never run."""
+    settings.check(trace)
+    jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
+    Fleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
+    return jobs

@@ -1,0 +1,70 @@
+"""A request on its way through the simulated fleet, and how it went."""
+
+from array import array
+from collections.abc import Iterator
+from itertools import repeat
+
+from msgspec import Struct
+
+from events.blocks import extend_keys, root_key
+from lab.trace.requests import Trace, TraceRequest
+
+MODEL = "simulated"
+
+
+class Prompt(Struct, frozen=True, eq=False):
+    """What stands for the prompt: in each block of it one number, as often as the pool's blocks have tokens.
+
+    A pool whose blocks have one token finds, stores and evicts the same as one with the trace's own block size, at a
+    fraction of the time; only a scheduler that counts tokens needs them all.
+    """
+
+    ids: "array[int]"  # one for each block that is begun
+    full: int  # of those, full ones
+    tokens_per_block: int
+    tokens: int
+
+    def packed(self) -> bytes:
+        each = self.tokens_per_block
+        if each == 1:
+            return self.ids.tobytes()
+        packed = self.ids.tobytes()
+        blocks = [packed[start : start + 4] * each for start in range(0, len(packed), 4)]
+        return b"".join(blocks)[: 4 * self.tokens]
+
+    def keys(self) -> list[int]:
+        """Of the full blocks, as the router and the replica name them."""
+        root = root_key(MODEL, block_size=self.tokens_per_block)
+        return extend_keys(
+            root, memoryview(self.packed())[: 4 * self.tokens_per_block * self.full], self.tokens_per_block
+        )
+
+
+class Job(Struct, eq=False):
+    number: int
+    prompt: Prompt
+    request: TraceRequest
+    router: int = 0
+    replica: int = 0
+    rank: float = 0.0  # the waiting queue's order; lower goes first
+    uncached_tokens: int = 0  # as the replica found it
+    first_s: float = 0.0
+    generated: list[int] = []  # by the engine itself
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.request.at_s
+
+
+def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
+    """In order of arrival."""
+    numbers: dict[int, int] = {}
+    for number, request in enumerate(trace.requests):
+        ids = array("I", map(numbers.setdefault, request.blocks, _next(numbers)))
+        full = request.input_tokens // trace.block_tokens
+        yield Job(number, Prompt(ids, full, tokens_per_block, request.input_tokens), request, rank=request.at_s)
+
+
+def _next(numbers: dict[int, int]) -> Iterator[int]:
+    for _ in repeat(None):
+        yield len(numbers)

@@ -1,0 +1,57 @@
+"""What a run comes to: hit rate, times to first token, balance."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from msgspec import Struct
+
+from lab.simulation.job import Job
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    hit_rate: float  # 1 - tokens computed / tokens of all prompts
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    token_imbalance: float  # what the busiest replica computed, as a multiple of the mean
+    request_imbalance: float
+    utilization: float  # of the time until the last first token, the share that prefill takes
+
+
+def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) -> Outcome:
+    computed = [0] * replicas
+    requests = [0] * replicas
+    for job in jobs:
+        computed[job.replica] += job.uncached_tokens
+        requests[job.replica] += 1
+    ttfts_s = sorted(job.ttft_s for job in jobs)
+    span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
+    return Outcome(
+        hit_rate=1 - sum(computed) / sum(job.request.input_tokens for job in jobs),
+        ttft_mean_s=fmean(ttfts_s),
+        ttft_p50_s=quantile(ttfts_s, 0.5),
+        ttft_p90_s=quantile(ttfts_s, 0.9),
+        ttft_p99_s=quantile(ttfts_s, 0.99),
+        token_imbalance=_imbalance(computed),
+        request_imbalance=_imbalance(requests),
+        utilization=sum(computed) / (prefill_tokens_per_s * replicas * span_s) if span_s else 1.0,
+    )
+
+
+def mean_of(outcomes: Sequence[Outcome]) -> Outcome:
+    return Outcome(**{name: fmean(getattr(one, name) for one in outcomes) for name in Outcome.__struct_fields__})
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _imbalance(loads: Iterable[int]) -> float:
+    each = list(loads)
+    mean = fmean(each)
+    return max(each) / mean if mean else 1.0

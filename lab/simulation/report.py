@@ -1,0 +1,93 @@
+"""A comparison in words, as JSON, and as a plot."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from lab.plots import drawing
+from lab.simulation.comparison import Row
+from lab.simulation.outcome import Outcome
+from lab.simulation.settings import Settings
+from lab.trace.requests import Trace
+
+HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
+WIDTHS = (15, 8, 11, 9, 9, 9, 9, 10, 7)
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    yield _joined(HEAD)
+    bounds = [row for row in rows if row.is_bound]
+    for row in rows:
+        if bounds and row is bounds[0]:
+            yield ""
+        yield _joined((row.name, *_figures(row.mean, row.is_bound)))
+    if len(rows[0].runs) > 1:
+        yield ""
+        yield f"Each figure is the mean of {len(rows[0].runs)} runs. {_spread(rows)}"
+
+
+def _joined(cells: Sequence[str]) -> str:
+    first, *rest = (cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in _cells(cells))
+    return (first + "".join(rest)).rstrip()
+
+
+def _cells(cells: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
+    return enumerate(zip(cells, WIDTHS, strict=True))
+
+
+def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
+    yield f"{one.hit_rate:.1%}"
+    for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
+        yield duration(seconds)
+    yield "" if is_bound else f"{one.token_imbalance:.2f}"
+    yield "" if is_bound else f"{one.request_imbalance:.2f}"
+    yield f"{one.utilization:.0%}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:,.0f} ms"
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    """How far the runs of one policy lie apart."""
+    widest = max(
+        (max(means) / min(means) - 1, row.name)
+        for row in rows
+        for means in [[one.ttft_mean_s for one in row.runs]]
+        if min(means) > 0
+    )
+    return f"The means of TTFT differ most for {widest[1]}: by {widest[0]:.1%}."
+
+
+def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "trace": {
+            "name": trace.name,
+            "requests": len(trace.requests),
+            "input_tokens": trace.input_tokens,
+            "block_tokens": trace.block_tokens,
+            "span_s": trace.span_s,
+        },
+        "settings": asdict(settings),
+        "policies": {row.name: _of_row(row) for row in rows if not row.is_bound},
+        "bounds": {row.name: _of_row(row) for row in rows if row.is_bound},
+    }
+
+
+def _of_row(row: Row) -> dict[str, Any]:
+    return {**asdict(row.mean), "runs": [asdict(one) for one in row.runs]}
+
+
+def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> None:
+    """The share of requests whose first token has come after so long."""
+    title = f"{trace.name}, {settings.replicas} replicas of {settings.capacity_tokens:,} tokens"
+    with drawing(path, title=title, x="time to first token, s", y="share of requests") as axes:
+        for row in rows:
+            count = len(row.ttft_s)
+            shares = [(place + 1) / count for place in range(count)]
+            style = {"color": "grey", "linestyle": "--" if row.name == "pooled" else ":"} if row.is_bound else {}
+            axes.plot(row.ttft_s, shares, label=f"{row.name}, mean {duration(row.mean.ttft_mean_s)}", **style)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1)

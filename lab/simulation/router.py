@@ -1,0 +1,74 @@
+"""A router of the simulated fleet: the shipped index, optimistic entries, loads and policies, without HTTP."""
+
+import random
+from collections.abc import Sequence
+
+from events.messages import KnownEvent
+from events.native import Load
+from events.resolver import Resolver
+from lab.simulation.job import MODEL, Job
+from router.approximate import Approximate
+from router.config import RouterConfig
+from router.index import PrefixIndex
+from router.load import ReplicaLoad
+from router.policy import Candidate, Question, choose
+from router.ring import Ring
+
+OPTIMISTIC_TTL_S = RouterConfig().optimistic_ttl_s
+APPROXIMATE_TOKENS = 2**20  # that a router takes a replica to hold that says nothing
+
+
+class Router:
+    def __init__(
+        self, names: Sequence[str], policy: str, block_tokens: int, capacity_blocks: int, *, events: bool, seed: int
+    ) -> None:
+        self._policy = policy
+        self._block_tokens = block_tokens
+        self._index = PrefixIndex()
+        self._slots = [self._index.add() for _ in names]
+        self._mask = sum(1 << slot for slot in self._slots)
+        self._resolvers = [Resolver(MODEL, native=True) for _ in names]
+        self._approximate = None if events else Approximate(self._index, APPROXIMATE_TOKENS // block_tokens)
+        self._candidates = [Candidate(name, slot) for name, slot in zip(names, self._slots, strict=True)]
+        self._loads = [
+            ReplicaLoad(candidate, block_size=block_tokens, total_blocks=capacity_blocks)
+            for candidate in self._candidates
+        ]
+        self._ring = Ring(names)
+        self._rng = random.Random(seed)
+        self._turn = 0
+
+    def place(self, job: Job, now_s: float) -> int:
+        """The replica's number; the job has the rank that its queue is to give it."""
+        optimistic = self._index.optimistic
+        optimistic.expire(now_s)
+        keys = job.prompt.keys()
+        blocks = self._index.match(keys, self._mask).gpu
+        matched: dict[int, float] = {slot: count * self._block_tokens for slot, count in blocks.items()}
+        tokens = job.request.input_tokens
+        self._turn += 1
+        question = Question(tokens=tokens, matched=matched, lower=matched, turn=self._turn)
+        decision = choose(self._policy, question, self._candidates, self._rng, self._ring)
+        assert decision.chosen is not None, "a simulated replica is never away"
+        number = self._candidates.index(decision.chosen)
+        slot = self._slots[number]
+        job.rank = now_s + decision.later_s
+        self._loads[number].sent(job.number, max(1, tokens - int(matched.get(slot, 0))), now_s)
+        if self._approximate is None:
+            optimistic.add(slot, keys, now_s + OPTIMISTIC_TTL_S)
+        else:
+            self._approximate.routed(slot, keys)
+        return number
+
+    def begun(self, job: Job, now_s: float) -> None:
+        self._loads[job.replica].begun(job.number, now_s)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        self._loads[job.replica].ended(job.number, now_s)
+
+    def reported(self, replica: int, load: Load, now_s: float) -> None:
+        self._loads[replica].reported(load, now_s)
+
+    def heard(self, replica: int, events: Sequence[KnownEvent]) -> None:
+        for change in self._resolvers[replica].apply(events):
+            self._index.apply(self._slots[replica], change)

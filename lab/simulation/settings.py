@@ -1,0 +1,43 @@
+"""What is simulated: the fleet, the traffic's pace, and what the router gets to know."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from lab.trace.requests import Trace, TraceRequest
+
+DEFAULT_REPLICAS = 4
+DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
+DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
+DEFAULT_DECODE_TOKENS_PER_S = 40.0
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    replicas: int = DEFAULT_REPLICAS
+    capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # of each replica
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
+    servers: int = 1  # prefills at once in each replica
+    decode_tokens_per_s: float = DEFAULT_DECODE_TOKENS_PER_S
+    model: Literal["fifo", "engine"] = "fifo"
+    eviction: str = "lru"
+    events: bool = True  # False: replicas say nothing, and the router knows only what it did itself
+    event_delay_s: float = 0.0
+    event_loss: float = 0.0  # share of batches that come only with the next one
+    rate_error: float = 0.0  # half of the replicas say so much more than their prefill rate, the others so much less
+    routers: int = 1
+
+    def check(self, trace: Trace) -> None:
+        """ValueError, if a request of the trace can never run."""
+        size, blocks = trace.block_tokens, self.capacity_blocks(trace.block_tokens)
+        longest = max((self._longest(request) for request in trace.requests), default=0)
+        if longest > blocks * size:
+            raise ValueError(
+                f"a cache of {self.capacity_tokens:,} tokens has {blocks:,} blocks of {size}, and the longest request "
+                f"needs {-(-longest // size):,}; give it {-(-longest // size) * size:,} tokens or more"
+            )
+
+    def _longest(self, request: TraceRequest) -> int:
+        return request.input_tokens + (request.output_tokens if self.model == "engine" else 0)
+
+    def capacity_blocks(self, block_tokens: int) -> int:
+        return self.capacity_tokens // block_tokens

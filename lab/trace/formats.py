@@ -1,0 +1,150 @@
+"""Trace files: JSON lines, plain or gzipped, of Mooncake's kind or written by a router's request log.
+
+Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}; how
+long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A router writes `Logged`.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from xxhash import xxh3_64_intdigest
+
+from lab.trace.requests import Trace, TraceRequest
+from router.request_log import Logged
+
+GZIP_MAGIC = b"\x1f\x8b"
+MOONCAKE_LINES = 'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}'
+LOG_LINES = "each line is one request, as `warmroute router --request-log` writes it"
+COMMON_BLOCK_TOKENS = (512, 16, 64, 32, 128, 256, 1024)  # tried first
+
+Line = TypeVar("Line")
+
+
+class BadTrace(ValueError):
+    """Names the file, and the line where there is one."""
+
+
+class MooncakeLine(Struct):
+    timestamp: float
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: Annotated[int, Meta(ge=0)]
+    hash_ids: tuple[int, ...]
+
+
+_mooncake = msgspec.json.Decoder(MooncakeLine, strict=False)
+_logged = msgspec.json.Decoder(Logged)
+
+
+def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[int], None] | None = None) -> Trace:
+    """`block_tokens`: for a file that does not say it; `on_bytes` is told how much of the file has been read."""
+    numbered = numbered_lines(path, on_bytes)
+    first = next(numbered, None)
+    if first is None:
+        raise BadTrace(f"{path} holds no requests")
+    lines = chain([first], numbered)
+    if b'"request_id"' in first[1]:
+        return _of_log(path, list(_decoded(path, lines, _logged, LOG_LINES)), block_tokens)
+    return _of_mooncake(path, list(_decoded(path, lines, _mooncake, MOONCAKE_LINES)), block_tokens)
+
+
+def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[Logged]:
+    """The lines of a router's request log, as they were written."""
+    yield from _decoded(path, numbered_lines(path, on_bytes), _logged, LOG_LINES)
+
+
+def _decoded(
+    path: Path, lines: Iterable[tuple[int, bytes]], decoder: msgspec.json.Decoder[Line], expected: str
+) -> Iterator[Line]:
+    for number, line in lines:
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise BadTrace(f"{path}, line {number}: {error}; {expected}") from error
+
+
+def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
+    """Empty lines are left out."""
+    with path.open("rb") as plain:
+        is_packed = plain.read(2) == GZIP_MAGIC
+        plain.seek(0)
+        opened = gzip.GzipFile(fileobj=plain) if is_packed else plain
+        try:
+            for number, line in enumerate(opened, start=1):
+                if not line.isspace():
+                    yield number, line
+                if on_bytes is not None:
+                    on_bytes(plain.tell())
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise BadTrace(f"{path} is damaged: {error}") from error
+
+
+def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
+    size = block_tokens or _block_tokens(path, lines)
+    start_ms = min(line.timestamp for line in lines)
+    requests = [
+        TraceRequest((line.timestamp - start_ms) / 1000, line.input_length, line.output_length, line.hash_ids)
+        for line in lines
+    ]
+    for number, request in enumerate(requests, start=1):
+        _check(f"{path}, request {number}", request, size)
+    return Trace(_name(path), size, sorted(requests, key=lambda request: request.at_s))
+
+
+def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Trace:
+    known = [line for line in lines if line.blocks and line.block_tokens]
+    if not known:
+        raise BadTrace(f"{path}: no request of it names its blocks; only those of exact prompts can be used")
+    size = block_tokens or known[0].block_tokens
+    if mixed := {line.block_tokens for line in known} - {size}:
+        raise BadTrace(f"{path} has blocks of {size} and of {min(mixed)} tokens; split it by model first")
+    start_s = min(line.ts for line in known)
+    requests = [
+        TraceRequest(line.ts - start_s, line.prompt_tokens, line.output_tokens or 0, _begun(line, size))
+        for line in known
+    ]
+    return Trace(_name(path), size, sorted(requests, key=lambda request: request.at_s))
+
+
+def _begun(line: Logged, size: int) -> tuple[int, ...]:
+    """A log names full blocks; one that is only begun is nobody else's."""
+    blocks = tuple(line.blocks)
+    return (
+        (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
+        if line.prompt_tokens > len(blocks) * size
+        else blocks
+    )
+
+
+def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:
+    """The size at which every prompt has as many blocks as it names."""
+    longest = max(lines, key=lambda line: len(line.hash_ids))
+    if not longest.hash_ids:
+        raise BadTrace(f"{path}: no request of it names a block")
+    about = longest.input_length / len(longest.hash_ids)
+    sizes: Iterable[int] = chain(COMMON_BLOCK_TOKENS, range(max(1, int(about)), int(about * 2) + 2))
+    for size in sizes:
+        if all(-(-line.input_length // size) == len(line.hash_ids) for line in lines):
+            return size
+    raise BadTrace(
+        f"{path}: no block size fits all of its requests: its longest has {longest.input_length:,} tokens in "
+        f"{len(longest.hash_ids):,} blocks; give --block-tokens"
+    )
+
+
+def _check(where: str, request: TraceRequest, size: int) -> None:
+    wanted = -(-request.input_tokens // size)
+    if len(request.blocks) != wanted:
+        raise BadTrace(
+            f"{where} has {request.input_tokens:,} tokens, which is {wanted:,} blocks of {size}, "
+            f"but it names {len(request.blocks):,}"
+        )
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")

@@ -1,0 +1,39 @@
+"""A trace: requests with their times, lengths and blocks, and no text."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class TraceRequest(NamedTuple):
+    """Equal numbers in `blocks` are blocks with the same content after the same beginning.
+
+    There is one for each block that the prompt begins; the last may not be full. `output_tokens` are those generated.
+    """
+
+    at_s: float  # after the trace's beginning
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+
+
+class Trace(Struct, frozen=True):
+    """In order of arrival."""
+
+    name: str
+    block_tokens: int
+    requests: Sequence[TraceRequest]
+
+    @property
+    def span_s(self) -> float:
+        return self.requests[-1].at_s if self.requests else 0.0
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(request.input_tokens for request in self.requests)
+
+    @property
+    def accesses(self) -> int:
+        """Blocks of all prompts together."""
+        return sum(len(request.blocks) for request in self.requests)

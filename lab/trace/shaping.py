@@ -1,0 +1,45 @@
+"""The same requests, at another pace or cut into larger blocks."""
+
+import random
+
+from msgspec.structs import replace
+
+from lab.trace.requests import Trace, TraceRequest
+
+
+def coarsened(trace: Trace, factor: int) -> Trace:
+    """Blocks `factor` times as large. A block's number says what was before it too, so the last one names them all."""
+    if factor == 1:
+        return trace
+    requests = [
+        request._replace(blocks=(*request.blocks[factor - 1 :: factor], *_rest(request, factor)))
+        for request in trace.requests
+    ]
+    return replace(trace, block_tokens=trace.block_tokens * factor, requests=requests)
+
+
+def _rest(request: TraceRequest, factor: int) -> tuple[int, ...]:
+    """What is left over begins a block that is not full."""
+    return request.blocks[-1:] if len(request.blocks) % factor else ()
+
+
+def jittered(trace: Trace, most_s: float, seed: int) -> Trace:
+    """Each arrival later by something between nothing and `most_s`, and so some in another order."""
+    if not most_s:
+        return trace
+    chance = random.Random(seed)
+    moved = [request._replace(at_s=request.at_s + chance.uniform(0, most_s)) for request in trace.requests]
+    return replace(trace, requests=sorted(moved, key=lambda request: request.at_s))
+
+
+def sped_up(trace: Trace, factor: float) -> Trace:
+    requests = [request._replace(at_s=request.at_s / factor) for request in trace.requests]
+    return replace(trace, requests=requests)
+
+
+def at_rate(trace: Trace, input_tokens_per_s: float) -> Trace:
+    """So fast that prompts come at this rate, all of their tokens counted."""
+    own = trace.input_tokens / trace.span_s if trace.span_s else 0.0
+    if not own:
+        raise ValueError(f"{trace.name}: all its requests come at once, so it has no rate that could be changed")
+    return sped_up(trace, input_tokens_per_s / own)

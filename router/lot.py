@@ -1,0 +1,25 @@
+"""One decision's lot: a number that all of its draws follow from, so that who knows the number can draw them again."""
+
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+LOT_BITS = 53  # what JSON's readers agree on
+_FRACTION = 2.0**-64
+
+
+class Lot:
+    __slots__ = ("_drawn", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._drawn = 0
+
+    def random(self) -> float:
+        """At least 0, and less than 1."""
+        self._drawn += 1
+        # 53 bits: all 64 could be rounded up to 1.
+        return (xxh3_64_intdigest(self.number.to_bytes(8, "little"), self._drawn) >> 11 << 11) * _FRACTION
+
+    def choice(self, seq: Sequence[int], /) -> int:
+        return seq[int(self.random() * len(seq))]

@@ -1,0 +1,79 @@
+"""What the router's request log adds to a request: what is noted when it is decided, and its line at the end."""
+
+import os
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from router.cost import Candidate, Question
+from router.decision import Decision
+from router.load import ReplicaLoad
+from router.lot import Lot
+from router.members import Member
+from router.policy import choose
+from router.report import Report
+from router.request_log import Noted, RequestLog
+from router.spec import ReplicaSpec
+from tests.bench.measure import cpu_us, heading, row
+
+PROMPT_TOKENS = 4096
+BLOCK_TOKENS = 16
+REQUESTS = 2000
+
+
+class Scene:
+    """A decision over so many replicas, and the request that it was for."""
+
+    def __init__(self, replicas: int) -> None:
+        chance = random.Random(1)
+        keys = [chance.getrandbits(64) for _ in range(PROMPT_TOKENS // BLOCK_TOKENS)]
+        self.members = [self._member(slot, chance) for slot in range(replicas)]
+        matched = {member.slot: float(BLOCK_TOKENS * chance.randrange(200)) for member in self.members}
+        question = Question(PROMPT_TOKENS, matched, matched)
+        self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], Lot(1))
+        self.feeds: Any = SimpleNamespace(known=lambda _: (123_456, None))
+        prompt = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, keys=lambda _: keys)
+        self.routing: Any = SimpleNamespace(
+            noted=None, decision=self.decision, prompt=prompt, session=None, chosen=self.members[0], model=None,
+            block_size=BLOCK_TOKENS, reported_tokens=2048, arrived_s=1234.567, first_byte_s=1234.667,
+            admitted=SimpleNamespace(request_id="req-0123456789ab-1"), peek=SimpleNamespace(model="llama"),
+            exchange=SimpleNamespace(status=200, disconnected=False),
+        )  # fmt: skip
+
+    def _member(self, slot: int, chance: random.Random) -> Member:
+        candidate = Candidate(f"replica-{slot}", slot, chance.random() * 9000, 3, 1, 2, 512, 8123.456, 4096.0)
+        nothing: Any = None
+        load = ReplicaLoad(candidate, block_size=BLOCK_TOKENS, total_blocks=40_000)
+        member = Member(ReplicaSpec(name=candidate.name, url="http://h:1"), candidate, load, nothing, nothing, nothing)
+        member.block_size, member.report = BLOCK_TOKENS, Report(1.7e9 + chance.random(), 1234.5, 99)
+        return member
+
+    def work(self, log: RequestLog) -> Callable[[], None]:
+        attempt: Any = SimpleNamespace(
+            member=self.members[0], token_ids={0: [b"abcd"] * 64}, framed=True, streams=True, fault=None,
+            sent_order=5, sent_s=1234.568, begun_order=6, begun_s=1234.667, ended_order=7, ended_s=1235.0,
+            uncached_tokens=2048,
+        )  # fmt: skip
+
+        def requests() -> None:
+            for number in range(REQUESTS):
+                noted = self.routing.noted = Noted()
+                noted.decided(number, 1234.567, self.decision, self.members, self.feeds)
+                noted.attempts.append(attempt)
+                log.over(self.routing, 1235.0)
+
+        return requests
+
+
+def run(rounds: int) -> None:
+    heading(f"the request log, a prompt of {PROMPT_TOKENS:,} tokens in blocks of {BLOCK_TOKENS}")
+    log = RequestLog(os.devnull, bodies=False)
+    for replicas in (4, 16, 64):
+        scene = Scene(replicas)
+
+        def prepare(scene: Scene = scene) -> Callable[[], None]:
+            return scene.work(log)
+
+        row(f"{replicas} replicas: CPU of a request", cpu_us(prepare, REQUESTS, rounds), "us")
+    log.close()

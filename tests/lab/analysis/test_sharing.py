@@ -1,0 +1,130 @@
+"""Counts, block sizes, orders: what is said of small traces that can be reckoned by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lab.analysis.accesses import accesses_of
+from lab.analysis.curve import curve_of, with_headroom
+from lab.analysis.distances import hits_by_capacity, segments_of
+from lab.analysis.order import depth_first
+from lab.analysis.sharing import coarser, sharing_of
+from lab.trace.requests import Trace, TraceRequest
+from lab.trace.shaping import coarsened
+from tests.lab.analysis.trees import full_blocks, trace_of, traces
+from tests.lab.traffic import conversations
+
+
+def trace(*blocks: tuple[int, ...], rest: int = 1) -> Trace:
+    """Blocks of 4 tokens, and `rest` more in each prompt."""
+    made = [
+        TraceRequest(float(at), len(each) * 4 + rest, 1, (*each, *((-1 - at,) if rest else ())))
+        for at, each in enumerate(blocks)
+    ]
+    return Trace("small", 4, made)
+
+
+def test_blocks_are_counted_by_their_uses() -> None:
+    found = sharing_of(accesses_of(trace((1, 2, 3), (1, 2, 4), (9,), (1, 2, 3, 5))))
+    assert (found.requests, found.input_tokens, found.blocks) == (4, 48, 11)
+    assert (found.unique_blocks, found.shared_blocks, found.reusable_blocks) == (6, 3, 5)
+    assert (found.saved_tokens, found.hit_rate) == (20, 20 / 48)
+    assert (found.shared_prefix_tokens, found.sharing_requests, found.longest_blocks) == (5.0, 2, 5)
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    found = sharing_of(accesses_of(trace((1, 2), (1, 2), rest=0)))
+    assert (found.blocks, found.reusable_blocks, found.saved_tokens) == (4, 2, 4)
+
+
+def test_a_block_that_is_not_full_is_no_block() -> None:
+    same_end = Trace("t", 4, [TraceRequest(float(at), 6, 1, (1, 2)) for at in range(2)])
+    assert sharing_of(accesses_of(same_end)).blocks == 2
+
+
+def test_a_prompt_shorter_than_a_block_has_none() -> None:
+    short = Trace("t", 4, [TraceRequest(0.0, 3, 1, (1,))])
+    found = sharing_of(accesses_of(short))
+    assert (found.blocks, found.hit_rate) == (0, 0.0)
+    assert curve_of(accesses_of(short)).best == 0.0
+    assert curve_of(accesses_of(short)).needed(0.9) == 1
+
+
+def test_numbers_that_do_not_name_what_is_before_them_are_named_anew() -> None:
+    """5 after 1 is not 5 after 2, and 7 twice in one prompt are two blocks."""
+    accesses = accesses_of(trace((1, 5), (2, 5), (1, 5), (7, 7)))
+    assert accesses.unique == 6
+    assert sharing_of(accesses).reusable_blocks == 2
+
+
+def test_keys_of_any_size_are_numbers() -> None:
+    accesses = accesses_of(trace((2**64 - 1, -(2**64)), (2**64 - 1, 3)))
+    assert accesses.numbers.tolist() == [0, 1, 0, 2]
+
+
+def test_two_conversations_by_turns_need_both_in_the_cache() -> None:
+    curve = curve_of(accesses_of(trace((1, 2), (8, 9), (1, 2, 3), (8, 9, 10))))
+    assert curve.hits.tolist() == [0, 0, 0, 1, 3, 4, 4]
+    assert curve.begun_blocks == 1, "where the unfinished end of a prompt is computed"
+    assert [curve.needed(share) for share in (0.25, 0.5, 0.75, 1.0)] == [4, 5, 5, 6]
+    assert curve.hit_rate(6) == curve.best == 16 / 44
+    assert curve.hit_rate(3) == curve.hit_rate(0) == 0.0
+
+
+def test_headroom_is_rounded_up() -> None:
+    assert [with_headroom(blocks) for blocks in (0, 1, 5, 10)] == [0, 2, 6, 12]
+
+
+def test_the_cost_is_one_of_segments_and_not_of_blocks() -> None:
+    accesses = accesses_of(conversations(2000, block_tokens=64))
+    assert len(segments_of(accesses).lengths) * 20 < len(accesses.numbers)
+
+
+def test_the_curve_ends_where_nothing_is_evicted() -> None:
+    accesses = accesses_of(conversations(1000))
+    assert int(hits_by_capacity(accesses)[-1]) * 512 == sharing_of(accesses).saved_tokens
+
+
+@given(traces())
+def test_larger_blocks_share_what_a_coarsened_trace_shares(tree: Trace) -> None:
+    found = [size.hit_rate for size in coarser(accesses_of(tree), (1, 2, 3, 4))]
+    expected = [sharing_of(accesses_of(coarsened(tree, factor))).hit_rate for factor in (1, 2, 3, 4)]
+    assert found == expected
+
+
+def test_the_suggested_order_goes_through_the_tree_depth_first() -> None:
+    prompts = [(0, 0), (1,), (0, 1), (0,), (1, 1), (0, 0)]
+    accesses = accesses_of(trace_of([(path, 1) for path in prompts]))
+    assert [prompts[at] for at in depth_first(accesses).tolist()] == [(0,), (0, 0), (0, 0), (0, 1), (1,), (1, 1)]
+    assert depth_first(accesses).tolist() == [3, 0, 5, 2, 1, 4]
+
+
+def test_a_batch_in_the_suggested_order_needs_less_cache() -> None:
+    groups = [tuple(range(100 * group, 100 * group + 10)) for group in range(8)]
+    accesses = accesses_of(trace(*groups * 5))
+    given = hits_by_capacity(accesses)
+    suggested = hits_by_capacity(accesses.reordered(depth_first(accesses)))
+    assert (given[10], suggested[10]) == (0, 320)
+    assert given[79] < given[80] == 320
+
+
+@given(traces())
+def test_a_new_order_keeps_every_request(tree: Trace) -> None:
+    accesses = accesses_of(tree)
+    order = depth_first(accesses)
+    assert sorted(order.tolist()) == list(range(len(tree.requests)))
+    moved = accesses.reordered(order)
+    starts = np.cumsum(moved.lengths) - moved.lengths
+    for place, at in enumerate(order.tolist()):
+        start = int(starts[place])
+        blocks = moved.numbers[start : start + int(moved.lengths[place])]
+        assert len(blocks) == len(full_blocks(tree.requests[at]))
+        assert moved.input_tokens[place] == tree.requests[at].input_tokens
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 1.0])
+def test_what_is_needed_is_the_least_that_does(share: float) -> None:
+    curve = curve_of(accesses_of(conversations(500)))
+    blocks = curve.needed(share)
+    assert curve.hit_rate(blocks) >= share * curve.best - 1e-9
+    assert curve.hit_rate(blocks - 1) < share * curve.best

@@ -1,0 +1,76 @@
+"""When requests come, and what a trace's blocks become."""
+
+import statistics
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.bench.arrivals import arriving, limited, replayed
+from lab.bench.prompts import asked_tokens
+from lab.bench.words import Words
+from lab.bench.workloads import Shape, talks
+from lab.trace.requests import Trace, TraceRequest
+
+COUNT = 4000
+
+
+def gaps(kind: str, rate: float = 10.0, seed: str = "1") -> list[float]:
+    times = [one.at_s for one in islice(arriving(talks("chatbot", "1", Shape()), kind, rate, seed), COUNT)]
+    return [after - before for before, after in pairwise(times)]
+
+
+@pytest.mark.parametrize(("kind", "variation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
+def test_a_rate_is_kept_on_average_and_spread_as_its_kind_says(kind: str, variation: float) -> None:
+    found = gaps(kind)
+    assert statistics.mean(found) == pytest.approx(0.1, rel=0.1)
+    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(variation, abs=0.15)
+
+
+def test_equal_seeds_come_at_the_same_times() -> None:
+    assert gaps("bursty") == gaps("bursty")
+    assert gaps("bursty") != gaps("bursty", seed="2")
+
+
+def test_a_conversation_counts_with_all_its_turns() -> None:
+    times = [one.at_s for one in islice(arriving(talks("multi-turn", "1", Shape(turns=4)), "constant", 10, "1"), 5)]
+    assert times == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
+
+
+def trace(*requests: TraceRequest, block_tokens: int = 16) -> Trace:
+    return Trace("t", block_tokens, requests)
+
+
+def text(words: Words, arrival_trace: Trace, number: int) -> str:
+    talk = list(replayed(arrival_trace))[number].talk
+    return words.text(talk.turns[0].said)
+
+
+def test_a_trace_is_asked_at_its_times_or_faster() -> None:
+    read = trace(TraceRequest(0.0, 20, 5, (1, 2)), TraceRequest(3.0, 8, 0, (3,)))
+    assert [one.at_s for one in replayed(read, speed=2)] == [0.0, 1.5]
+    assert [one.talk.turns[0].output_tokens for one in replayed(read)] == [5, 1]  # nobody can ask for nothing
+
+
+def test_requests_of_a_trace_share_the_text_of_the_blocks_that_they_share() -> None:
+    read = trace(
+        TraceRequest(0, 40, 1, (1, 2, 3)), TraceRequest(1, 48, 1, (1, 2, 4)), TraceRequest(2, 35, 1, (1, 2, 3))
+    )
+    one, other, again = (text(Words("1"), read, number).split() for number in range(3))
+    assert (len(one), len(other), len(again)) == (40, 48, 35)
+    assert one[:32] == other[:32]
+    assert one[32:35] != other[32:35]
+    assert again == one[:35]  # a block that is only begun is the beginning of the whole one
+
+
+@given(st.integers(1, 700), st.sampled_from([1, 16, 64, 512]))
+def test_a_traces_prompt_is_as_long_as_the_trace_says(tokens: int, block_tokens: int) -> None:
+    blocks = tuple(range(-(-tokens // block_tokens)))
+    [arrival] = replayed(trace(TraceRequest(0, tokens, 1, blocks), block_tokens=block_tokens))
+    assert asked_tokens(arrival.talk, 0) == tokens
+
+
+def test_answers_can_all_be_asked_for_in_one_length() -> None:
+    found = list(limited(replayed(trace(TraceRequest(0, 8, 99, (1,)))), 7))
+    assert [one.talk.turns[0].output_tokens for one in found] == [7]

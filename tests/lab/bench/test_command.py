@@ -1,0 +1,198 @@
+"""`warmroute bench`, as users run it, against an endpoint that answers at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lab.commands.bench import bench
+from tests.lab.bench.endpoints import Call, endpoint
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    return CliRunner().invoke(bench, [str(one) for one in arguments], env=environment, standalone_mode=False)
+
+
+def refused(*arguments: object) -> str:
+    result = CliRunner().invoke(bench, [str(one) for one in arguments])
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.split())
+
+
+def measured(*arguments: object, **environment: str) -> Any:
+    result = run(*arguments, "--json", **environment)
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ftp://h",), "'ftp://h' is no endpoint's URL; write http://HOST:PORT"),
+        (("http://h:1", "--workload", "abacus"), "'abacus' is not one of 'chatbot'"),
+        (("http://h:1", "--rate", "0"), "0.0 is not in the range"),
+        (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate goes not with --concurrency"),
+        (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload goes not with --trace"),
+        (("http://h:1", "--speed", "2"), "--speed changes nothing without --trace"),
+        (("http://h:1", "--arrivals", "bursty"), "--arrivals changes nothing without --rate"),
+        (("http://h:1", "--rounds", "2"), "--rounds changes nothing without --against"),
+        (("http://h:1", "--turns", "2"), "--turns changes nothing without --workload multi-turn"),
+        (("http://h:1", "--shuffled"), "--shuffled changes nothing without --workload batch"),
+        (("http://h:1", "--vocabulary", "500"), "--vocabulary changes nothing without --token-ids"),
+        (("http://h:1", "--token-ids", "--tokens-per-word", "2"), "--tokens-per-word changes nothing with"),
+        (("http://h:1", "--warm-up", "10m"), "'10m' is neither a number of requests, like 50, nor a time, like 10s"),
+        (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
+        (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is no folder"),
+        (("http://h:1", "--plot", "ttft.gif"), "ends with '.gif'"),
+        (("http://h:1", "--api-key", "two words"), "--api-key has letters that no header can have"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_said_with_a_fix(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_a_broken_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("{}\n")
+    assert "t.jsonl, line 1" in refused("http://h:1", "--trace", tmp_path / "t.jsonl")
+
+
+def test_the_result_has_all_figures_the_machine_and_what_was_asked() -> None:
+    with endpoint(lambda call: call.answer(tokens=3, cached=5)) as server:
+        found = measured(f"{server.url}/v1/", "--requests", 10, "--seed", 3, "--ttft-limit", 5, "--concurrency", 2)
+    [one] = found["endpoints"]
+    assert (found["format"], found["interrupted"]) == ("warmroute-bench/1", False)
+    assert found["machine"]["cpus"] > 0
+    assert (found["settings"]["seed"], found["settings"]["requests"]) == (3, 10)
+    assert (one["url"], one["probe"]["model"]) == (server.url, "m")
+    figures = one["figures"]
+    assert (figures["requests"], figures["failed"], figures["output_tokens"], figures["cached_tokens"]) == (
+        10,
+        0,
+        30,
+        50,
+    )
+    assert figures["goodput"]["share"] == 1
+    assert figures["ttft_s"]["p50"] <= figures["ttft_s"]["p99"] <= figures["e2e_s"]["max"]
+    assert one["own"][0]["cpu_s"] > 0
+
+
+def test_equal_seeds_send_the_same_and_others_do_not() -> None:
+    def sent(seed: int) -> list[Any]:
+        with endpoint() as server:
+            measured(server.url, "--requests", 5, "--concurrency", 1, "--seed", seed)
+            return [call.body for call in server.calls]
+
+    assert sent(1) == sent(1)
+    assert sent(1) != sent(2)
+
+
+def test_the_key_of_the_environment_is_sent_and_not_shown() -> None:
+    with endpoint() as server:
+        found = run(server.url, "--requests", 1, "--json", OPENAI_API_KEY="sesame")
+        assert server.calls[0].headers["authorization"] == "Bearer sesame"
+    assert "sesame" not in found.output
+
+
+def test_a_table_says_what_failed_and_how() -> None:
+    def every_other(call: Call) -> None:
+        call.refuse(429, "[queue] full") if call.number % 2 else call.answer(x_warmroute_replica="r0")
+
+    with endpoint(every_other) as server:
+        result = run(server.url, "--requests", 6, "--concurrency", 1)
+    assert result.return_value == 0
+    said = " ".join(result.stdout.split())
+    assert "3 failed, 3 with status 429" in said
+    assert "3 x status 429: [queue] full" in said
+    assert "r0 3 100.0%" in said
+    assert max(map(len, result.stdout.splitlines())) <= 200
+
+
+def test_if_nothing_was_answered_the_status_is_1() -> None:
+    with endpoint(lambda call: call.refuse(500, "no")) as server:
+        assert run(server.url, "--requests", 2).return_value == 1
+
+
+def test_an_endpoint_that_cannot_be_asked_is_one_line_and_status_1() -> None:
+    with endpoint(on_probe=lambda call: call.refuse(401, "no key")) as server:
+        result = CliRunner().invoke(bench, [server.url])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+
+
+def test_files_are_written_whole_with_a_row_for_every_request(tmp_path: Path) -> None:
+    with endpoint() as server:
+        result = run(
+            server.url, "--requests", 4, "--output", tmp_path / "o.json", "--plot", tmp_path / "o.svg", "--warm-up", 1
+        )
+    assert result.exception is None
+    written = json.loads((tmp_path / "o.json").read_text())
+    assert len(written["requests"]) == 5
+    assert sum(row["warm_up"] for row in written["requests"]) == 1
+    assert written["result"]["endpoints"][0]["figures"]["requests"] == 4
+    assert "</svg>" in (tmp_path / "o.svg").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"o.json", "o.svg"}
+
+
+def test_two_endpoints_are_asked_the_same_in_turn() -> None:
+    with endpoint() as one, endpoint() as other:
+        found = measured(
+            one.url, "--against", other.url, "--rounds", 2, "--requests", 6, "--concurrency", 1, "--max-tokens", 2
+        )
+    assert [call.body for call in one.calls] == [call.body for call in other.calls]
+    assert len(one.calls) == 12
+    assert one.calls[0].body != one.calls[6].body  # another round, other words
+    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
+    assert ratios["TTFT mean"]["low"] < ratios["TTFT mean"]["ratio"] < ratios["TTFT mean"]["high"]
+    assert [len(each["rounds"]) for each in found["endpoints"]] == [2, 2]
+
+
+def test_other_words_have_the_same_lengths_and_share_nothing() -> None:
+    with endpoint() as one, endpoint() as other:
+        how = ("--rounds", 1, "--requests", 4, "--concurrency", 1, "--max-tokens", 2, "--other-words")
+        measured(one.url, "--against", other.url, *how)
+    for first, second in zip(one.calls, other.calls, strict=True):
+        pairs = list(zip(first.body["messages"], second.body["messages"], strict=True))
+        assert all(len(a["content"]) == len(b["content"]) and a["content"] != b["content"] for a, b in pairs)
+
+
+def test_a_slower_endpoint_is_found_to_be_slower() -> None:
+    def slow(call: Call) -> None:
+        call.server.released.wait(0.03)
+        call.answer()
+
+    with endpoint() as one, endpoint(slow) as other:
+        found = measured(one.url, "--against", other.url, "--requests", 10, "--concurrency", 2, "--rounds", 2)
+    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
+    assert ratios["TTFT p50"]["low"] > 1.5
+
+
+def test_token_ids_go_to_completions(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [{"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}] * 2
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    with endpoint(on_probe=lambda call: call.answer(1, tells_usage=False), answer=_ids_only) as server:
+        measured(server.url, "--trace", trace, "--token-ids", "--vocabulary", 300)
+    prompts = [call.body["prompt"] for call in server.calls]
+    assert [len(prompt) for prompt in prompts] == [40, 40]
+    assert prompts[0] == prompts[1]
+    assert {call.path for call in server.calls} == {"/v1/completions"}
+    assert server.calls[0].body["max_tokens"] == 3
+
+
+def _ids_only(call: Call) -> None:
+    call.answer(3, tells_usage=False)
+
+
+def test_a_base_install_is_enough() -> None:
+    code = (
+        "import sys\nfor name in ('torch', 'numpy', 'matplotlib', 'ray'): sys.modules[name] = None\n"
+        "from fleet.cli import main\nmain(['bench', 'http://127.0.0.1:9', '--timeout', '1'])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert finished.returncode == 1
+    assert "does not answer: no connection" in finished.stderr

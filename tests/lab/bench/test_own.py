@@ -1,0 +1,78 @@
+"""The load generator measures itself, and says so when its figures are its own."""
+
+import asyncio
+import os
+import signal
+import time
+
+from msgspec.structs import replace
+
+from lab.bench.arrivals import at_once
+from lab.bench.figures import figures
+from lab.bench.load import Limits, Load
+from lab.bench.measure import Plan, measured, summed_up
+from lab.bench.own import Own, Watch
+from lab.bench.probe import Probe, Wish
+from lab.bench.result import EndpointResult, warnings
+from router.target import Target, parse_target
+from tests.lab.bench.endpoints import Endpoint, endpoint, singles
+
+CALM = Own(0.1, 0.05, 0.001, 0.0001, lag_p99_s=0.001, lag_max_s=0.004)
+KNOWN = Probe("m", 1.0, is_measured=True, ignores_eos=True, tells_usage=True)
+
+
+async def test_an_event_loop_that_is_held_up_is_late_and_one_that_is_not_is_not() -> None:
+    held = Watch()
+    for _ in range(10):
+        spin_s(0.03)
+        await asyncio.sleep(0)
+    late = held.stop(10, 100)
+    assert late.lag_p99_s > 0.015 and late.is_slow
+    assert late.cpu_s > 0.1
+    assert late.cpu_per_request_s == late.cpu_s / 10
+    assert late.cpu_per_output_token_s == late.cpu_s / 100
+
+
+def spin_s(duration_s: float) -> None:
+    end_s = time.perf_counter() + duration_s
+    while time.perf_counter() < end_s:
+        pass
+
+
+def warned(own: Own = CALM, probe: Probe = KNOWN) -> str:
+    return "; ".join(warnings(EndpointResult("http://h:1", probe, figures([]), [], [CALM, own], 0)))
+
+
+def test_a_result_is_not_to_be_trusted_blindly() -> None:
+    assert warned() == ""
+    assert "event loop late by 6.0 ms" in warned(replace(CALM, lag_p99_s=0.006))
+    assert "90% of a core" in warned(replace(CALM, cpu_share=0.9))
+    assert "a word was taken for a token" in warned(probe=replace(KNOWN, is_measured=False))
+    assert "answers may be shorter" in warned(probe=replace(KNOWN, ignores_eos=False))
+
+
+def compared(one: Endpoint, other: Endpoint, interrupted_load: int) -> tuple[list[int], int, bool]:
+    """What is left of three rounds where Ctrl-C comes in one: runs of each endpoint, ratios, and whether it is said."""
+    loads: list[Load] = []
+
+    def on_load(load: Load, target: Target, number: int) -> None:  # noqa: ARG001
+        loads.append(load)
+        if len(loads) == interrupted_load:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    targets = [parse_target(one.url), parse_target(other.url)]
+    plan = Plan(targets, ["m", "m"], Wish("m", "1"), lambda _: at_once(singles(5)), Limits(clients=1), rounds=3)
+    found = measured(plan, on_load)
+    result = summed_up(plan, found, {})
+    return [len(ran) for ran in found.ran], len(result.comparison), result.interrupted
+
+
+def test_ctrl_c_in_a_comparison_leaves_the_rounds_that_both_ended() -> None:
+    with endpoint() as one, endpoint() as other:
+        runs, ratios, interrupted = compared(one, other, 4)
+        assert (runs, interrupted) == ([2, 2], True)
+        assert ratios > 0
+        runs, ratios, interrupted = compared(one, other, 2)
+        assert (runs, ratios, interrupted) == ([1, 1], 0, True)
+        runs, ratios, interrupted = compared(one, other, 99)
+        assert (runs, interrupted) == ([3, 3], False)

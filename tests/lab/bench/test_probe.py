@@ -1,0 +1,92 @@
+"""What is found out before anything is measured, and what is said where nothing can be."""
+
+import json
+
+import pytest
+
+from lab.bench.load import Limits
+from lab.bench.measure import Plan, measured
+from lab.bench.probe import CannotAsk, Probe, Wish
+from router.target import parse_target
+from tests.lab.bench.endpoints import Call, endpoint
+
+
+def probed(url: str, wish: Wish, timeout_s: float = 5.0) -> Probe:
+    plan = Plan([parse_target(url)], [wish.model], wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
+    return measured(plan, lambda *_: None).probes[0]
+
+
+def test_the_only_model_and_the_tokens_of_a_word_are_found_out() -> None:
+    with endpoint(tokens_per_word=1.5) as server:
+        found = probed(server.url, Wish(None, "1"))
+    assert (found.model, found.tokens_per_word, found.is_measured) == ("m", 1.5, True)
+    assert (found.requests, found.prompt_tokens) == (2, 96 + 672)
+
+
+def test_what_is_known_is_not_measured() -> None:
+    with endpoint(tokens_per_word=1.5) as server:
+        found = probed(server.url, Wish("m", "1", tokens_per_word=2.0))
+    assert (found.tokens_per_word, found.requests) == (2.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("refused", "ignores_eos", "tells_usage"),
+    [
+        ((), True, True),
+        (("ignore_eos",), False, True),
+        (("ignore_eos", "max_tokens", "temperature"), False, True),
+        (("ignore_eos", "stream_options", "temperature"), False, False),
+    ],
+)
+def test_fields_that_are_refused_are_left_out(refused: tuple[str, ...], ignores_eos: bool, tells_usage: bool) -> None:
+    def strict(call: Call) -> None:
+        unknown = [field for field in refused if field in call.body]
+        if unknown:
+            call.refuse(400, f"unknown field {unknown[0]}")
+        else:
+            call.answer(1, tells_usage="stream_options" in call.body)
+
+    with endpoint(on_probe=strict) as server:
+        found = probed(server.url, Wish("m", "1"))
+    assert (found.ignores_eos, found.tells_usage, found.is_measured) == (ignores_eos, tells_usage, tells_usage)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, {"data": [{"id": "a"}, {"id": "b"}]}, "serves a, b; choose with --model"),
+        (200, {"data": []}, "serves no model; choose with --model"),
+        (200, {"models": []}, "no list of models; give --model"),
+        (401, {"error": {"message": "who are you"}}, "status 401: who are you; give --api-key"),
+        (404, {"detail": "Not Found"}, "status 404: Not Found; give --model"),
+    ],
+)
+def test_without_a_model_it_is_said_what_to_do(status: int, body: object, said: str) -> None:
+    with (
+        endpoint(on_get=lambda call: call.whole(json.dumps(body).encode(), status)) as server,
+        pytest.raises(CannotAsk, match=said),
+    ):
+        probed(server.url, Wish(None, "1"))
+
+
+def test_an_endpoint_that_refuses_a_plain_request_cannot_be_asked() -> None:
+    with (
+        endpoint(on_probe=lambda call: call.refuse(401, "no key")) as server,
+        pytest.raises(CannotAsk, match="does not take a first request: status 401: no key; give --api-key"),
+    ):
+        probed(server.url, Wish("m", "1"))
+
+
+def test_an_endpoint_that_is_not_there_cannot_be_asked() -> None:
+    with endpoint() as server:
+        url = server.url
+    with pytest.raises(CannotAsk, match=r"does not answer: no connection: .*; is it started"):
+        probed(url, Wish(None, "1"))
+
+
+def test_an_endpoint_that_says_nothing_is_not_waited_for_longer_than_the_timeout() -> None:
+    with (
+        endpoint(on_get=lambda call: call.server.released.wait(10)) as server,
+        pytest.raises(CannotAsk, match="does not answer: timeout"),
+    ):
+        probed(server.url, Wish(None, "1"), timeout_s=0.2)

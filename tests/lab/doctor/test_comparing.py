@@ -1,0 +1,217 @@
+"""Two looks at any engine become figures; what is missing is said or left out, and never guessed as a fault."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from lab.doctor.answers import Candidate, Decision, Events, Known, Loaded, Look, OfReplica, OfRouter
+from lab.doctor.comparing import Between, figures_of
+from lab.doctor.figures import Figures
+from lab.doctor.report import figures_in_words, lines, summary
+from lab.doctor.rules import findings
+from lab.doctor.samples import BadMetrics, Samples
+
+URL = "http://10.0.0.1:8000"
+
+VLLM = """\
+vllm:cache_config_info{{block_size="16",enable_prefix_caching="{caching}",num_gpu_blocks="1000",engine="0"}} 1.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {usage}
+vllm:kv_cache_usage_perc{{engine="1",model_name="m"}} 0.2
+vllm:num_preemptions_total{{engine="0",model_name="m"}} {preempted}
+vllm:num_preemptions_total{{engine="1",model_name="m"}} 0.0
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {queries}
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
+vllm:prompt_tokens_total{{engine="0",model_name="m"}} {queries}
+vllm:request_prompt_tokens_count{{engine="0",model_name="m"}} {prompts}
+"""
+SGLANG = """\
+sglang:token_usage{{model_name="m"}} {usage}
+sglang:prompt_tokens_total{{model_name="m"}} {queries}
+sglang:cached_tokens_total{{model_name="m",cache_source="device"}} {hits}
+sglang:num_requests_total{{model_name="m"}} {prompts}
+sglang:num_retracted_requests_total{{model_name="m"}} {preempted}
+"""
+USUAL = {"caching": "True", "usage": 0.5, "preempted": 0, "queries": 0, "hits": 0, "prompts": 0}
+LATER = {"queries": 100_000, "hits": 80_000, "prompts": 100}
+
+
+def metrics(engine: str, **fields: object) -> OfReplica:
+    return OfReplica(Samples(engine.format(**(USUAL | fields))))
+
+
+def alone(first: OfReplica, last: OfReplica) -> Figures:
+    return figures_of(Look(0.0, None, {URL: first}), [], Look(10.0, None, {URL: last}))
+
+
+def rules(figures: Figures) -> list[str]:
+    return [finding.rule for finding in findings(figures)]
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+def test_other_engines_are_understood(engine: str) -> None:
+    figures = alone(metrics(engine), metrics(engine, **LATER))
+    [replica] = figures.replicas
+    assert replica.own is not None
+    assert (replica.hit_share, replica.own.usage, replica.own.prompts, replica.own.preemptions) == (0.8, 0.5, 100, 0)
+    assert rules(figures) == []
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+def test_faults_of_other_engines_are_named(engine: str) -> None:
+    full = alone(metrics(engine, usage=0.95), metrics(engine, usage=0.97, preempted=7, **LATER))
+    assert rules(full) == ["kv-nearly-full", "preemptions"]
+    cold = alone(metrics(engine), metrics(engine, **LATER | {"hits": 100}))
+    assert rules(cold) == ["low-hits"]
+
+
+def test_vllm_says_itself_that_caching_is_off() -> None:
+    later = LATER | {"hits": 0}
+    assert rules(alone(metrics(VLLM, caching="False"), metrics(VLLM, caching="False", **later))) == ["caching-off"]
+
+
+def test_a_moment_of_full_use_is_not_full_use() -> None:
+    assert rules(alone(metrics(VLLM, usage=0.99), metrics(VLLM, usage=0.7, **LATER))) == []
+
+
+def test_what_is_no_engine_is_not_judged() -> None:
+    other = OfReplica(Samples("up 1\n"), Loaded())
+    [replica] = alone(other, other).replicas
+    assert replica.own is None
+
+
+# ---- through a router
+
+ROUTER = """\
+warmroute_router:open_requests 0.0
+warmroute_router:replica_up{{replica="a"}} 1.0
+warmroute_router:replica_in_flight{{replica="a"}} {busy}
+warmroute_router:replica_running{{replica="a"}} 1.0
+warmroute_router:replica_waiting{{replica="a"}} 2.0
+warmroute_router:replica_queued_tokens{{replica="a"}} 100.0
+warmroute_router:index_blocks{{replica="a",medium="GPU"}} {index}
+warmroute_router:event_lag_batches{{replica="a"}} {lag}
+warmroute_router:event_lost_batches_total{{replica="a"}} {lost}
+warmroute_router:requests_total{{model="m",replica="a",status="200"}} {requests}
+warmroute_router:requests_total{{model="m",replica="a",status="429"}} {refused}
+warmroute_router:prompt_tokens_total{{model="m",replica="a"}} {tokens}
+warmroute_router:resent_tokens_total{{model="m",replica="a"}} {resent}
+warmroute_router:refused_total{{code="queue_full"}} {full}
+"""
+AT_FIRST = dict.fromkeys(("busy", "lag", "lost", "requests", "refused", "tokens", "resent", "full"), 0) | {"index": 990}
+KNOWN = Known(name="a", url=URL, engine="vllm", models=["m"], state="exact", block_size=16, events=Events())
+
+
+def said(**fields: int) -> Samples:
+    return Samples(ROUTER.format(**(AT_FIRST | fields)))
+
+
+def routed(
+    last: dict[str, int],
+    own: tuple[OfReplica | str, OfReplica | str] = ("away", "away"),
+    between: tuple[dict[str, int], ...] = (),
+    known: Known = KNOWN,
+    decisions: list[Decision] | None = None,
+) -> Figures:
+    then = Look(0.0, OfRouter(said(), [known], None if decisions is None else []), {URL: own[0]})
+    now = Look(10.0, OfRouter(said(**last), [known], decisions), {URL: own[1]})
+    return figures_of(then, [said(**each) for each in between], now)
+
+
+def test_evictions_that_an_engine_does_not_count_are_told_from_the_index() -> None:
+    """What it computed without its cache growing took another block's place."""
+    queries = {"queries": 100_000, "hits": 1_000, "prompts": 100}
+    figures = routed(
+        {"requests": 100, "tokens": 100_000, "resent": 90_000, "index": 1000}, (metrics(VLLM), metrics(VLLM, **queries))
+    )
+    [replica] = figures.replicas
+    assert replica.own is not None
+    assert (replica.own.full, replica.own.evicted_blocks) == (1.0, 99_000 / 16 - 10)
+    assert rules(figures) == ["thrashing"]
+
+
+def test_without_its_own_metrics_the_router_alone_judges_and_says_so() -> None:
+    figures = routed({"requests": 100, "refused": 50, "lost": 3})
+    assert rules(figures) == ["requests-refused", "event-losses"]
+    assert any("cannot be had (away)" in note for note in figures.notes)
+    assert any("--admin-key" in note for note in figures.notes)
+
+
+def test_lag_counts_if_it_was_there_at_every_reading() -> None:
+    late = {"lag": 50}
+    assert routed(late, between=(late,)).replicas[0].routed is not None
+    then = Look(0.0, OfRouter(said(**late), [KNOWN], None), {URL: "away"})
+    now = Look(10.0, OfRouter(said(**late), [KNOWN], None), {URL: "away"})
+    assert rules(figures_of(then, [said(**late)], now)) == ["event-lag"]
+    assert rules(figures_of(then, [said(lag=0)], now)) == []
+
+
+def test_a_replica_is_as_busy_as_the_router_or_itself_says() -> None:
+    [replica] = routed({"busy": 7}, between=({"busy": 2},)).replicas
+    assert replica.routed is not None
+    assert list(replica.routed.busy) == [3, 3, 7]
+    assert list(replica.routed.queued_tokens) == [100, 100, 100]
+
+
+def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_marked() -> None:
+    def decision(request_id: str, here: float, there: float) -> Decision:
+        candidates = [Candidate("a", here, 1.0), Candidate("b", there, 2.0), Candidate("c", 9999, None)]
+        return Decision(10.0, request_id, "prefix", "a", 500, 2.0, candidates)
+
+    old, *new = [decision("old", 0, 0), decision("warm", 160, 16), decision("cold", 0, 320), decision("even", 16, 16)]
+    then = Look(0.0, OfRouter(said(), [KNOWN], [old]), {URL: "away"})
+    now = Look(10.0, OfRouter(said(), [KNOWN], [*new, old]), {URL: "away"})
+    router = figures_of(then, [], now).router
+    assert router is not None
+    assert router.choices is not None
+    assert [(one.at_s, one.cached) for one in router.choices] == [(8.0, True), (8.0, False), (8.0, False)]
+    assert (router.missed_tokens, router.chosen_tokens, router.policy) == (320, 1500, "prefix")
+
+
+# ---- counters
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=2))
+def test_a_counter_that_fell_was_begun_anew(values: list[float]) -> None:
+    before, now = values
+    grown = Between(Samples(f"a_total {before}\n"), Samples(f"a_total {now}\n")).grown("a_total")
+    assert grown == (now - before if now >= before else now)
+
+
+def test_what_nobody_counts_is_not_0() -> None:
+    assert Between(Samples(""), Samples("")).grown("a_total", "b_total") is None
+
+
+def test_of_two_names_the_first_that_is_there_counts() -> None:
+    both = Samples("a 1\nb 2\n")
+    assert (both.total("x", "b", "a"), both.most("a"), both.total("x")) == (2, 1, None)
+
+
+@pytest.mark.parametrize("text", ["<html>\n", 'a{b="c\n', "a\n"])
+def test_what_is_no_metrics_is_refused(text: str) -> None:
+    with pytest.raises(BadMetrics):
+        Samples(text)
+
+
+# ---- words
+
+
+def test_nothing_wrong_is_one_line_with_the_figures() -> None:
+    figures = alone(metrics(VLLM), metrics(VLLM, **LATER))
+    assert list(lines(figures, [])) == [
+        "nothing wrong: 1 replica, 100 requests in 10 s, 80% of the prompt tokens hit, "
+        "at most 50% of a KV cache held by requests"
+    ]
+
+
+def test_without_requests_it_is_said_what_was_not_judged() -> None:
+    idle = replace(alone(metrics(VLLM), metrics(VLLM)), notes=("a note",))
+    assert list(lines(idle, []))[1:] == ["no requests came: what only shows under load was not judged", "note: a note"]
+    assert "hit" not in summary(idle)
+
+
+def test_figures_are_said_in_words() -> None:
+    told = figures_in_words(
+        {"hit_share": 0.123, "evicted_blocks_per_s": 1234.5, "changes": 3.0, "rate": 0.5, "why": ""}
+    )
+    assert told == "hit share 12%, evicted blocks per s 1,234, changes 3, rate 0.5"

@@ -1,0 +1,147 @@
+"""What the simulated fleet does with policies, events and bounds."""
+
+from typing import Literal
+
+import pytest
+from msgspec.structs import replace
+
+from lab.simulation.bounds import ideal, pooled
+from lab.simulation.comparison import compared
+from lab.simulation.fleet import simulated
+from lab.simulation.job import Job
+from lab.simulation.outcome import outcome_of
+from lab.simulation.settings import Settings
+from lab.trace.requests import Trace, TraceRequest
+from lab.trace.shaping import at_rate, coarsened
+from router.policy import PATIENCE
+from tests.lab.traffic import agents, conversations, unshared
+
+SETTINGS = Settings(replicas=4, capacity_tokens=300_000)
+RATE = SETTINGS.prefill_tokens_per_s
+CHATS = at_rate(conversations(600), 0.9 * 4 * RATE)
+AGENTS = at_rate(coarsened(agents(800), 4), 3.0 * 4 * RATE)
+
+
+def hits(jobs: list[Job]) -> float:
+    return outcome_of(jobs, SETTINGS.replicas, RATE).hit_rate
+
+
+def mean_ttft_s(jobs: list[Job]) -> float:
+    return outcome_of(jobs, SETTINGS.replicas, RATE).ttft_mean_s
+
+
+def one_prompt(at_s: float, tokens: int = 1600, number: int = 0, output_tokens: int = 40) -> TraceRequest:
+    blocks = -(-tokens // 16)
+    return TraceRequest(at_s, tokens, output_tokens, tuple(range(number * 1000, number * 1000 + blocks)))
+
+
+def alone(requests: list[TraceRequest], settings: Settings = SETTINGS, policy: str = "cost") -> list[Job]:
+    return simulated(Trace("t", 16, requests), settings, policy, seed=0)
+
+
+def test_prefill_takes_the_uncached_tokens_and_the_last_block_is_always_computed() -> None:
+    first, second = alone([one_prompt(0.0), one_prompt(10.0)])
+    assert (first.ttft_s, second.ttft_s) == pytest.approx((1600 / RATE, 16 / RATE))
+    assert second.replica == first.replica
+
+
+def test_a_prompt_that_comes_while_its_prefix_is_computed_goes_there_and_finds_it() -> None:
+    first, second = alone([one_prompt(0.0), one_prompt(0.01)])
+    assert second.replica == first.replica
+    assert second.uncached_tokens == 16
+
+
+def test_running_requests_hold_their_blocks_and_who_finds_no_room_waits_for_them() -> None:
+    small = Settings(replicas=1, capacity_tokens=2400)
+    first, second = alone([one_prompt(0.0), one_prompt(0.1, number=1)], small)
+    assert second.first_s == pytest.approx(first.first_s + 40 / 40 + 1600 / RATE)
+
+
+@pytest.mark.parametrize("trace", [CHATS, AGENTS], ids=lambda trace: trace.name)
+def test_no_policy_hits_more_than_an_endless_cache_and_prefixes_make_the_difference(trace: Trace) -> None:
+    best = hits(ideal(trace, SETTINGS))
+    shares = {policy: hits(simulated(trace, SETTINGS, policy, 0)) for policy in ("round-robin", "prefix", "cost")}
+    assert max(shares.values()) <= best
+    assert shares["cost"] > shares["round-robin"] + 0.15
+
+
+def test_the_pool_of_all_is_a_bound_that_the_default_policy_comes_near() -> None:
+    bound = pooled(CHATS, SETTINGS)
+    own = simulated(CHATS, SETTINGS, "cost", 0)
+    assert hits(bound) - 0.08 < hits(own) < hits(bound) + 0.01
+    assert mean_ttft_s(own) < mean_ttft_s(simulated(CHATS, SETTINGS, "least-loaded", 0)) / 2
+
+
+def test_traffic_that_shares_nothing_is_placed_as_well_as_by_load_alone() -> None:
+    trace = at_rate(unshared(800), 0.8 * 4 * RATE)
+    own, plain = (mean_ttft_s(simulated(trace, SETTINGS, policy, 0)) for policy in ("cost", "least-loaded"))
+    assert own <= plain
+
+
+def test_the_order_by_what_is_computed_lowers_the_mean_and_is_the_policys() -> None:
+    """The same choices of replicas, computed in order of arrival, for comparison."""
+    long, short = [one_prompt(0.0, 16_000, 1), one_prompt(0.1, 16_000, 2)], one_prompt(0.2, 1600, 3)
+    single = replace(SETTINGS, replicas=1)
+    by_cost, by_arrival = (alone([*long, short], single, policy) for policy in ("cost", "round-robin"))
+    assert [job.number for job in sorted(by_cost, key=lambda job: job.first_s)] == [0, 2, 1]
+    assert [job.number for job in sorted(by_arrival, key=lambda job: job.first_s)] == [0, 1, 2]
+    assert by_cost[1].rank == pytest.approx(0.1 + PATIENCE * 16_000 / RATE)
+
+
+def test_a_router_that_hears_nothing_goes_by_what_it_did_and_one_that_hears_late_does_about_as_well() -> None:
+    exact = hits(simulated(CHATS, SETTINGS, "cost", 0))
+    deaf = hits(simulated(CHATS, replace(SETTINGS, events=False), "cost", 0))
+    late = hits(simulated(CHATS, replace(SETTINGS, event_delay_s=1.0), "cost", 0))
+    lossy = hits(simulated(CHATS, replace(SETTINGS, event_loss=0.01), "cost", 0))
+    assert hits(simulated(CHATS, SETTINGS, "round-robin", 0)) + 0.1 < deaf < exact
+    assert late == pytest.approx(exact, abs=0.03)
+    assert lossy == pytest.approx(exact, abs=0.03)
+
+
+def test_two_routers_that_share_no_memory_do_about_as_well_as_one() -> None:
+    one, two = (simulated(CHATS, replace(SETTINGS, routers=count), "cost", 0) for count in (1, 2))
+    assert {job.router for job in two} == {0, 1}
+    assert hits(two) == pytest.approx(hits(one), abs=0.03)
+
+
+def test_a_wrong_rate_is_believed_as_the_replica_says_it() -> None:
+    wrong = simulated(CHATS, replace(SETTINGS, rate_error=0.5), "least-loaded", 0)
+    assert (
+        outcome_of(wrong, 4, RATE).token_imbalance
+        > outcome_of(simulated(CHATS, SETTINGS, "least-loaded", 0), 4, RATE).token_imbalance
+    )
+
+
+def test_the_engine_itself_finds_the_same_share_and_takes_longer_for_its_steps() -> None:
+    few = Trace(CHATS.name, CHATS.block_tokens, CHATS.requests[:120])
+    fifo, engine = (simulated(few, replace(SETTINGS, model=model), "cost", 0) for model in ("fifo", "engine"))
+    assert hits(engine) == pytest.approx(hits(fifo), abs=0.05)
+    assert all(job.first_s > job.request.at_s for job in engine)
+
+
+def test_evicting_a_prompts_beginning_first_is_worse() -> None:
+    tail_first, head_first = (
+        hits(simulated(CHATS, replace(SETTINGS, eviction=name), "cost", 0)) for name in ("lru", "head-first")
+    )
+    assert head_first < tail_first - 0.02
+
+
+@pytest.mark.parametrize(("model", "needed"), [("fifo", 1600), ("engine", 1648)])
+def test_a_request_that_can_never_run_is_refused_with_what_it_needs(
+    model: Literal["fifo", "engine"], needed: int
+) -> None:
+    with pytest.raises(ValueError, match=f"give it {needed:,} tokens or more"):
+        alone([one_prompt(0.0)], Settings(capacity_tokens=1599, model=model))
+
+
+def test_runs_with_one_seed_are_the_same_and_rows_say_which_are_bounds() -> None:
+    few = Trace(CHATS.name, CHATS.block_tokens, CHATS.requests[:100])
+    rows, again = (compared(few, SETTINGS, ["cost", "random"], seeds=2, jitter_s=0.3) for _ in range(2))
+    assert rows == again
+    assert [(row.name, row.is_bound, len(row.runs)) for row in rows] == [
+        ("cost", False, 2),
+        ("random", False, 2),
+        ("pooled", True, 2),
+        ("ideal", True, 2),
+    ]
+    assert rows[1].runs[0] != rows[1].runs[1]

@@ -1,0 +1,305 @@
+"""`warmroute analyze`, as users run it."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from lab.commands.analyze import analyze
+from lab.shapes import SHAPES
+from lab.trace.requests import Trace
+from tests.lab.analysis.faults import FAULTS, SALT, TIMESTAMP, salted
+from tests.lab.analysis.logs import chatbot, conversations, logged, write_log
+from tests.lab.traffic import agents
+
+SMALL = [
+    {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1, 2, 3]},
+    {"timestamp": 1000, "input_length": 9, "output_length": 1, "hash_ids": [7, 8, 9]},
+    {"timestamp": 2000, "input_length": 13, "output_length": 1, "hash_ids": [1, 2, 4, 5]},
+    {"timestamp": 3000, "input_length": 13, "output_length": 1, "hash_ids": [7, 8, 10, 11]},
+]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(analyze, list(map(str, arguments)))
+
+
+def shown(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shown(*arguments, "--json"))
+    return found
+
+
+def write_lines(path: Path, lines: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_trace(path: Path, trace: Trace) -> Path:
+    lines = [
+        {"timestamp": one.at_s * 1000, "input_length": one.input_tokens, "output_length": 1, "hash_ids": one.blocks}
+        for one in trace.requests
+    ]
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "small.jsonl", SMALL)
+
+
+def test_a_trace_is_explained_line_by_line(small: Path) -> None:
+    assert shown(small, "--block-tokens", "4", "--kv-bytes-per-token", "1000000000").splitlines() == [
+        "trace           small",
+        "requests        4",
+        "input tokens    44",
+        "blocks          10  full ones, of 4 tokens",
+        "unique blocks   6",
+        "shared blocks   4  in two requests or more",
+        "reusable        4  every further use of a block",
+        "could be saved  16 tokens = 36.4%, were nothing ever evicted",
+        "shared prefix   4 tokens on the average; 2 requests have one",
+        "",
+        "cache                     hit rate        blocks          tokens        GB",
+        "25 % of what can hit          9.1%             4              16     16.00",
+        "50 % of what can hit         27.3%             5              20     20.00",
+        "75 % of what can hit         27.3%             5              20     20.00",
+        "90 % of what can hit         36.4%             6              24     24.00",
+        "95 % of what can hit         36.4%             6              24     24.00",
+        "99 % of what can hit         36.4%             6              24     24.00",
+        "all of what can hit          36.4%             6              24     24.00",
+        "For 90 % of what can hit, with 20 % headroom: 8 blocks = 32 tokens = 32.00 GB",
+        "",
+        "block size                hit rate  were nothing ever evicted",
+        "4 tokens                     36.4%",
+        "8 tokens                     36.4%",
+        "16 tokens                     0.0%",
+        "32 tokens                     0.0%",
+        "64 tokens                     0.0%",
+        "",
+        "What breaks sharing: not searched for, as a trace has no text",
+        "  A log that has them is written by: warmroute router --request-log FILE --log-prompts",
+    ]
+
+
+def test_json_has_the_same_figures(small: Path) -> None:
+    found = answer(small, "--block-tokens", "4", "--target-hit-rate", "0.5")
+    assert found["sharing"]["saved_tokens"] == 16
+    assert found["needed"]["exact"] == {"blocks": 5, "tokens": 20, "hit_rate": 12 / 44, "share": 0.75}
+    assert found["needed"]["with_headroom"]["blocks"] == 6
+    assert [size["block_tokens"] for size in found["block_sizes"]] == [4, 8, 16, 32, 64]
+    assert "breaks" not in found and "order" not in found
+
+
+def test_a_models_tokens_are_as_large_as_size_says(small: Path) -> None:
+    found = answer(small, "--block-tokens", "4", "--model", "llama-3-8b")
+    assert found["needed"]["exact"]["gb"] == 6 * 4 * 131_072 / 1e9
+
+
+def test_a_folder_stands_for_its_model(small: Path, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "float16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert answer(small, "--block-tokens", "4", "--model", tmp_path)["needed"]["exact"]["gb"] == 24 * 512 / 1e9
+
+
+def test_the_cache_is_never_smaller_than_the_longest_prompt(tmp_path: Path) -> None:
+    lone = write_lines(tmp_path / "lone.jsonl", SMALL[:2])
+    assert answer(lone, "--block-tokens", "4")["needed"]["with_headroom"]["blocks"] == 3
+    assert "; the longest prompt takes that much" in shown(lone, "--block-tokens", "4")
+
+
+def test_the_cache_there_is_can_be_asked_about(small: Path) -> None:
+    found = answer(small, "--block-tokens", "4", "--capacity-tokens", "21")
+    assert found["at_capacity"] == {"blocks": 5, "tokens": 20, "hit_rate": 12 / 44, "share": 0.75}
+    assert found["order"] == {
+        "capacity_tokens": 21,
+        "hit_rate": 12 / 44,
+        "suggested_hit_rate": 16 / 44,
+        "suggested_best_tokens": 12,
+    }
+    said = shown(small, "--block-tokens", "4", "--capacity-tokens", "20")
+    assert "--capacity-tokens            27.3%             5              20" in said
+    assert "  in the suggested one       36.4%" in said
+
+
+def test_an_order_of_a_trace_names_its_lines(small: Path, tmp_path: Path) -> None:
+    shown(small, "--block-tokens", "4", "--order", tmp_path / "order.txt")
+    assert (tmp_path / "order.txt").read_text().splitlines() == ["1", "3", "2", "4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["order.txt", "small.jsonl"]
+
+
+def test_an_order_of_a_trace_counts_lines_as_the_file_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(["", json.dumps(SMALL[3]), "", *map(json.dumps, SMALL[:3])]) + "\n")
+    shown(path, "--block-tokens", "4", "--order", tmp_path / "order.txt")
+    assert (tmp_path / "order.txt").read_text().split() == ["4", "6", "5", "2"]
+
+
+def test_an_order_of_a_log_names_its_requests_and_leaves_none_out(tmp_path: Path) -> None:
+    lines = list(logged(conversations(3, 3)))
+    lines[4] = replace(lines[4], blocks=[], block_tokens=0, exact=False)
+    shown(write_log(tmp_path / "requests.log", lines[::-1]), "--order", tmp_path / "order.txt")
+    order = (tmp_path / "order.txt").read_text().split()
+    assert sorted(order) == sorted(line.request_id for line in lines)
+    assert order[-1] == "request-4"
+    talks: dict[str, list[str]] = {}
+    for body, line in zip(conversations(3, 3), lines, strict=True):
+        talks.setdefault(body["user"], []).append(line.request_id)
+    together = [[each for each in order if each in talk and each != "request-4"] for talk in talks.values()]
+    assert [each for talk in together for each in talk] == order[:-1]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_the_curve_is_drawn(small: Path, tmp_path: Path, suffix: str) -> None:
+    shown(small, "--block-tokens", "4", "--plot", tmp_path / f"curve{suffix}")
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
+    assert (tmp_path / f"curve{suffix}").read_bytes().startswith(begins)
+
+
+def test_a_log_with_prompts_says_what_breaks_sharing(tmp_path: Path) -> None:
+    name, make = FAULTS["ISO time, one question each"]
+    path = write_log(tmp_path / "requests.log", logged([*make(), *conversations()]))
+    [finding] = answer(path)["breaks"]["findings"]
+    assert (finding["name"], finding["requests"]) == (name, 60)
+    said = shown(path)
+    assert f"  {TIMESTAMP}: 60 requests, about {finding['lost_tokens']:,} tokens lost" in said
+    assert f"[{finding['example']['one']}]" in said and f"[{finding['example']['other']}]" in said
+    assert finding["advice"] in said
+
+
+def test_a_clean_log_is_said_to_be_clean(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "requests.log", logged(chatbot()))
+    assert "What breaks sharing: nothing found" in shown(path)
+
+
+def test_a_log_without_prompts_says_how_to_get_them(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "requests.log", logged(chatbot(), bare=True))
+    assert "not searched for, as this log has no prompts\n  A log that has them is written by: warmroute" in shown(path)
+    mixed = write_log(tmp_path / "mixed.log", [*logged(chatbot(), bare=True), *logged(chatbot())])
+    assert "nothing found\n  60 of 120 requests have no body" in shown(mixed)
+
+
+def test_text_cannot_command_the_terminal(tmp_path: Path) -> None:
+    bodies = [body | {"cache_salt": f"\x1b]2;{at}\x07"} for at, body in enumerate(salted(chatbot()))]
+    said = shown(write_log(tmp_path / "requests.log", logged(bodies)))
+    assert SALT in said and "\\x1b]2;" in said
+    assert "\x1b" not in said
+
+
+def test_every_fault_can_be_shown(tmp_path: Path) -> None:
+    bodies = [body for _, make in FAULTS.values() for body in make()]
+    assert "What breaks sharing" in shown(write_log(tmp_path / "requests.log", logged(bodies)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--target-hit-rate", "0"), "0.0 is not in the range"),
+        (("--target-hit-rate", "90"), "90.0 is not in the range"),
+        (("--capacity-tokens", "15"), "15 is 3 blocks of 4, and the longest prompt takes 4; give 16 or more"),
+        (("--model", "demo", "--kv-bytes-per-token", "1"), "give one of them"),
+        (("--model", "abacus"), "'abacus' is no folder with a config.json and none of demo, llama-3-8b"),
+        (("--plot", "curve.pdf"), "give a name that ends with .png or .svg"),
+        (("--order", "no/such/order.txt"), "'no/such' is no folder"),
+        (("--order", "/"), "is a directory"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_said_with_a_fix(small: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = run(small, "--block-tokens", "4", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_bad_line_is_named(small: Path, tmp_path: Path) -> None:
+    with small.open("a") as file:
+        file.write('{"timestamp": 1}\n')
+    result = run(small)
+    assert result.exit_code == 2
+    assert f"{small}, line 5: " in result.stderr
+    assert run(tmp_path / "nothing.jsonl").exit_code == 2
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    assert "holds no requests" in run(tmp_path / "empty.jsonl").stderr
+
+
+def test_the_help_names_every_model() -> None:
+    said = " ".join(run("--help").output.split())
+    assert all(name in said for name in SHAPES)
+
+
+def test_a_missing_numpy_is_said_with_its_extra(small: Path) -> None:
+    code = (
+        "import sys\nfor name in ('torch', 'numpy'): sys.modules[name] = None\n"
+        f"from fleet.cli import main\nmain(['analyze', {str(small)!r}])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "warmroute analyze needs numpy, which is not installed. Install it with: pip install 'warmroute[replica]'\n"
+    )
+
+
+@pytest.mark.chaos
+def test_thousands_of_requests_take_seconds(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "agents.jsonl.gz", agents(12_000))
+    started_s = time.monotonic()
+    assert answer(path)["sharing"]["requests"] == 12_000
+    assert time.monotonic() - started_s < 15
+
+
+@pytest.mark.chaos
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    trace = agents(3000)
+    path = write_trace(tmp_path / "agents.jsonl.gz", Trace(trace.name, trace.block_tokens, list(trace.requests) * 6))
+    command = [sys.executable, "-m", "fleet", "analyze", str(path), "--order", str(tmp_path / "order.txt")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline_s = time.monotonic() + 20
+        while str(path) not in open_files(process.pid):
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (130, b"")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def open_files(pid: int) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(os.readlink(link))
+        except OSError:  # closed meanwhile
+            continue
+    return found

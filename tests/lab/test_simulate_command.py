@@ -1,0 +1,127 @@
+"""`warmroute simulate`, as users run it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lab.commands.simulate import simulate
+from lab.trace.requests import Trace
+from tests.lab.traffic import conversations
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("traces") / "chats.jsonl", conversations(150))
+
+
+def written(path: Path, trace: Trace) -> Path:
+    with path.open("w") as file:
+        for one in trace.requests:
+            fields = {"timestamp": one.at_s * 1000, "input_length": one.input_tokens}
+            file.write(json.dumps({**fields, "output_length": one.output_tokens, "hash_ids": one.blocks}) + "\n")
+    return path
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(simulate, ["--trace", str(path), *arguments])
+
+
+def answer(path: Path, *arguments: str) -> dict[str, Any]:
+    result = run(path, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_table_has_a_line_for_every_policy_and_both_bounds(path: Path) -> None:
+    result = run(path, "--replicas", "2", "--load", "0.9")
+    assert result.exit_code == 0, result.output
+    names = [line.split()[0] for line in result.stdout.splitlines()[4:] if line]
+    assert names == ["round-robin", "least-loaded", "prefix", "cost", "pooled", "ideal"]
+    assert "150 requests" in result.stdout and "load 0.90" in result.stdout
+
+
+def test_json_says_what_was_simulated_and_every_run(path: Path) -> None:
+    found = answer(path, "--policy", "cost", "--seeds", "2", "--jitter", "0.3", "--no-bounds", "--replicas", "3")
+    assert found["trace"]["block_tokens"] == 512
+    assert found["settings"]["replicas"] == 3
+    assert found["bounds"] == {}
+    runs = found["policies"]["cost"]["runs"]
+    assert found["policies"]["cost"]["hit_rate"] == pytest.approx(sum(one["hit_rate"] for one in runs) / 2)
+
+
+def test_a_faster_pace_means_more_load_and_longer_queues(path: Path) -> None:
+    slow, fast = (
+        answer(path, "--policy", "round-robin", "--no-bounds", "--speed", speed)["policies"]["round-robin"]
+        for speed in ("0.1", "10")
+    )
+    assert slow["ttft_mean_s"] < fast["ttft_mean_s"]
+    assert slow["utilization"] < fast["utilization"]
+
+
+def test_a_pace_at_which_nobody_ever_waits_is_simulated_as_fast_as_any_other(path: Path) -> None:
+    found = answer(path, "--policy", "cost", "--no-bounds", "--speed", "0.0000001")["policies"]["cost"]
+    assert found["utilization"] < 1e-6
+
+
+def test_larger_blocks_find_less(path: Path) -> None:
+    fine, coarse = (
+        answer(path, "--policy", "cost", "--coarsen", factor)["bounds"]["ideal"]["hit_rate"] for factor in ("1", "16")
+    )
+    assert coarse < fine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--policy", "cost,fastest"], "'fastest' is not one of"),
+        (["--load", "1", "--speed", "2"], "give one of them"),
+        (["--capacity-tokens", "1000"], "holds|has 1 blocks of 512"),
+        (["--load", "0"], "0"),
+        (["--block-tokens", "64"], "blocks of 64"),
+        (["--plot", "ttft.jpg"], "'.jpg'"),
+        (["--plot", "no/such/folder/ttft.png"], "no folder"),
+        (["--event-loss", "1"], "1"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_with_status_2(path: Path, arguments: list[str], complaint: str) -> None:
+    result = run(path, *arguments)
+    assert result.exit_code == 2, result.output
+    assert any(words in result.output for words in complaint.split("|")), result.output
+
+
+def test_without_a_trace_it_says_what_to_give() -> None:
+    result = CliRunner().invoke(simulate, [])
+    assert result.exit_code == 2
+    assert "--trace" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--recording", "{path}"], "a replay needs both"),
+        (["--requests", "{path}"], "a replay needs both"),
+        (["--recording", "{path}", "--requests", "{path}", "--replicas", "4"], "--replicas changes nothing"),
+        (["--recording", "{path}", "--requests", "{path}", "--policy", "cost,prefix"], "one policy, not 2"),
+        (["--recording", "{path}", "--requests", "{path}", "--source", "r0"], "'r0' is not NAME=ENDPOINT"),
+        (["--recording", "{path}", "--requests", "{path}"], "is no recording|not a recording"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_refused_with_status_2(path: Path, arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(simulate, [argument.format(path=path) for argument in arguments])
+    assert result.exit_code == 2, result.output
+    assert any(words in result.output for words in complaint.split("|")), result.output
+
+
+@pytest.mark.parametrize(("name", "begins"), [("ttft.svg", b"<?xml"), ("ttft.png", b"\x89PNG")])
+def test_a_plot_is_drawn_and_nothing_else_is_left(path: Path, tmp_path: Path, name: str, begins: bytes) -> None:
+    program = [sys.executable, "-P", "-m", "fleet", "simulate", "--trace", str(path), "--plot", str(tmp_path / name)]
+    done = subprocess.run([*program, "--no-bounds", "--policy", "cost"], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert [file.name for file in tmp_path.iterdir()] == [name]

@@ -1,0 +1,123 @@
+"""Trace files are read, or refused with the place where they are wrong."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lab.trace.formats import BadTrace, read_log, read_trace
+from lab.trace.requests import TraceRequest
+from router.request_log import Logged
+
+
+def mooncake(at_ms: int, tokens: int, blocks: list[int], **more: Any) -> dict[str, Any]:
+    return {"timestamp": at_ms, "input_length": tokens, "output_length": 7, "hash_ids": blocks, **more}
+
+
+def written(folder: Path, lines: list[Any], name: str = "trace.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def logged(request_id: str, ts: float, tokens: int, blocks: list[int], **more: Any) -> bytes:
+    fields = {"block_tokens": 16, **more}
+    return msgspec.json.encode(
+        Logged(ts=ts, request_id=request_id, model="m", prompt_tokens=tokens, blocks=blocks, **fields)
+    )
+
+
+def test_a_mooncake_file_is_read_from_its_first_arrival_on(tmp_path: Path) -> None:
+    path = written(tmp_path, [mooncake(3000, 700, [1, 2]), mooncake(4500, 512, [1], type="chat")])
+    trace = read_trace(path)
+    assert (trace.name, trace.block_tokens) == ("trace", 512)
+    assert trace.requests == [TraceRequest(0.0, 700, 7, (1, 2)), TraceRequest(1.5, 512, 7, (1,))]
+    assert (trace.span_s, trace.input_tokens, trace.accesses) == (1.5, 1212, 3)
+
+
+@pytest.mark.parametrize("size", [16, 48, 64, 512, 1000])
+def test_the_block_size_is_found_out_from_lengths_and_numbers_of_blocks(tmp_path: Path, size: int) -> None:
+    lengths = [1, size - 1, size, size + 1, 7 * size + 3, 20 * size]
+    path = written(tmp_path, [mooncake(0, tokens, [*range(-(-tokens // size))]) for tokens in lengths])
+    assert read_trace(path).block_tokens == size
+
+
+def test_late_lines_are_put_in_order(tmp_path: Path) -> None:
+    path = written(tmp_path, [mooncake(2000, 10, [1]), mooncake(1000, 11, [2])])
+    assert [request.input_tokens for request in read_trace(path).requests] == [11, 10]
+
+
+def test_gzipped_files_are_read_by_what_they_hold_and_not_by_their_name(tmp_path: Path) -> None:
+    packed = tmp_path / "trace.jsonl.gz"
+    packed.write_bytes(gzip.compress(written(tmp_path, [mooncake(0, 10, [1])]).read_bytes()))
+    assert read_trace(packed).name == "trace"
+    renamed = packed.rename(tmp_path / "trace")
+    assert len(read_trace(renamed).requests) == 1
+
+
+def test_a_request_log_is_read_and_a_block_that_is_only_begun_is_nobody_elses(tmp_path: Path) -> None:
+    path = tmp_path / "requests.log"
+    same = {"output_tokens": 5}
+    lines = [
+        logged("a", 100.0, 40, [8, 9], **same),
+        logged("b", 101.0, 40, [8, 9], **same),
+        logged("c", 102.0, 32, [8, 9]),
+    ]
+    path.write_bytes(b"\n".join(lines))
+    first, second, full = read_trace(path).requests
+    assert (first.at_s, second.at_s, first.output_tokens, full.output_tokens) == (0.0, 1.0, 5, 0)
+    assert first.blocks[:2] == second.blocks[:2] == full.blocks == (8, 9)
+    assert first.blocks[2] != second.blocks[2]
+    assert [line.request_id for line in read_log(path)] == ["a", "b", "c"]
+
+
+def test_requests_of_a_log_whose_prompts_are_not_exact_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "requests.log"
+    path.write_bytes(logged("a", 1.0, 16, [8]) + b"\n" + logged("b", 2.0, 40, [], block_tokens=0))
+    assert len(read_trace(path).requests) == 1
+    path.write_bytes(logged("b", 2.0, 40, [], block_tokens=0))
+    with pytest.raises(BadTrace, match="no request of it names its blocks"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no requests"),
+        ("{\n", "line 1: .*truncated; each line is"),
+        (json.dumps(mooncake(0, 10, [1])) + "\n\n{}\n", "line 3: .*timestamp"),
+        (json.dumps(mooncake(0, 10, [1])).replace("10", '"x"'), "line 1: .*input_length"),
+        (json.dumps(mooncake(0, 10, [])), "names a block"),
+        (json.dumps(mooncake(0, -5, [1])), "line 1: .*input_length"),
+        (json.dumps(mooncake(0, 512, [1])) + "\n" + json.dumps(mooncake(0, 512, [1, 2, 3])), "no block size fits"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=complaint):
+        read_trace(path)
+
+
+def test_a_block_size_that_does_not_fit_names_the_request(tmp_path: Path) -> None:
+    path = written(tmp_path, [mooncake(0, 200, [1]), mooncake(0, 600, [1, 2])])
+    with pytest.raises(BadTrace, match="request 2 has 600 tokens, which is 3 blocks of 256, but it names 2"):
+        read_trace(path, block_tokens=256)
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"".join(json.dumps(mooncake(0, n, [n])).encode() + b"\n" for n in range(1, 500)))
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadTrace, match=r"cut.jsonl.gz is damaged"):
+        read_trace(path)
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, [mooncake(0, 10, [1])] * 3)
+    told: list[int] = []
+    read_trace(path, on_bytes=told.append)
+    assert told == sorted(told) and told[-1] == path.stat().st_size
