@@ -9,9 +9,9 @@ from router.attempt import Owner
 from router.exchange import Exchange
 from router.index import Matches
 from router.members import Member, ServedModel
+from router.noted import Noted
 from router.policy import Decision
 from router.prompt import Peek, Prompt
-from router.request_log import Noted
 
 
 class Request(Owner, Protocol):

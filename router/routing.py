@@ -28,9 +28,9 @@ from router.headers import (
 )
 from router.index import Matches
 from router.members import APPROXIMATE, Member, ServedModel, no_replica
+from router.noted import Noted
 from router.policy import Decision
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
-from router.request_log import Noted
 from router.upstream import Broken
 
 if TYPE_CHECKING:

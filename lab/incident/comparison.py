@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from router.cost import INFINITE, Candidate
 from router.decision import Decision
-from router.request_log import Decided, Weighed
+from router.logged import Decided, Weighed
 
 # In the order in which one explains the next: what is known of caches decides about more than what is known of queues.
 Kind: TypeAlias = Literal["events", "expected", "load", "logic", "policy"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from router.request_log import Decided, Logged, Sending, Weighed
+from router.logged import Decided, Logged, Sending, Weighed
 
 
 class Asked(NamedTuple):

@@ -19,8 +19,8 @@ from router.cost import Candidate
 from router.feeds import ReplicaFeed
 from router.index import PrefixIndex
 from router.load import ReplicaLoad
+from router.logged import Weighed
 from router.report import Report
-from router.request_log import Weighed
 
 AHEAD_S = 2.0  # by so much recorder and router may have been apart
 

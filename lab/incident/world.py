@@ -12,11 +12,11 @@ from lab.incident.twin import Tape, Twin
 from router.cost import Question
 from router.decision import Decision
 from router.index import PrefixIndex
+from router.logged import Decided, Logged, Weighed
 from router.lot import Lot
 from router.members import APPROXIMATE
 from router.policy import place
 from router.report import Report
-from router.request_log import Decided, Logged, Weighed
 from router.ring import Ring
 
 

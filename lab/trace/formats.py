@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
 from lab.trace.requests import Trace, TraceRequest
-from router.request_log import Logged
+from router.logged import Logged
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOONCAKE_LINES = 'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}'

@@ -24,6 +24,7 @@ PARTS = (
     "policies",
     "spread",
 )
+BY_NAME = ("peers",)  # takes most of an hour, and other programs
 
 
 def machine() -> str:
@@ -37,16 +38,16 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=PARTS, help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("parts", nargs="*", default=PARTS, help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
-    parser.add_argument("--small", action="store_true", help="native: a smaller model")
+    parser.add_argument("--small", action="store_true", help="native: a smaller model; peers: a short trial")
     arguments = parser.parse_args()
-    unknown = set(arguments.parts) - set(PARTS)
+    unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
-        sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *BY_NAME))}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        options = {"small": True} if arguments.small and part == "native" else {}
+        options = {"small": True} if arguments.small and part in ("native", "peers") else {}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

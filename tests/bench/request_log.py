@@ -11,9 +11,10 @@ from router.decision import Decision
 from router.load import ReplicaLoad
 from router.lot import Lot
 from router.members import Member
+from router.noted import Noted
 from router.policy import choose
 from router.report import Report
-from router.request_log import Noted, RequestLog
+from router.request_log import RequestLog
 from router.spec import ReplicaSpec
 from tests.bench.measure import cpu_us, heading, row
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.keys import keys_from_options
+from router.logged import Logged
 from router.lot import LOT_BITS, Lot
 from router.policy import Candidate, Question, place
-from router.request_log import Logged
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from router.request_log import Logged
+from router.logged import Logged
 
 LEADING_ROLES = ("system", "developer")
 

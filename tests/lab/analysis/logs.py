@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from events.blocks import extend_keys, root_key
-from router.request_log import NO_BODY, Logged
+from router.logged import NO_BODY, Logged
 
 Body: TypeAlias = dict[str, Any]
 

@@ -24,10 +24,10 @@ from router.cost import Candidate, Question
 from router.feeds import ReplicaFeed
 from router.index import PrefixIndex
 from router.load import ReplicaLoad
+from router.logged import Decided, Logged, Sending, Weighed
 from router.lot import LOT_BITS, Lot
 from router.policy import place
 from router.report import Report
-from router.request_log import Decided, Logged, Sending, Weighed
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0
 ZERO_S = 1_700_000_000.0  # on the wall, when the router's clock is 0

@@ -12,8 +12,8 @@ from lab.incident.replay import Replay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
 from router.index import PrefixIndex
+from router.logged import Logged
 from router.optimistic import Optimistic
-from router.request_log import Logged
 from tests.lab.incident.scene import MODEL, Scene
 
 REQUESTS = 150

@@ -10,7 +10,7 @@ import pytest
 
 from lab.trace.formats import BadTrace, read_log, read_trace
 from lab.trace.requests import TraceRequest
-from router.request_log import Logged
+from router.logged import Logged
 
 
 def mooncake(at_ms: int, tokens: int, blocks: list[int], **more: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""What a line of the request log holds: a request, what it was decided by, and where it was sent.
+
+Times that end in `at_s`, and those of reports, are of the router's own clock, which only its `run` has; `order` says in
+which order the router did things that have the same time.
+"""
+
+from msgspec import Raw, Struct, field
+
+from router.report import Report
+
+USUAL_TTL_S = 30.0
+USUAL_LIMIT = 512
+NO_BODY = Raw()  # msgspec leaves out a default by its identity
+
+
+class Weighed(Struct, omit_defaults=True, gc=False):
+    """One replica in a decision, as it was then. New fields go last with a default; none is renamed."""
+
+    name: str
+    cost_s: float | None = None  # None: it could not take the request
+    matched_tokens: float = 0  # in GPU memory
+    lower_tokens: float | None = None  # in any medium, where that is more
+    queued_tokens: float = 0
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    prefill_tokens_per_s: float = 0
+    empty_tokens: float | None = None
+    assigned_tokens: float = 0
+    slowness: float = 1
+    unavailable: str | None = None
+    may_try_anyway: bool = False
+    limit: int = USUAL_LIMIT
+    max_model_len: int | None = None
+    block_tokens: int = 0  # of its events; 0: it is matched by guesses
+    cache_block_tokens: int = 0  # of its cache, as it says
+    cache_blocks: int = 0
+    seq: int | None = None  # the last batch of its events that was known; None: none are followed
+    inexact: str | None = None  # why what was known of its cache may not have been all
+    report: Report | None = None  # the last that had come
+
+
+class Decided(Struct, omit_defaults=True):
+    order: int
+    at_s: float
+    policy: str
+    lot: int  # what near-equals were drawn with (`router.lot`)
+    turn: int
+    chosen: str | None = None
+    tried: list[str] = []
+    candidates: list[Weighed] = []
+
+
+class Sending(Struct, omit_defaults=True):
+    """A try at one replica."""
+
+    replica: str
+    sent_order: int
+    sent_at_s: float
+    uncached_tokens: int = 1
+    begun_order: int = -1  # -1: it never was
+    begun_at_s: float = 0
+    ended_order: int = -1
+    ended_at_s: float = 0
+    streamed: bool = True  # what comes first is the first token
+    fault: str | None = None
+
+
+class Logged(Struct, kw_only=True, omit_defaults=True):
+    """Rules for editing: new fields have a default, nothing is renamed. `body` is there only if prompts may be kept."""
+
+    ts: float  # when it arrived, seconds since 1970
+    request_id: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int | None = None
+    cached_tokens: int | None = None  # as the replica reported
+    block_tokens: int = 0  # 0: no blocks are known
+    blocks: list[int] = []  # keys of the prompt's full blocks
+    status: int = 200
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    replica: str | None = None
+    session: str | None = None
+    exact: bool = True  # False: `prompt_tokens` is an estimate
+    base_model: str | None = None  # where `model` is an adapter of it
+    client_left: bool = False
+    run: str = ""  # of the router's process
+    at_s: float = 0.0  # when it arrived
+    optimistic_ttl_s: float = USUAL_TTL_S
+    decisions: list[Decided] = []
+    sendings: list[Sending] = []
+    raw_body: Raw = field(default=NO_BODY, name="body")  # `Raw | None` is nothing that msgspec can decode
+
+    @property
+    def body(self) -> Raw | None:
+        return self.raw_body or None

@@ -1,0 +1,86 @@
+"""What is kept of a request for its line in the request log while it runs."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from router.cost import INFINITE
+from router.logged import Decided, Weighed
+
+if TYPE_CHECKING:
+    from router.attempt import Attempt
+    from router.decision import Decision
+    from router.feeds import Feeds
+    from router.members import Member
+
+COMPLETION = b'"completion_tokens"'
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+
+
+class Noted:
+    __slots__ = ("attempts", "body", "completion_tokens", "decisions")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.decisions: list[Decided] = []
+        self.attempts: list[Attempt] = []
+        self.completion_tokens: int | None = None  # by the usage that an engine sends
+
+    def decided(
+        self, order: int, now_s: float, decision: "Decision", members: Sequence["Member"], feeds: "Feeds"
+    ) -> None:
+        """To be called before the load changes."""
+        question = decision.question
+        matched, lower = question.matched.get, question.lower.get
+        self.decisions.append(
+            Decided(
+                order,
+                now_s,
+                decision.policy,
+                decision.lot,
+                question.turn,
+                None if decision.chosen is None else decision.chosen.name,
+                sorted(question.tried),
+                [
+                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds)
+                    for member, cost in zip(members, decision.costs, strict=True)
+                ],
+            )
+        )
+
+    def read(self, body: bytes) -> None:
+        """A part of an answer that is no frames."""
+        if COMPLETION in body:
+            found = _COMPLETION_TOKENS.findall(body)
+            self.completion_tokens = int(found[-1]) if found else self.completion_tokens
+
+
+def _weighed(member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds") -> Weighed:
+    """Runs for every replica and request while a log is written: positions, no keywords."""
+    candidate, load = member.candidate, member.load
+    known = feeds.known(member.name)
+    seq, inexact = (None, None) if known is None else known
+    return Weighed(
+        candidate.name,
+        None if cost == INFINITE else cost,
+        matched,
+        lower if lower > matched else None,
+        candidate.queued_tokens,
+        candidate.running,
+        candidate.waiting,
+        candidate.in_flight,
+        candidate.prefill_tokens_per_s,
+        candidate.empty_tokens,
+        candidate.assigned_tokens,
+        candidate.slowness,
+        candidate.unavailable,
+        candidate.may_try_anyway,
+        candidate.limit,
+        candidate.max_model_len,
+        member.block_size,
+        load.block_size,
+        load.total_blocks,
+        seq,
+        inexact,
+        member.report,
+    )
