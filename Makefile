@@ -30,7 +30,7 @@ test: $(INSTALLED)  ## run the fast tests, with coverage
 test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
 	$(BIN)/pytest -n 2 --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" --ignore tests/chaos
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" tests/chaos
-	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(wildcard tests/*/test_*_property.py)
+	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(wildcard tests/*/test_*_property.py tests/*/*/test_*_property.py)
 	$(BIN)/python -m tests.fuzz.decode --count 1000000
 
 test-all: test test-slow  ## run every test that needs no GPU

@@ -38,7 +38,12 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=PARTS, help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        default=PARTS,
+        help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
     parser.add_argument("--small", action="store_true", help="native: a smaller model; peers: a short trial")
     arguments = parser.parse_args()
