@@ -24,7 +24,7 @@ PARTS = (
     "policies",
     "spread",
 )
-BY_NAME = ("peers",)  # takes most of an hour, and other programs
+BY_NAME = ("peers",)  # takes most of an hour, and routers that are no part of the project
 
 
 def machine() -> str:

@@ -1,0 +1,344 @@
+"""Whole routers side by side, ours and others, before the same simulated replicas: hits, times to first token, CPU.
+
+The others are sglang-router 0.3.2 and vllm-router 0.1.17, each in a Python environment of its own whose folder
+WARMROUTE_SGLANG_ROUTER and WARMROUTE_VLLM_ROUTER name; of one that is not there the table says so. The traces are made
+by chance (tests/lab/traffic.py), or are all *.jsonl of Mooncake's kind in the folder that WARMROUTE_TRACES names.
+
+Every run has new replicas and a new router, and lasts a minute and more: `python -m tests.bench peers --rounds 3` takes
+most of an hour, `--rounds 1 --small` tries it all out in three minutes. Linux only: it reads /proc.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from lab.bench.arrivals import replayed
+from lab.bench.figures import figures
+from lab.bench.load import Limits, WarmUp
+from lab.bench.measure import Plan, measured
+from lab.bench.own import LAG_LIMIT_S
+from lab.bench.probe import Wish
+from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
+from lab.trace.formats import read_trace
+from lab.trace.requests import Trace
+from lab.trace.shaping import coarsened, sped_up
+from router.target import parse_target
+from tests.bench.policies import LOADS
+from tests.chaos.replicas import children, cpu_s, free_ports
+from tests.chaos.routers import Fleet, fleet, router
+from tests.events.processes import DEADLINE_S, wait_until
+from tests.lab.traffic import agents, conversations
+from tests.replica.serving import MODEL, Replica
+
+REPLICAS = 4
+BLOCK_TOKENS = 16
+SCALE = 16  # prompts, answers, batches and caches are so many times smaller than those of a service
+CACHE_BLOCKS = DEFAULT_CAPACITY_TOKENS // SCALE // BLOCK_TOKENS
+STEP_TOKENS = 2048 // SCALE
+LONGEST_TOKENS = 16_000
+MODEL_TOKENS = 16_384  # with what a chat template adds
+USUAL_LOAD = 0.9  # of all prompts' tokens; 1 is what replicas that have no cache could just do
+DECODE_STEP_TOKENS = 12.5  # a token generated takes as long as so many of a prompt; this keeps a full step's share
+COLUMNS = ("TTFT mean", "TTFT p99", "hit rate", "router CPU per 1,000 requests", "failed")
+
+
+class Size(NamedTuple):
+    requests: int
+    warm_up: int  # of these: not counted, but for CPU
+    span_s: float
+
+
+USUAL = Size(500, 50, 60.0)
+SMALL = Size(40, 4, 6.0)
+
+
+class Figures(NamedTuple):
+    ttft_mean_s: float | None
+    ttft_p99_s: float | None
+    hit_rate: float | None
+    cpu_s: float  # of all the router's processes, per 1,000 requests
+    failed: int
+    lag_s: float  # of the load generator
+    used_replicas: int
+
+
+class Contender(NamedTuple):
+    name: str
+    started: Callable[[Fleet], AbstractContextManager[Replica]]
+
+
+class Peer(NamedTuple):
+    package: str
+    pinned: str
+    home: str  # the environment variable
+    options: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.package}, cache_aware"
+
+    @property
+    def folder(self) -> Path | None:
+        named = os.environ.get(self.home)
+        return Path(named) if named else None
+
+    def absent(self) -> str | None:
+        """Why it cannot be run."""
+        if self.folder is None:
+            return f"not run: {self.home} names no environment that has {self.package}"
+        if not (self.folder / "bin" / self.package).exists():
+            return f"not run: {self.folder} ({self.home}) has no bin/{self.package}"
+        return None
+
+    def version(self) -> str:
+        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        command = [f"{self.folder}/bin/python", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout.strip()
+
+    @contextmanager
+    def started(self, replicas: Fleet) -> Iterator[Replica]:
+        running = PeerProcess(f"{self.folder}/bin/{self.package}", replicas.urls, self.options)
+        try:
+            wait_until(running.is_ready, f"{self.package} is ready")
+            yield running
+        finally:
+            for pid in tree(running.process.pid)[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            running.process.kill()
+            running.end(None)
+
+
+class PeerProcess(Replica):
+    def __init__(self, program: str, urls: Sequence[str], options: Sequence[str]) -> None:
+        self._given_port = free_ports(2)
+        self._count = len(urls)
+        metrics = ("--prometheus-host", "127.0.0.1", "--prometheus-port", str(self._given_port + 1))
+        here = ("--host", "127.0.0.1", "--port", str(self._given_port))
+        self._start([program, *options, *here, *metrics, "--policy", "cache_aware", "--worker-urls", *urls])
+
+    @property
+    def port(self) -> int:
+        return self._given_port
+
+    def is_ready(self) -> bool:
+        """Both say how many replicas they have found."""
+        assert self.process.poll() is None, self.err
+        with suppress(OSError):
+            answer = self.get("/readiness")
+            return answer.status == 200 and answer.json["healthy_workers"] == self._count
+        return False
+
+
+PEERS = (
+    Peer("sglang-router", "0.3.2", "WARMROUTE_SGLANG_ROUTER", ("launch", "--log-level", "error")),
+    Peer(
+        "vllm-router",
+        "0.1.17",
+        "WARMROUTE_VLLM_ROUTER",
+        ("--log-level", "error", "--worker-startup-check-interval", "1"),
+    ),
+)
+NOT_FAIR = {
+    "vllm-router, kv_aware": "not run: it asks every replica for a prompt's tokens by vLLM's "
+    "/v1/chat/completions/render, which these have not, and credits no cached prefix without it",
+}
+
+
+def ours(policy: str) -> Contender:
+    @contextmanager
+    def started(replicas: Fleet) -> Iterator[Replica]:
+        with router(*replicas.as_options, "--policy", policy, "--log-level", "warning") as running:
+            ready: Callable[[], bool] = lambda: all(  # noqa: E731
+                one["available"] and one["block_size"] for one in running.get("/replicas").json["replicas"]
+            )
+            wait_until(ready, "every replica's events are followed")
+            yield running
+
+    return Contender(f"warmroute, {policy}", started)
+
+
+def run(rounds: int, *, small: bool = False) -> None:
+    size = SMALL if small else USUAL
+    absent = {peer.name: why for peer in PEERS if (why := peer.absent())} | NOT_FAIR
+    present = [peer for peer in PEERS if peer.name not in absent]
+    for peer in present:
+        found = peer.version()
+        print(f"{peer.package} {found}" + ("" if found == peer.pinned else f", and not {peer.pinned} as usual"))
+    contenders = [ours("cost"), ours("round-robin"), *(Contender(peer.name, peer.started) for peer in present)]
+    for make in sources(size.requests):
+        measured_runs: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
+        for number in range(rounds):
+            trace = make(number)
+            said(trace, size, number)
+            for contender in contenders if number % 2 == 0 else contenders[::-1]:
+                measured_runs[contender.name].append(one_run(contender, trace, size, number))
+        table(measured_runs, absent)
+
+
+# ---- one run
+
+
+def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figures:
+    """In the same round all are asked the same."""
+    paced = sped_up(trace, trace.span_s / size.span_s)
+    limits = Limits(max(1, len(paced.requests) - size.warm_up), None, WarmUp(requests=size.warm_up))
+    with fleet(REPLICAS, *speeds(paced)) as replicas, contender.started(replicas) as running:
+        plan = Plan(
+            targets=[parse_target(running.url)],
+            models=[MODEL],
+            wish=Wish(MODEL, f"peers {number}"),
+            arrivals=lambda _: replayed(paced),
+            limits=limits,
+        )
+        before_s: list[float] = []
+        found = measured(plan, lambda *_: before_s.append(tree_cpu_s(running.process.pid)))
+        used_s = tree_cpu_s(running.process.pid) - before_s[0]
+        if found.interrupted:
+            raise KeyboardInterrupt
+        used = sum(replica.load()["pool"]["query_tokens"] > 0 for replica in replicas.replicas)
+    [[ran]] = found.ran
+    counted = figures([ran.outcomes])
+    if counted.examples:
+        print(f"  {contender.name}: {counted.examples}", file=sys.stderr)
+    return Figures(
+        ttft_mean_s=counted.ttft_s.mean,
+        ttft_p99_s=counted.ttft_s.p99,
+        hit_rate=counted.hit_rate,
+        cpu_s=used_s * 1000 / len(ran.outcomes),
+        failed=counted.failed,
+        lag_s=ran.own.lag_p99_s,
+        used_replicas=used,
+    )
+
+
+def speeds(paced: Trace) -> list[object]:
+    """Such that its prompts, cached or not, are the load that is wanted."""
+    prefill = prefill_tokens_per_s(paced)
+    return [
+        *("--block-size", BLOCK_TOKENS, "--num-blocks", CACHE_BLOCKS, "--max-model-len", MODEL_TOKENS),
+        *("--max-num-batched-tokens", STEP_TOKENS, "--max-num-seqs", STEP_TOKENS),
+        *("--simulated-prefill-tokens-per-s", round(prefill)),
+        *("--simulated-decode-tokens-per-s", round(prefill / DECODE_STEP_TOKENS, 1)),
+    ]
+
+
+def load_of(trace: Trace) -> float:
+    return LOADS.get(trace.name, USUAL_LOAD)
+
+
+def prefill_tokens_per_s(paced: Trace) -> float:
+    return paced.input_tokens / paced.span_s / REPLICAS / load_of(paced)
+
+
+def tree(pid: int) -> list[int]:
+    return [pid, *(other for child in children(pid) for other in tree(child))]
+
+
+def tree_cpu_s(pid: int) -> float:
+    return sum(cpu_s(one) for one in tree(pid))
+
+
+# ---- the traces
+
+
+def sources(requests: int) -> list[Callable[[int], Trace]]:
+    """Each gives the trace of a round, by its number."""
+    named = os.environ.get("WARMROUTE_TRACES")
+    if named is None:
+        return [
+            lambda number: shrunk(conversations(requests, number)),
+            lambda number: shrunk(agents(requests, number)),
+        ]
+    paths = sorted(Path(named).glob("*.jsonl"))
+    if not paths:
+        sys.exit(f"WARMROUTE_TRACES: {named!r} has no *.jsonl; name a folder with traces of Mooncake's kind")
+    return [excerpts(read_trace(path), requests) for path in paths]
+
+
+def excerpts(whole: Trace, requests: int) -> Callable[[int], Trace]:
+    def excerpt(number: int) -> Trace:
+        first = number * requests % max(1, len(whole.requests) - requests + 1)
+        chosen = whole.requests[first : first + requests]
+        return shrunk(replace(whole, requests=[one._replace(at_s=one.at_s - chosen[0].at_s) for one in chosen]))
+
+    return excerpt
+
+
+def shrunk(trace: Trace) -> Trace:
+    """All lengths divided, blocks too, which are those of replicas or several of them; without what is too long."""
+    whole = coarsened(trace, -(-SCALE * BLOCK_TOKENS // trace.block_tokens))
+    if whole.block_tokens % (SCALE * BLOCK_TOKENS):
+        sys.exit(
+            f"{trace.name} has blocks of {trace.block_tokens} tokens; only divisors and multiples of 256 can be used"
+        )
+    requests = [
+        one._replace(input_tokens=-(-one.input_tokens // SCALE), output_tokens=-(-one.output_tokens // SCALE))
+        for one in whole.requests
+    ]
+    fitting = [one for one in requests if one.input_tokens + one.output_tokens <= LONGEST_TOKENS]
+    return replace(whole, block_tokens=whole.block_tokens // SCALE, requests=fitting)
+
+
+# ---- the tables
+
+
+def said(trace: Trace, size: Size, number: int) -> None:
+    count = len(trace.requests)
+    left_out = f"; {size.requests - count} are left out, being too long" if count < size.requests else ""
+    print(
+        f"\n{trace.name}, round {number + 1}: {count} requests in {size.span_s:g} s, the first {size.warm_up} not "
+        f"counted, {trace.input_tokens / count:.0f} tokens each, raw load {load_of(trace)}{left_out}",
+        flush=True,
+    )
+
+
+def table(measured_runs: dict[str, list[Figures]], absent: dict[str, str]) -> None:
+    base = next(iter(measured_runs.values()))
+    print(f"\nMedian of {len(base)} rounds (lowest to highest), and how many times {next(iter(measured_runs))}'s:\n")
+    print(f"| router | {' | '.join(COLUMNS)} |\n| --- {'| --- ' * len(COLUMNS)}|")
+    for name, runs in measured_runs.items():
+        cells = [
+            cell([one.ttft_mean_s for one in runs], [one.ttft_mean_s for one in base], seconds),
+            cell([one.ttft_p99_s for one in runs], [one.ttft_p99_s for one in base], seconds),
+            cell([one.hit_rate for one in runs], [one.hit_rate for one in base], "{:.1%}".format),
+            cell([one.cpu_s for one in runs], [one.cpu_s for one in base], seconds),
+            str(sum(one.failed for one in runs)),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+    for name, why in absent.items():
+        print(f"| {name} | {why} {'| ' * len(COLUMNS)}|")
+    print()
+    for name, runs in measured_runs.items():
+        for warning in warnings(runs):
+            print(f"{name}: {warning}")
+
+
+def cell(found: Sequence[float | None], base: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """Ratios are of the same round."""
+    known = [one for one in found if one is not None]
+    if not known:
+        return "-"
+    ratios = [one / other for one, other in zip(found, base, strict=True) if one is not None and other]
+    times = f", {statistics.median(ratios):.2f} times" if ratios and found != base else ""
+    return f"**{show(statistics.median(known))}** ({show(min(known))} to {show(max(known))}){times}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.3g} s"
+
+
+def warnings(runs: Sequence[Figures]) -> Iterator[str]:
+    lag_s = max(one.lag_s for one in runs)
+    if lag_s > LAG_LIMIT_S:
+        yield f"the load generator was late by up to {lag_s * 1000:.0f} ms (p99 of a run); times hold that too"
+    fewest = min(one.used_replicas for one in runs)
+    if fewest < REPLICAS:
+        yield f"in one run it used only {fewest} of {REPLICAS} replicas"
