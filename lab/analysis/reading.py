@@ -19,7 +19,7 @@ class Timed(Struct):
     timestamp: float
 
 
-_timed = msgspec.json.Decoder(Timed, strict=False)
+_timed = msgspec.json.Decoder(Timed)
 
 
 def read(path: Path, block_tokens: int | None, tell: Tell) -> Trace:

@@ -1,14 +1,14 @@
 """`warmroute simulate`: what each policy would have made of a trace."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+import msgspec
 from click.core import ParameterSource
 
-from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
+from api.settings import FiniteRange, Unusable
 from lab.incident import report as incident
 from lab.incident.replay import replay
 from lab.plots import check_plot
@@ -31,6 +31,9 @@ from router.policy import POLICIES
 DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
+RATE = FiniteRange(min=1e-3, max=1e9)
+PACE = FiniteRange(min=1e-9, max=1e6)
+SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
 
 
@@ -82,7 +85,7 @@ class Named(click.ParamType[tuple[str, str]]):
 )
 @click.option(
     "--prefill-rate",
-    type=ABOVE_0,
+    type=RATE,
     default=DEFAULT_PREFILL_TOKENS_PER_S,
     show_default=True,
     metavar="R",
@@ -90,16 +93,16 @@ class Named(click.ParamType[tuple[str, str]]):
 )
 @click.option(
     "--decode-rate",
-    type=ABOVE_0,
+    type=RATE,
     default=DEFAULT_DECODE_TOKENS_PER_S,
     show_default=True,
     metavar="R",
     help="Tokens/s of one answer.",
 )
 @click.option(
-    "--load", type=ABOVE_0, metavar="RHO", help="Change the pace: prompts come at RHO x N x R tokens/s, cached or not."
+    "--load", type=PACE, metavar="RHO", help="Change the pace: prompts come at RHO x N x R tokens/s, cached or not."
 )
-@click.option("--speed", type=ABOVE_0, metavar="X", help="Change the pace: X times as fast as the trace.")
+@click.option("--speed", type=PACE, metavar="X", help="Change the pace: X times as fast as the trace.")
 @click.option(
     "--policy",
     "policies",
@@ -119,10 +122,10 @@ class Named(click.ParamType[tuple[str, str]]):
 )
 @click.option("--coarsen", type=click.IntRange(1), default=1, metavar="K", help="Blocks K times as large.")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the trace, if it cannot be found out.")
-@click.option("--jitter", type=AT_LEAST_0, default=0.0, metavar="S", help="Delay each arrival by up to S seconds.")
+@click.option("--jitter", type=SECONDS, default=0.0, metavar="S", help="Delay each arrival by up to S seconds.")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="K", help="Runs, each with its own chance.")
 @click.option("--no-events", is_flag=True, help="Replicas say nothing; the router knows what it did.")
-@click.option("--event-delay", type=AT_LEAST_0, default=0.0, metavar="S", help="Events come S seconds late.")
+@click.option("--event-delay", type=SECONDS, default=0.0, metavar="S", help="Events come S seconds late.")
 @click.option("--event-loss", type=SHARE, default=0.0, metavar="P", help="Batches lost, and repaired at the next.")
 @click.option(
     "--rate-error", type=SHARE, default=0.0, metavar="P", help="Half of the replicas overstate their rate, half do not."
@@ -197,6 +200,12 @@ def simulate(
     policies = policies or DEFAULT_POLICIES
     if load is not None and speed is not None:
         raise Unusable("--load and --speed both change the pace; give one of them")
+    if sources:
+        raise Unusable("--source changes nothing without --recording and --requests; leave it out")
+    if no_events and (event_delay or event_loss or rate_error):
+        raise Unusable("with --no-events nothing comes late, is lost or says a rate; leave out what says how")
+    if model == "engine" and eviction != "lru":
+        raise Unusable(f"--eviction {eviction} is simulated with --model fifo only")
     if plot_path is not None:
         check_plot(plot_path)
     settings = Settings(
@@ -226,14 +235,12 @@ def simulate(
         rows = compared(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )
+    if as_json:
+        click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
+    else:
+        click.echo("\n".join([_what(trace, settings), "", *report.lines(rows)]))
     if plot_path is not None:
         report.plot(plot_path, trace, settings, rows)
-    if as_json:
-        click.echo(json.dumps(report.as_json(trace, settings, rows)))
-        return
-    click.echo(_what(trace, settings))
-    click.echo()
-    click.echo("\n".join(report.lines(rows)))
 
 
 def _replay(
@@ -249,12 +256,13 @@ def _replay(
         raise Unusable("a replay needs both: --recording FILE and --requests LOG")
     if policies is not None and len(policies) > 1:
         raise Unusable(f"a replay asks one policy, not {len(policies)}: give --policy {policies[0]}")
-    for name in ctx.params:
-        if name not in OF_REPLAY and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise Unusable(f"--{name.replace('_', '-')} changes nothing in a replay; leave it out")
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name not in OF_REPLAY:
+            raise Unusable(f"{option.opts[0]} changes nothing in a replay; leave it out")
     with progress("replaying", 100) as tell:
         told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
-    click.echo(json.dumps(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
+    click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
     ctx.exit(0 if told.is_same else 1)
 
 

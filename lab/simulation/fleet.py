@@ -34,7 +34,6 @@ class Fleet:
             Router(names, policy, block_tokens, blocks, events=settings.events, seed=seed + number)
             for number in range(settings.routers)
         ]
-        self._busy = [0 for _ in names]  # requests that have not ended
         self._reports = [False for _ in names]  # whether a report is due
         self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost, until the next batch tells of it
         self._tells = [settings.prefill_tokens_per_s * self._error(number) for number in range(len(names))]
@@ -66,13 +65,12 @@ class Fleet:
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
         job.replica = self.routers[job.router].place(job, self.agenda.now_s)
-        self._busy[job.replica] += 1
         self.replicas[job.replica].submit(job)
         self._report_soon(job.replica)
         on_request()
 
     def _report_soon(self, number: int) -> None:
-        """At its own moments; a replica that is idle and has said so has nothing new to say."""
+        """At its own moments; one that computes no prompt has nothing new to say until something comes or ends."""
         if self._settings.events and not self._reports[number]:
             self._reports[number] = True
             offset_s = REPORT_INTERVAL_S * number / len(self.replicas)
@@ -87,7 +85,7 @@ class Fleet:
         for router in self.routers:
             router.reported(number, load, now_s)
         self._reports[number] = False
-        if self._busy[number]:
+        if load.queued_prefill_tokens:
             self._report_soon(number)
 
     # ---- what replicas do
@@ -111,11 +109,12 @@ class Fleet:
             router.heard(replica, events)
 
     def begun(self, job: Job) -> None:
+        self._report_soon(job.replica)
         self.routers[job.router].begun(job, self.agenda.now_s)
 
     def ended(self, job: Job) -> None:
         self.left -= 1
-        self._busy[job.replica] -= 1
+        self._report_soon(job.replica)
         self.routers[job.router].ended(job, self.agenda.now_s)
 
 
@@ -124,6 +123,7 @@ def simulated(
 ) -> list[Job]:
     """Every request as it went, in order of arrival; ValueError if one of them can never run."""
     settings.check(trace)
+    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
     jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
     Fleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

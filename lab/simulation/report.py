@@ -25,7 +25,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         yield _joined((row.name, *_figures(row.mean, row.is_bound)))
     if len(rows[0].runs) > 1:
         yield ""
-        yield f"Each figure is the mean of {len(rows[0].runs)} runs. {_spread(rows)}"
+        yield f"Each figure is the mean of {len(rows[0].runs)} runs.{_spread(rows)}"
 
 
 def _joined(cells: Sequence[str]) -> str:
@@ -53,12 +53,15 @@ def duration(seconds: float) -> str:
 def _spread(rows: Sequence[Row]) -> str:
     """How far the runs of one policy lie apart."""
     widest = max(
-        (max(means) / min(means) - 1, row.name)
-        for row in rows
-        for means in [[one.ttft_mean_s for one in row.runs]]
-        if min(means) > 0
+        (
+            (max(means) / min(means) - 1, row.name)
+            for row in rows
+            for means in [[one.ttft_mean_s for one in row.runs]]
+            if min(means) > 0
+        ),
+        default=None,
     )
-    return f"The means of TTFT differ most for {widest[1]}: by {widest[0]:.1%}."
+    return "" if widest is None else f" The means of TTFT differ most for {widest[1]}: by {widest[0]:.1%}."
 
 
 def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, Any]:

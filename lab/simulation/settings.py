@@ -36,6 +36,10 @@ class Settings(Struct, frozen=True, kw_only=True):
                 f"needs {-(-longest // size):,}; give it {-(-longest // size) * size:,} tokens or more"
             )
 
+    def most_tokens(self, trace: Trace) -> int:
+        """What all requests together could fill: a larger cache would not be another one."""
+        return sum(-(-self._longest(one) // trace.block_tokens) for one in trace.requests) * trace.block_tokens
+
     def _longest(self, request: TraceRequest) -> int:
         return request.input_tokens + (request.output_tokens if self.model == "engine" else 0)
 

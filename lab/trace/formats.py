@@ -15,10 +15,15 @@ import msgspec
 from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
+from lab.trace.naming import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
 from router.logged import Logged
 
 GZIP_MAGIC = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+MOST_MS = 1e15  # some thousand years
+MOST_TOKENS = 10**9
 MOONCAKE_LINES = 'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}'
 LOG_LINES = "each line is one request, as `warmroute router --request-log` writes it"
 COMMON_BLOCK_TOKENS = (512, 16, 64, 32, 128, 256, 1024)  # tried first
@@ -31,13 +36,13 @@ class BadTrace(ValueError):
 
 
 class MooncakeLine(Struct):
-    timestamp: float
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
+    timestamp: Annotated[float, Meta(ge=-MOST_MS, le=MOST_MS)]
+    input_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    output_length: Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
     hash_ids: tuple[int, ...]
 
 
-_mooncake = msgspec.json.Decoder(MooncakeLine, strict=False)
+_mooncake = msgspec.json.Decoder(MooncakeLine)
 _logged = msgspec.json.Decoder(Logged)
 
 
@@ -70,18 +75,28 @@ def _decoded(
 
 def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
     """Empty lines are left out."""
+    if not path.is_file():  # some read it more than once
+        raise BadTrace(f"{path} is no ordinary file; save what it gives to one first")
     with path.open("rb") as plain:
         is_packed = plain.read(2) == GZIP_MAGIC
         plain.seek(0)
         opened = gzip.GzipFile(fileobj=plain) if is_packed else plain
         try:
             for number, line in enumerate(opened, start=1):
-                if not line.isspace():
+                if number == 1:
+                    line = _without_mark(path, line)
+                if line and not line.isspace():
                     yield number, line
                 if on_bytes is not None:
                     on_bytes(plain.tell())
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise BadTrace(f"{path} is damaged: {error}") from error
+
+
+def _without_mark(path: Path, first: bytes) -> bytes:
+    if first.startswith(UTF_16):
+        raise BadTrace(f"{path} is UTF-16; convert it to UTF-8: iconv -f utf-16 -t utf-8")
+    return first.removeprefix(BOM)
 
 
 def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
@@ -93,7 +108,7 @@ def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | 
     ]
     for number, request in enumerate(requests, start=1):
         _check(f"{path}, request {number}", request, size)
-    return Trace(_name(path), size, sorted(requests, key=lambda request: request.at_s))
+    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
 def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Trace:
@@ -103,12 +118,15 @@ def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Tr
     size = block_tokens or known[0].block_tokens
     if mixed := {line.block_tokens for line in known} - {size}:
         raise BadTrace(f"{path} has blocks of {size} and of {min(mixed)} tokens; split it by model first")
+    for number, line in enumerate(known, start=1):
+        if not (abs(line.ts) <= MOST_MS and 1 <= line.prompt_tokens <= MOST_TOKENS):
+            raise BadTrace(f"{path}, request {number}: {line.prompt_tokens} tokens at {line.ts} s cannot be")
     start_s = min(line.ts for line in known)
     requests = [
         TraceRequest(line.ts - start_s, line.prompt_tokens, line.output_tokens or 0, _begun(line, size))
         for line in known
     ]
-    return Trace(_name(path), size, sorted(requests, key=lambda request: request.at_s))
+    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
 def _begun(line: Logged, size: int) -> tuple[int, ...]:

@@ -69,6 +69,21 @@ def test_a_pace_at_which_nobody_ever_waits_is_simulated_as_fast_as_any_other(pat
     assert found["utilization"] < 1e-6
 
 
+@pytest.mark.parametrize("arguments", [("--decode-rate", "0.001"), ("--capacity-tokens", "1000000000000")])
+def test_long_answers_and_endless_caches_take_no_longer_to_simulate(path: Path, arguments: tuple[str, ...]) -> None:
+    roomy = ("--capacity-tokens", "100000000") if arguments[0] == "--decode-rate" else ()
+    found = answer(path, "--policy", "cost", "--no-bounds", "--speed", "0.001", *roomy, *arguments)
+    assert 0 < found["policies"]["cost"]["hit_rate"] < 1
+
+
+def test_runs_that_take_no_time_have_no_spread(tmp_path: Path) -> None:
+    lines = [{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}] * 2
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run(alike, "--prefill-rate", "1e9", "--seeds", "2", "--policy", "cost")
+    assert result.exit_code == 0, result.output
+
+
 def test_larger_blocks_find_less(path: Path) -> None:
     fine, coarse = (
         answer(path, "--policy", "cost", "--coarsen", factor)["bounds"]["ideal"]["hit_rate"] for factor in ("1", "16")
@@ -87,6 +102,11 @@ def test_larger_blocks_find_less(path: Path) -> None:
         (["--plot", "ttft.jpg"], "'.jpg'"),
         (["--plot", "no/such/folder/ttft.png"], "no folder"),
         (["--event-loss", "1"], "1"),
+        (["--no-events", "--event-delay", "5"], "nothing comes late"),
+        (["--model", "engine", "--eviction", "head-first"], "--model fifo only"),
+        (["--source", "a=b"], "--source changes nothing"),
+        (["--prefill-rate", "1e-320"], "prefill-rate"),
+        (["--jitter", "1e308"], "jitter"),
     ],
 )
 def test_values_that_cannot_be_used_are_refused_with_status_2(path: Path, arguments: list[str], complaint: str) -> None:
@@ -107,6 +127,8 @@ def test_without_a_trace_it_says_what_to_give() -> None:
         (["--recording", "{path}"], "a replay needs both"),
         (["--requests", "{path}"], "a replay needs both"),
         (["--recording", "{path}", "--requests", "{path}", "--replicas", "4"], "--replicas changes nothing"),
+        (["--trace", "{path}", "--recording", "{path}", "--requests", "{path}"], "--trace changes nothing"),
+        (["--recording", "{path}", "--requests", "{path}", "--plot", "x.svg"], "--plot changes nothing"),
         (["--recording", "{path}", "--requests", "{path}", "--policy", "cost,prefix"], "one policy, not 2"),
         (["--recording", "{path}", "--requests", "{path}", "--source", "r0"], "'r0' is not NAME=ENDPOINT"),
         (["--recording", "{path}", "--requests", "{path}"], "is no recording|not a recording"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from lab.trace.formats import BadTrace, read_log, read_trace
 from lab.trace.requests import TraceRequest
+from lab.trace.shaping import coarsened
 from router.logged import Logged
 
 
@@ -92,6 +94,12 @@ def test_requests_of_a_log_whose_prompts_are_not_exact_are_left_out(tmp_path: Pa
         (json.dumps(mooncake(0, 10, [1])).replace("10", '"x"'), "line 1: .*input_length"),
         (json.dumps(mooncake(0, 10, [])), "names a block"),
         (json.dumps(mooncake(0, -5, [1])), "line 1: .*input_length"),
+        (json.dumps(mooncake(0, 10, [1])).replace(": 0", ': "nan"'), "line 1: .*timestamp"),
+        (json.dumps(mooncake(0, 10, [1])).replace(": 0", ": 1e300"), "line 1: .*timestamp"),
+        (
+            json.dumps(mooncake(0, 10, [1])).replace(": 7", ": 7" + "0" * 400),
+            "line 1: .*output_length|line 1: .*Integer",
+        ),
         (json.dumps(mooncake(0, 512, [1])) + "\n" + json.dumps(mooncake(0, 512, [1, 2, 3])), "no block size fits"),
     ],
 )
@@ -100,6 +108,31 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(BadTrace, match=complaint):
         read_trace(path)
+
+
+def test_a_mark_at_the_beginning_is_passed_over_and_utf_16_is_named(tmp_path: Path) -> None:
+    text = json.dumps(mooncake(0, 10, [1]))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text, encoding="utf-8-sig")
+    assert len(read_trace(path).requests) == 1
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(BadTrace, match="is UTF-16; convert"):
+        read_trace(path)
+
+
+def test_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadTrace, match="save what it gives"):
+        read_trace(tmp_path / "pipe")
+
+
+def test_numbers_that_say_nothing_of_what_was_before_are_numbered_anew(tmp_path: Path) -> None:
+    path = written(tmp_path, [mooncake(0, 2100, [1, 9, 2, 9, 3]), mooncake(1000, 2100, [5, 9, 6, 9, 7])])
+    first, second = (set(request.blocks) for request in read_trace(path).requests)
+    assert len(first) == len(second) == 5 and not first & second
+    assert not set(coarsened(read_trace(path), 2).requests[0].blocks) & set(
+        coarsened(read_trace(path), 2).requests[1].blocks
+    )
 
 
 def test_a_block_size_that_does_not_fit_names_the_request(tmp_path: Path) -> None:
