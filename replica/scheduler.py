@@ -128,22 +128,28 @@ class Scheduler:
         while budget:
             may_admit = admits and len(self.running) < self.limits.max_num_seqs and len(passed) < MAX_PASSED
             waiting = self._first_waiting() if may_admit else None
-            if waiting is None or (running and running[-1].priority < waiting.priority):
-                if not running:
-                    break
-                request = running.pop()
-                scheduled: Scheduled | None = Scheduled(request, request.computed, min(request.remaining, budget))
-            else:
+            if waiting is not None and not (running and running[-1].priority < waiting.priority):
                 heappop(self._waiting)
                 match = self._look_up(waiting)
-                must_wait = self._must_wait(waiting, len(match.blocks))
-                scheduled = None if must_wait else self._start(waiting, match, budget)
-                admits = must_wait or scheduled is not None  # nobody overtakes one for whose blocks there is no room
-                if scheduled is None:
-                    passed.append(waiting)
-            if scheduled is not None:
-                batch.append(scheduled)
-                budget -= scheduled.tokens
+                request = self._awaited(waiting, len(match.blocks))
+                if request is None:
+                    scheduled = self._start(waiting, match, budget)
+                    if scheduled is not None:
+                        batch.append(scheduled)
+                        budget -= scheduled.tokens
+                        continue
+                    admits = False  # nobody overtakes one for whose blocks there is no room
+                passed.append(waiting)
+                if request not in running:  # or it is computed now, in the place of the one that waits for it
+                    continue
+                running.remove(request)
+            elif running:
+                request = running.pop()
+            else:
+                break
+            count = min(request.remaining, budget)
+            batch.append(Scheduled(request, request.computed, count))
+            budget -= count
         for request in passed:
             heappush(self._waiting, (request.priority, request))
 
@@ -217,23 +223,22 @@ class Scheduler:
         copy = Copy(part.source, blocks[matched], part.tokens) if is_copied else None
         return Scheduled(request, request.computed, min(request.remaining, budget), copy)
 
-    def _must_wait(self, request: Request, matched: int) -> bool:
-        """Whether a running request computes the next block of its prompt, so that it need not.
+    def _awaited(self, request: Request, matched: int) -> Request | None:
+        """A running request that computes the next block of its prompt, so that it need not itself.
 
-        Mostly in this very step; longer where that one goes after others. Less than a block is not worth a step: it is
-        waited for only together with blocks before it.
+        Less than a block is not worth a step: it is waited for only together with blocks before it.
         """
         keys = request.chain.keys
         if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:
-            return False
+            return None
         if _computes_whole_prompt(request):
-            return False
-        return any(
-            other.chain.identity is not None
-            and other.chain.named <= matched < len(other.chain.keys)
-            and other.chain.keys[matched] == keys[matched]
-            for other in self.running
-        )
+            return None
+        for other in self.running:
+            chain = other.chain
+            is_ahead = chain.named <= matched < len(chain.keys) and chain.identity is not None
+            if is_ahead and chain.keys[matched] == keys[matched]:
+                return other
+        return None
 
     def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
         """Take over what a step computed."""

@@ -163,6 +163,27 @@ def test_a_better_priority_does_not_compute_again_what_a_prompt_under_way_comput
     assert second.cached_tokens == 24
 
 
+def test_who_waits_for_a_prompt_lends_it_its_place() -> None:
+    one = scheduler(max_num_batched_tokens=8)
+    submit(one, 1, [*range(24)], priority=9.0)
+    step(one)
+    submit(one, 2, [*range(24), 1, 2], max_tokens=1, priority=1.0)
+    for number in (3, 4, 5):
+        submit(one, number, 8, max_tokens=1, priority=5.0)
+    assert [computed(one), computed(one)] == [[(1, 8)], [(1, 8)]]
+    assert finish(one)[:2] == [2, 3]
+
+
+def test_however_many_wait_for_a_prompt_one_of_better_priority_goes_before_them() -> None:
+    one = scheduler(max_num_batched_tokens=8, max_waiting=200)
+    submit(one, 1, [*range(40)], priority=9.0)
+    step(one)
+    for number in range(10, 110):
+        submit(one, number, [*range(40), number, 1], max_tokens=1, priority=5.0)
+    submit(one, 2, 4, max_tokens=1, priority=1.0)
+    assert computed(one) == [(2, 4), (1, 4)]
+
+
 def test_a_better_priority_that_finds_no_room_holds_nobody_up_who_runs() -> None:
     one = scheduler(num_blocks=8, max_num_batched_tokens=8)
     submit(one, 1, 24, max_tokens=1, priority=5.0)
