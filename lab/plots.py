@@ -1,12 +1,13 @@
 """Plots: one drawing is one file, PNG or SVG by its name; matplotlib is loaded when something is drawn."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from api.settings import Unusable
+from lab.writing import check_file, write_whole
 
 SUFFIXES = (".png", ".svg")
 INCHES = (8.0, 4.5)
@@ -14,10 +15,9 @@ INCHES = (8.0, 4.5)
 
 def check_plot(path: Path) -> None:
     """Before long work: whether it can be drawn there."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise Unusable(f"{str(path)!r} ends with {path.suffix!r}; give a name that ends with {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise Unusable(f"{str(path.parent)!r} is no folder; make it, or name another")
+    check_file(path, "--plot")
     import matplotlib.figure  # noqa: F401  its absence is better said now
 
 
@@ -34,9 +34,7 @@ def drawing(path: Path, *, title: str, x: str, y: str) -> Iterator[Any]:
     yield axes
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(beside, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    kind = path.suffix.lower().removeprefix(".")
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    write_whole(path, drawn.getvalue())

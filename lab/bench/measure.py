@@ -20,6 +20,7 @@ from lab.bench.words import Ids, Words
 from router.target import Target
 
 Found = TypeVar("Found")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Plan(NamedTuple):
@@ -87,15 +88,25 @@ async def _guarded(stop: Stop, work: Coroutine[Any, Any, Found]) -> Found:
     loop.set_exception_handler(stop.failed)
     task: asyncio.Task[Found] = loop.create_task(work)
     stop.task = task
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, _signalled, loop, stop)
     try:
         return await task
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
         if stop.failure is not None:
             raise stop.failure
+
+
+def _signalled(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+    """Whoever signals again wants it gone, whatever still goes on."""
+    for number in SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+    stop()
 
 
 async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:

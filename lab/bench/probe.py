@@ -16,6 +16,7 @@ from router.upstream import Broken
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take
 LEAST_TOKENS_PER_WORD = 0.05
+PATIENCE_S = 30.0  # a mute endpoint is better found out soon; --timeout is for long answers
 
 
 class CannotAsk(Exception):
@@ -51,6 +52,15 @@ class Wish(NamedTuple):
 
 
 async def probe(endpoint: Endpoint, wish: Wish) -> Ready:
+    timeout_s = endpoint.timeout_s
+    endpoint.timeout_s = min(timeout_s, PATIENCE_S)
+    try:
+        return await _probe(endpoint, wish)
+    finally:
+        endpoint.timeout_s = timeout_s
+
+
+async def _probe(endpoint: Endpoint, wish: Wish) -> Ready:
     model = wish.model or await _only_model(endpoint)
     ids = Ids(f"probe {wish.seed}", wish.vocabulary) if wish.vocabulary else None
     form = Form(model, Words(f"probe {wish.seed}"), ids, wish.is_chat)
@@ -78,12 +88,13 @@ async def _only_model(endpoint: Endpoint) -> str:
     url = endpoint.target.url
     try:
         status, body = await endpoint.fetch("GET", "/v1/models")
-    except (Broken, TimeoutError) as error:
-        raise CannotAsk(
-            f"{url} does not answer: {str(error) or 'timeout'}; is it started, and is that its address?"
-        ) from error
+    except TimeoutError as error:
+        raise CannotAsk(f"{url} does not answer: timeout{_patience(endpoint)}") from error
+    except Broken as error:
+        raise CannotAsk(f"{url} does not answer: {error}; is it started, and is that its address?") from error
     if status != 200:
-        fix = "give --api-key" if status in (401, 403) else "give --model"
+        fixes = {401: "give --api-key", 403: "give --api-key", 404: "is this the API's root? If so, give --model"}
+        fix = fixes.get(status, "give --model")
         raise CannotAsk(f"{url}/v1/models answers with status {status}: {error_text(body)}; {fix}")
     try:
         found: Any = msgspec.json.decode(body)
@@ -105,9 +116,23 @@ async def _understood(endpoint: Endpoint, form: Form) -> tuple[Form, Outcome]:
             return form, outcome
         if outcome.status not in UNKNOWN_FIELD:
             break
-    key = "; give --api-key" if outcome.status in (401, 403) else ""
     what = "token ids" if form.ids is not None else "a first request"
-    raise CannotAsk(f"{endpoint.target.url} does not take {what}: {outcome.error}: {outcome.detail}{key}")
+    why = f"{outcome.error}: {outcome.detail}{_fix(endpoint, form, outcome)}"
+    raise CannotAsk(f"{endpoint.target.url} does not take {what}: {why}")
+
+
+def _fix(endpoint: Endpoint, form: Form, outcome: Outcome) -> str:
+    if outcome.error == "timeout":
+        return _patience(endpoint)
+    if outcome.status in (401, 403):
+        return "; give --api-key"
+    return "; see --vocabulary" if form.ids is not None and outcome.status is not None else ""
+
+
+def _patience(endpoint: Endpoint) -> str:
+    return (
+        f", after {endpoint.timeout_s:g} s; is it still starting? At first --timeout counts up to {PATIENCE_S:g} s only"
+    )
 
 
 async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:

@@ -115,7 +115,14 @@ def program_version() -> str:
 
 def warnings(endpoint: EndpointResult) -> list[str]:
     """Why its figures should not be taken as they are."""
-    return [f"{endpoint.url}: {text}" for text in [*_of_own(endpoint), *_of_endpoint(endpoint.probe)]]
+    found = [*_of_load(endpoint), *_of_own(endpoint), *_of_endpoint(endpoint.probe)]
+    return [f"{endpoint.url}: {text}" for text in found]
+
+
+def _of_load(endpoint: EndpointResult) -> list[str]:
+    if endpoint.figures.requests or endpoint.unfinished:
+        return []
+    return ["nothing was counted: all that was asked was part of --warm-up; give a shorter one"]
 
 
 def _of_own(endpoint: EndpointResult) -> list[str]:

@@ -1,7 +1,5 @@
 """`warmroute analyze`: what it is told, and how it shows its answer."""
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from lab.progress import progress
 from lab.shapes import SHAPES
 from lab.trace.formats import BadTrace
 from lab.trace.requests import Trace
+from lab.writing import check_file, write_whole
 from replica.model.config import read_config
 from replica.sizing import kv_bytes_per_token
 
@@ -76,15 +75,16 @@ def analyze(
       warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b --plot curve.svg
       warmroute analyze batch.jsonl --capacity-tokens 400000 --order order.txt
 
-    Exit status: 0 it is analyzed, whatever is found, 2 the file or a value cannot be used.
+    Exit status: 0 it is analyzed, whatever is found, 1 --order or --plot cannot be written, 2 the file or a value
+    cannot be used.
     """
     if kv_bytes is not None and model is not None:
         raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
     per_token = _kv_bytes(model) if model is not None else kv_bytes
     if plot_path is not None:
         check_plot(plot_path)
-    if order_path is not None and not order_path.parent.is_dir():
-        raise Unusable(f"{str(order_path.parent)!r} is no folder; make it, or name another")
+    if order_path is not None:
+        check_file(order_path, "--order")
     from lab.analysis import report
     from lab.analysis.whole import Question
 
@@ -92,12 +92,12 @@ def analyze(
         target=target, kv_bytes_per_token=per_token, capacity_tokens=capacity_tokens, ordered=order_path is not None
     )
     answer = _answer(path, block_tokens, question)
-    if plot_path is not None:
-        report.plot(plot_path, answer.analysis.name, answer.curve)
-    if order_path is not None:
-        _write_order(path, order_path, answer)
     found = answer.analysis
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
+    if order_path is not None:
+        _write_order(path, order_path, answer)
+    if plot_path is not None:
+        report.plot(plot_path, found.name, answer.curve)
 
 
 def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answer":
@@ -149,14 +149,5 @@ def _write_order(path: Path, order_path: Path, answer: "Answer") -> None:
     assert answer.order is not None, "it was asked for"
     given = names(path)
     known = len(answer.order)
-    _write([*(given[place] for place in answer.order.tolist()), *given[known:]], order_path)
-
-
-def _write(lines: Sequence[str], path: Path) -> None:
-    """All of it or nothing."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text("".join(f"{line}\n" for line in lines))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    lines = [*(given[place] for place in answer.order.tolist()), *given[known:]]
+    write_whole(order_path, "".join(f"{line}\n" for line in lines))

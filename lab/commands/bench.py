@@ -1,24 +1,25 @@
 """`warmroute bench`: what it is told, and where its result goes."""
 
-import os
+import ipaddress
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 from msgspec import Struct
 from rich.console import Console
 
-from api.settings import ABOVE_0, AT_LEAST_0, Unusable
+from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured, outcomes_of, summed_up
 from lab.bench.pictures import draw
-from lab.bench.probe import CannotAsk, Wish
+from lab.bench.probe import LEAST_TOKENS_PER_WORD, CannotAsk, Wish
 from lab.bench.result import Result, WithRequests, row
 from lab.bench.tables import WIDTH, show
 from lab.bench.talks import Arrival
@@ -27,6 +28,7 @@ from lab.bench.workloads import WORKLOADS, Shape, talks
 from lab.plots import check_plot
 from lab.trace.formats import BadTrace, read_trace
 from lab.trace.requests import Trace
+from lab.writing import check_file, write_whole
 from router.target import Target, parse_target
 
 AT_LEAST_1 = click.IntRange(min=1)
@@ -56,7 +58,7 @@ class Asked(Struct, kw_only=True, frozen=True):
     turns: int | None
     think_s: float | None
     shuffled: bool
-    api: str
+    api: str | None
     token_ids: bool
     vocabulary: int | None
     tokens_per_word: float | None
@@ -115,9 +117,7 @@ class Asked(Struct, kw_only=True, frozen=True):
     "--api",
     type=click.Choice(["chat", "completions"]),
     metavar="NAME",
-    default="chat",
-    show_default=True,
-    help="chat: messages; completions: one text.",
+    help="chat: messages; completions: one text.  [default: chat]",
 )
 @click.option("--token-ids", is_flag=True, help="Send token ids to /v1/completions: lengths are exact.")
 @click.option(
@@ -127,7 +127,10 @@ class Asked(Struct, kw_only=True, frozen=True):
     help=f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}]",
 )
 @click.option(
-    "--tokens-per-word", type=ABOVE_0, metavar="X", help="What a word has in text.  [default: measured first]"
+    "--tokens-per-word",
+    type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
+    metavar="X",
+    help="What a word has in text.  [default: measured first]",
 )
 @click.option("--block-tokens", type=AT_LEAST_1, metavar="N", help="Of a trace's blocks, where the file does not tell.")
 @click.option("--ttft-limit", type=ABOVE_0, metavar="SECONDS", help="Goodput: how many first tokens came by then.")
@@ -171,13 +174,17 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
       warmroute bench http://127.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
       warmroute bench http://10.0.0.1:8000 --against http://10.0.0.2:8000 --rate 10 --plot ttft.svg
 
-    Ctrl-C shows what there is so far and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked or no
-    request was answered, 2 a value cannot be used, 130 ended by Ctrl-C.
+    Ctrl-C shows what there is so far and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
+    request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
     """
     asked = Asked(**given)
     _check(asked)
+    if asked.api is None:
+        asked = msgspec.structs.replace(asked, api="completions" if asked.token_ids else "chat")
     file, picture = _writable(output), _drawable(plot)
     plan = _plan(asked, api_key)
+    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
+        _tell_of_key(plan.targets)
     allow_files(asked.concurrency)
     try:
         with Live(plan.rounds) as live:
@@ -229,14 +236,32 @@ def _check(asked: Asked) -> None:
             raise Unusable(f"{one} changes nothing without {other}; give that too, or leave it out")
     if asked.token_ids and asked.tokens_per_word is not None:
         raise Unusable("--tokens-per-word changes nothing with --token-ids; leave one of them out")
+    if asked.token_ids and asked.api == "chat":
+        raise Unusable("--api chat takes no --token-ids, /v1/completions does; leave one of them out")
 
 
 def target_of(url: str) -> Target:
-    """With or without the /v1 that clients of the OpenAI API write."""
+    """With or without the /v1 that clients of the OpenAI API write, or what examples with curl have after it."""
+    root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
     try:
-        return parse_target(url.rstrip("/").removesuffix("/v1"))
+        return parse_target(root)
     except ValueError as error:
         raise Unusable(f"{url!r} is no endpoint's URL; write http://HOST:PORT or https://HOST:PORT") from error
+
+
+def _tell_of_key(targets: Sequence[Target]) -> None:
+    """Whoever has it set for another service may not know that it goes here too."""
+    away = [target.url for target in targets if not is_loopback(target.host)]
+    if away:
+        urls = " and ".join(away)
+        click.echo(f"OPENAI_API_KEY, a key from the environment, is sent to {urls}; unset it to send none", err=True)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def warm_up_of(text: str) -> WarmUp:
@@ -276,8 +301,13 @@ def _plan(asked: Asked, key: str | None) -> Plan:
 
 def _limits(asked: Asked, trace: Trace | None) -> Limits:
     warm_up, requests = warm_up_of(asked.warm_up), asked.requests
+    if trace is not None and warm_up.requests >= len(trace.requests):
+        raise Unusable(
+            f"--warm-up {warm_up.requests:,} leaves none to count of the {len(trace.requests):,} requests of "
+            f"{asked.trace!r}; give less"
+        )
     if requests is None and asked.for_s is None:
-        requests = USUAL_REQUESTS if trace is None else max(1, len(trace.requests) - warm_up.requests)
+        requests = USUAL_REQUESTS if trace is None else len(trace.requests) - warm_up.requests
     is_open = asked.rate is not None or (trace is not None and asked.concurrency is None)
     clients = None if is_open else asked.concurrency or USUAL_CLIENTS
     return Limits(requests, asked.for_s, warm_up, clients)
@@ -309,8 +339,10 @@ class _Source:
 
 def _read(asked: Asked) -> Trace:
     assert asked.trace is not None
+    path = Path(asked.trace)
     try:
-        return read_trace(Path(asked.trace), asked.block_tokens)
+        path.stat()  # one that is missing is said to be so
+        return read_trace(path, asked.block_tokens)
     except OSError as error:
         raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
     except BadTrace as error:
@@ -332,15 +364,10 @@ def allow_files(clients: int | None) -> None:
 
 
 def _writable(output: str | None) -> Path | None:
-    """Said before long work: whether there is a folder for it."""
     if output is None:
         return None
-    path = Path(output)
-    if not path.parent.is_dir():
-        raise Unusable(f"--output: {str(path.parent)!r} is no folder; make it, or name another")
-    if path.is_dir():
-        raise Unusable(f"--output: {output!r} is a folder; name a file in it")
-    return path
+    check_file(Path(output), "--output")
+    return Path(output)
 
 
 def _drawable(plot: str | None) -> Path | None:
@@ -358,15 +385,3 @@ def _write(file: Path | None, picture: Path | None, asked: Asked, result: Result
     if picture is not None:
         title = f"{asked.trace or asked.workload or 'chatbot'}: times to first token"
         draw(picture, title, [endpoint.url for endpoint in result.endpoints], outcomes)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {str(path)!r}: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)

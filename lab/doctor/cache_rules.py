@@ -7,6 +7,7 @@ from lab.doctor.figures import Figures, Replica
 from lab.doctor.findings import Told
 
 ENOUGH_PROMPTS = 10  # with fewer in a look, shares say little
+ENOUGH_MISSES = 50  # prompts; fewer may well have nothing to do with each other
 FULL = 0.95  # a cache in use fills and stays full: below that nothing is evicted but by chance
 REPLACED_PER_MINUTE = 1.0  # the whole cache made new each minute: few come back sooner with their next turn
 RESENT = 0.2  # as much must come again, or a larger cache would gain too little to pay for
@@ -129,7 +130,7 @@ def cache_too_small(replica: Replica, figures: Figures) -> Told | None:
 
 def low_hits(replica: Replica, figures: Figures) -> Told | None:
     hits, prompts_per_s = replica.hit_share, replica.prompts / figures.window_s
-    if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_PROMPTS:
+    if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
         return None
     if _explains_low_hits(replica, figures):
         return None

@@ -154,6 +154,19 @@ def test_an_order_of_a_trace_names_its_lines(small: Path, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["order.txt", "small.jsonl"]
 
 
+def test_an_order_goes_through_a_pipe_that_stays_one(small: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", "import sys; sys.stdout.write(open(sys.argv[1]).read())", str(pipe)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            shown(small, "--block-tokens", "4", "--order", pipe)
+            assert pipe.is_fifo()
+            assert reader.communicate(timeout=10)[0].split() == ["1", "3", "2", "4"]
+        finally:
+            reader.kill()
+
+
 def test_an_order_of_a_trace_counts_lines_as_the_file_has_them(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(["", json.dumps(SMALL[3]), "", *map(json.dumps, SMALL[:3])]) + "\n")
@@ -228,6 +241,7 @@ def test_every_fault_can_be_shown(tmp_path: Path) -> None:
         (("--plot", "curve.pdf"), "give a name that ends with .png or .svg"),
         (("--order", "no/such/order.txt"), "'no/such' is no folder"),
         (("--order", "/"), "is a directory"),
+        (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is no folder"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_said_with_a_fix(small: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lab.commands.bench import bench
+from lab.commands.bench import bench, target_of
 from tests.lab.bench.endpoints import Call, endpoint
 
 
@@ -48,6 +48,9 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
         (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is no folder"),
         (("http://h:1", "--plot", "ttft.gif"), "ends with '.gif'"),
+        (("http://h:1", "--output", "/"), "--output: '/' is a folder; name a file in it"),
+        (("http://h:1", "--tokens-per-word", "1e-300"), "1e-300 is not in the range x>=0.05"),
+        (("http://h:1", "--token-ids", "--api", "chat"), "--api chat takes no --token-ids, /v1/completions does"),
         (("http://h:1", "--api-key", "two words"), "--api-key has letters that no header can have"),
     ],
 )
@@ -95,6 +98,74 @@ def test_the_key_of_the_environment_is_sent_and_not_shown() -> None:
         found = run(server.url, "--requests", 1, "--json", OPENAI_API_KEY="sesame")
         assert server.calls[0].headers["authorization"] == "Bearer sesame"
     assert "sesame" not in found.output
+
+
+def test_a_key_of_the_environment_that_leaves_the_machine_is_told_of_once() -> None:
+    away = run("http://nowhere.invalid:1", "--model", "m", "--timeout", 2, OPENAI_API_KEY="sesame").stderr
+    assert away.count("a key from the environment, is sent to http://nowhere.invalid:1; unset it") == 1
+    assert "sesame" not in away
+    given = run("http://nowhere.invalid:1", "--model", "m", "--timeout", 2, "--api-key", "sesame").stderr
+    assert "environment" not in given
+    with endpoint() as server:
+        near = run(server.url, "--requests", 1, OPENAI_API_KEY="sesame")
+    assert near.exception is None and near.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/chat/completions", "/v1/completions/", "/chat/completions", "/completions"]
+)
+def test_a_url_of_one_call_stands_for_the_root(path: str) -> None:
+    assert target_of(f"https://h:1{path}").url == "https://h:1"
+    assert target_of(f"http://h:1/models/llama{path}").url == "http://h:1/models/llama"
+
+
+def a_trace(path: Path, requests: int) -> Path:
+    lines = [{"timestamp": 10 * n, "input_length": 9, "output_length": 2, "hash_ids": [n]} for n in range(requests)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("warm_up", [3, 4])
+def test_a_warm_up_that_takes_the_whole_trace_is_refused(tmp_path: Path, warm_up: int) -> None:
+    trace = a_trace(tmp_path / "t.jsonl", 3)
+    said = refused("http://h:1", "--trace", trace, "--warm-up", warm_up)
+    assert f"--warm-up {warm_up} leaves none to count of the 3 requests of" in said
+
+
+def test_a_warm_up_may_be_longer_than_what_is_counted_after_it() -> None:
+    with endpoint() as server:
+        found = measured(server.url, "--requests", 2, "--warm-up", 3, "--concurrency", 1)
+    assert found["endpoints"][0]["figures"]["requests"] == 2
+    assert len(server.calls) == 5
+
+
+def test_a_warm_up_that_lasts_to_the_end_is_warned_of(tmp_path: Path) -> None:
+    trace = a_trace(tmp_path / "t.jsonl", 3)
+    with endpoint() as server:
+        result = run(server.url, "--trace", trace, "--warm-up", "10s")
+    assert result.return_value == 1
+    assert "nothing was counted: all that was asked was part of --warm-up" in " ".join(result.output.split())
+
+
+def test_a_result_is_shown_though_its_files_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def answer(call: Call) -> None:
+        if folder.is_dir():
+            folder.rmdir()
+        call.answer()
+
+    with endpoint(answer) as server:
+        result = CliRunner().invoke(bench, [server.url, "--requests", "1", "--output", str(folder / "o.json")])
+    assert result.exit_code == 1
+    assert "requests  1 in" in result.stdout
+    assert result.stderr == f"Error: cannot write {str(folder / 'o.json')!r}: No such file or directory\n"
+
+
+def test_the_result_says_which_api_was_asked() -> None:
+    with endpoint() as server:
+        assert measured(server.url, "--requests", 1)["settings"]["api"] == "chat"
 
 
 def test_a_table_says_what_failed_and_how() -> None:

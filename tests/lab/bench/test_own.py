@@ -40,7 +40,9 @@ def spin_s(duration_s: float) -> None:
 
 
 def warned(own: Own = CALM, probe: Probe = KNOWN) -> str:
-    return "; ".join(warnings(EndpointResult("http://h:1", probe, figures([]), [], [CALM, own], 0)))
+    return "; ".join(
+        warnings(EndpointResult("http://h:1", probe, replace(figures([]), requests=1), [], [CALM, own], 0))
+    )
 
 
 def test_a_result_is_not_to_be_trusted_blindly() -> None:

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+import lab.bench.probe as probing
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import CannotAsk, Probe, Wish
 from router.target import parse_target
-from tests.lab.bench.endpoints import Call, endpoint
+from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 
 def probed(url: str, wish: Wish, timeout_s: float = 5.0) -> Probe:
@@ -58,7 +59,7 @@ def test_fields_that_are_refused_are_left_out(refused: tuple[str, ...], ignores_
         (200, {"data": []}, "serves no model; choose with --model"),
         (200, {"models": []}, "no list of models; give --model"),
         (401, {"error": {"message": "who are you"}}, "status 401: who are you; give --api-key"),
-        (404, {"detail": "Not Found"}, "status 404: Not Found; give --model"),
+        (404, {"detail": "Not Found"}, "status 404: Not Found; is this the API's root"),
     ],
 )
 def test_without_a_model_it_is_said_what_to_do(status: int, body: object, said: str) -> None:
@@ -90,3 +91,38 @@ def test_an_endpoint_that_says_nothing_is_not_waited_for_longer_than_the_timeout
         pytest.raises(CannotAsk, match="does not answer: timeout"),
     ):
         probed(server.url, Wish(None, "1"), timeout_s=0.2)
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_a_mute_endpoint_is_found_out_long_before_a_long_timeout(
+    model: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "PATIENCE_S", 0.2)
+
+    def mute(call: Call) -> None:
+        call.server.released.wait(10)
+
+    said = r"timeout.*, after 0\.2 s; is it still starting\? At first --timeout counts up to 0\.2 s only"
+    with endpoint(on_get=mute, on_probe=mute) as server, pytest.raises(CannotAsk, match=said):
+        probed(server.url, Wish(model, "1"), timeout_s=5)
+
+
+def test_the_load_has_the_whole_timeout_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "PATIENCE_S", 0.3)
+
+    def slow(call: Call) -> None:
+        call.server.released.wait(0.6)
+        call.answer()
+
+    with endpoint(slow) as server:
+        [[ran]] = closed(server.url, singles(1), 1).ran
+    assert [outcome.error for outcome in ran.outcomes] == [None]
+
+
+@pytest.mark.parametrize(("status", "fix"), [(400, "; see --vocabulary"), (401, "; give --api-key")])
+def test_refused_token_ids_are_said_with_what_may_help(status: int, fix: str) -> None:
+    with (
+        endpoint(on_probe=lambda call: call.refuse(status, "no")) as server,
+        pytest.raises(CannotAsk, match=f"does not take token ids: status {status}: no{fix}$"),
+    ):
+        probed(server.url, Wish("m", "1", vocabulary=32000))

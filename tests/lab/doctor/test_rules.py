@@ -111,8 +111,13 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         ],
     ),
     "low-hits": (
-        [worse(COLD, resent_tokens=0.0), worse(COLD), worse(THRASHING, resent_tokens=19_000.0)],
-        [worse(COLD | {"hit_tokens": 10_100.0}), worse(COLD | {"prompts": 9.0, "prompt_tokens": 9_000.0})],
+        [
+            worse(COLD, resent_tokens=0.0),
+            worse(COLD),
+            worse(COLD | {"prompts": 50.0}),
+            worse(THRASHING, resent_tokens=19_000.0),
+        ],
+        [worse(COLD | {"hit_tokens": 10_100.0}), worse(COLD | {"prompts": 49.0, "prompt_tokens": 49_000.0})],
     ),
     "prompts-not-block-aligned": (
         [

@@ -1,0 +1,37 @@
+"""Writes a result's file: whole or not at all, and into what is no regular file as it stands."""
+
+import os
+from pathlib import Path
+
+import click
+
+from api.settings import Unusable
+
+
+def check_file(path: Path, option: str) -> None:
+    """Before long work: whether a file can be there."""
+    if not path.parent.is_dir():
+        raise Unusable(f"{option}: {str(path.parent)!r} is no folder; make it, or name another")
+    if path.is_dir():
+        raise Unusable(f"{option}: {str(path)!r} is a folder; name a file in it")
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """A pipe or a device is written into, never replaced; of a link, what it leads to is replaced."""
+    raw = content.encode() if isinstance(content, str) else content
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(raw)
+        else:
+            _replace(Path(os.path.realpath(path)), raw)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, raw: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(raw)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
