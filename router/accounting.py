@@ -64,7 +64,8 @@ def settle(routing: Request, now_s: float) -> bool:
     tally.prompt_tokens += routing.prompt.tokens
     tally.matched_tokens += int(routing.decision.question.matched.get(member.slot, 0))
     prompt, size = routing.prompt, routing.block_size
-    tally.sent(prompt.keys(size), size or prompt.approximate_block_tokens, prompt.salt)
+    salt = None if prompt.salt is None else (routing.peek.model, prompt.salt)
+    tally.sent(prompt.keys(size), size or prompt.approximate_block_tokens, salt)
     if routing.predicted_blocks is None or routing.reported_tokens is None or routing.resumes:
         return True
     reported_blocks = routing.reported_tokens // routing.block_size

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import stat
 import sys
 
 log = logging.getLogger(__name__)
@@ -18,8 +19,8 @@ class LineFile:
         self._path = path
         self._what = what
         self._lost_before = 0  # when it last worked
-        self._torn = False  # whether the last line has no end
         self._fd = sys.stdout.fileno() if path == STDOUT else _open(path)
+        self._torn = path != STDOUT and _is_torn(path, self._fd)  # whether the last line has no end
 
     def add(self, line: bytes) -> None:
         """`line` has no end yet."""
@@ -50,3 +51,16 @@ class LineFile:
 
 def _open(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_torn(path: str, fd: int) -> bool:
+    """Whether whoever wrote there before was cut off in a line."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    try:
+        with open(path, "rb") as written:
+            written.seek(-1, os.SEEK_END)
+            return written.read(1) != b"\n"
+    except OSError:  # it may only be written: an empty line does no harm
+        return True

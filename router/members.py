@@ -13,7 +13,7 @@ from router.policy import Candidate
 from router.report import Report
 from router.ring import Ring
 from router.spec import ReplicaSpec
-from router.tally import Tally
+from router.tally import Memory, Tally
 from router.tokens import Tokens
 from router.upstream import Upstream
 
@@ -34,6 +34,7 @@ class Member:
         "key_line",
         "learned",
         "load",
+        "memory",
         "models",
         "name",
         "name_line",
@@ -71,6 +72,7 @@ class Member:
         self.upstream = upstream
         self.accuracy = accuracy
         self.tallies: dict[str, Tally] = {}  # by model
+        self.memory = Memory()
         self.resyncs = 0
         self.resync_after_s = 0.0
         self.faults = 0
@@ -101,7 +103,7 @@ class Member:
     def tally(self, model: str) -> Tally:
         tally = self.tallies.get(model)
         if tally is None:
-            tally = self.tallies[model] = Tally()
+            tally = self.tallies[model] = Tally(self.memory)
         return tally
 
 

@@ -1,5 +1,6 @@
 """One JSON line for every generation request: what analysis, simulation and replay of it need later."""
 
+import logging
 import time
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.request import Request
 
+log = logging.getLogger(__name__)
+
 TOKEN_BYTES = 4
 _encode = msgspec.json.Encoder().encode
 
@@ -26,6 +29,7 @@ class RequestLog(LineFile):
         self.run = uuid4().hex[:12]
         self._bodies = bodies
         self._ttl_s = optimistic_ttl_s
+        self._has_failed = False
 
     @classmethod
     def open(cls, config: "RouterConfig") -> "RequestLog | None":
@@ -34,9 +38,18 @@ class RequestLog(LineFile):
         return cls(config.request_log, bodies=config.log_prompts, optimistic_ttl_s=config.optimistic_ttl_s)
 
     def over(self, routing: "Request", now_s: float) -> None:
-        """One for which no replica was ever looked for has no line."""
-        if routing.noted is not None and routing.decision is not None:
-            self.add(_encode(self._line(routing, routing.noted, now_s)))
+        """One for which no replica was ever looked for has no line. A mistake in here costs the line alone."""
+        try:
+            if routing.noted is not None and routing.decision is not None:
+                self.add(_encode(self._line(routing, routing.noted, now_s)))
+        except Exception:
+            if not self._has_failed:  # said once, and not for every request
+                log.exception("A line of the request log could not be made; it is lost, like all that fail so")
+            self._has_failed = True
+            self.lost_lines += 1
+            self._lost_before += 1  # the file itself works
+        finally:
+            routing.noted = None  # its attempts have the request: a cycle, which would keep the body
 
     def _line(self, routing: "Request", noted: Noted, now_s: float) -> Logged:
         prompt = routing.prompt
@@ -103,5 +116,5 @@ def _sending(attempt: "Attempt") -> Sending:
 def _one_line(body: bytes) -> Raw:
     try:
         return Raw(msgspec.json.format(body, indent=-1))
-    except msgspec.DecodeError:  # what only a lenient reader takes for JSON
+    except (msgspec.DecodeError, RecursionError):  # what only a lenient reader takes for JSON; nested too deep
         return Raw(_encode(body.decode("utf-8", "replace")))

@@ -47,6 +47,7 @@ class Routing:
         "_answer",
         "_attempt",
         "_body",
+        "_body_came_s",
         "_client_is_full",
         "_last",
         "_lost",
@@ -104,6 +105,7 @@ class Routing:
         self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
         self._router = router
         self._body = b""
+        self._body_came_s = now_s
         self._attempt: Attempt | None = None
         self._answer: Answer
         self.tried: frozenset[str] = frozenset()
@@ -119,8 +121,9 @@ class Routing:
     def serve(self, exchange: Exchange) -> None:
         """The whole body is there."""
         self._body = bytes(exchange.body)
+        self._body_came_s = self._router.now_s()
         exchange.body.clear()
-        if self.noted is not None:
+        if self.noted is not None and self._router.config.log_prompts:
             self.noted.body = self._body
         try:
             self.peek = read_peek(self._body)
@@ -187,9 +190,9 @@ class Routing:
 
     @property
     def _priority(self) -> float:
-        """Counted from when it came here, however often it was sent since."""
+        """Counted from when all of it was here, however slowly it came and however often it was sent since."""
         assert self.decision is not None
-        return self.decision.later_s - (self._router.now_s() - self.arrived_s)
+        return self.decision.later_s - (self._router.now_s() - self._body_came_s)
 
     @property
     def session(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 # vLLM's own bounds, so that dashboards show both side by side.
 FIRST_TOKEN_S = (
@@ -37,7 +37,7 @@ class Histogram:
         return buckets
 
 
-SEEN_NUMBERS = 2**13  # 64 kB for each table; more is remembered of a replica than most caches hold
+SEEN_NUMBERS = 2**13  # 64 kB for each table that is used; more is remembered of a replica than most caches hold
 # Where a prompt's beginning is looked at, in blocks: what two prompts share is known to two thirds at the worst.
 BEGINNINGS = tuple(sorted({step * 2**power for power in range(14) for step in (2, 3)} | {1}))
 
@@ -48,22 +48,33 @@ class Seen:
     __slots__ = ("_table",)
 
     def __init__(self) -> None:
-        self._table = array("Q", bytes(8 * SEEN_NUMBERS))
+        self._table: array[int] | None = None  # most routers see no salts
 
     def add(self, number: int) -> bool:
         """True if it has come before; 64 bits, without a sign."""
+        if self._table is None:
+            self._table = array("Q", bytes(8 * SEEN_NUMBERS))
         place = number % SEEN_NUMBERS
         was = self._table[place] == number
         self._table[place] = number
         return was
 
 
+class Memory:
+    """What one replica was sent of late, for all of its models: keys and salts are told apart by the model."""
+
+    __slots__ = ("beginnings", "salts")
+
+    def __init__(self) -> None:
+        self.beginnings = Seen()
+        self.salts = Seen()
+
+
 class Tally:
     """What one replica has done for one model, as this router saw it."""
 
     __slots__ = (
-        "_beginnings",
-        "_salts",
+        "_memory",
         "blocks_predicted",
         "blocks_reported",
         "first_token_s",
@@ -77,7 +88,7 @@ class Tally:
         "statuses",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory) -> None:
         self.statuses: dict[int, int] = {}
         self.first_token_s = Histogram(FIRST_TOKEN_S)
         self.request_s = Histogram(REQUEST_S)
@@ -89,12 +100,11 @@ class Tally:
         self.resent_tokens = 0  # with which an earlier prompt began that was sent there, too
         self.salted = 0  # prompts with a cache salt
         self.new_salts = 0  # of these, with one that was not seen before
-        self._beginnings = Seen()
-        self._salts: Seen | None = None  # most routers see none
+        self._memory = memory
 
-    def sent(self, keys: Sequence[int], block_tokens: float, salt: str | None) -> None:
+    def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """A prompt, by the keys of its blocks: what of it a cache could have held that forgets nothing."""
-        blocks, again, seen = len(keys), 0, self._beginnings.add
+        blocks, again, seen = len(keys), 0, self._memory.beginnings.add
         for beginning in BEGINNINGS:
             if beginning >= blocks:
                 break
@@ -104,6 +114,5 @@ class Tally:
             again = blocks
         self.resent_tokens += int(again * block_tokens)
         if salt is not None:
-            self._salts = self._salts or Seen()
             self.salted += 1
-            self.new_salts += not self._salts.add(hash(salt) & 2**64 - 1)
+            self.new_salts += not self._memory.salts.add(hash(salt) & 2**64 - 1)

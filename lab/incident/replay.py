@@ -14,6 +14,7 @@ from lab.incident.sources import Survey, survey
 from lab.incident.world import World
 from lab.trace.formats import BadTrace, read_log
 from router.decision import Decision
+from router.policy import POLICIES
 
 FACTS_PER_TELLING = 64
 
@@ -74,6 +75,7 @@ def replay(
     api.settings.Unusable for files that cannot be used.
     """
     tape, runs = _opened(recording, log)
+    _check_policies(policy, log, runs)
     known = survey(tape, runs, sources or {})
     asked = sum(isinstance(fact, Asked) for run in runs for fact in run.facts)
     told = Replay(
@@ -113,6 +115,15 @@ def _opened(recording: Path, log: Path) -> tuple[Recording, list[Run]]:
     if not runs:
         raise Unusable(f"{log}: none of its {len(lines):,} lines says how it was decided; write it with --request-log")
     return tape, runs
+
+
+def _check_policies(policy: str | None, log: Path, runs: list[Run]) -> None:
+    """That of the log counts only where no other is asked for."""
+    logged = (fact for run in runs for fact in run.facts if isinstance(fact, Asked))
+    named = [(policy, "")] if policy is not None else [(one.decided.policy, f"{log}: ") for one in logged]
+    for name, where in named:
+        if name not in POLICIES:
+            raise Unusable(f"{where}the policy {name!r} is not known; use one of {', '.join(POLICIES)}")
 
 
 def _compare(told: Replay, world: World, known: Survey, fact: Asked) -> None:

@@ -1,7 +1,8 @@
 """Trace files: JSON lines, plain or gzipped, of Mooncake's kind or written by a router's request log.
 
 Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}; how
-long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A router writes `Logged`.
+long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A router writes `Logged`; lines in
+which it was cut off, by a full disk or its end, are left out.
 """
 
 import gzip
@@ -54,13 +55,42 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
         raise BadTrace(f"{path} holds no requests")
     lines = chain([first], numbered)
     if b'"request_id"' in first[1]:
-        return _of_log(path, list(_decoded(path, lines, _logged, LOG_LINES)), block_tokens)
+        return _of_log(path, list(_whole(path, lines)), block_tokens)
     return _of_mooncake(path, list(_decoded(path, lines, _mooncake, MOONCAKE_LINES)), block_tokens)
 
 
 def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[Logged]:
-    """The lines of a router's request log, as they were written."""
-    yield from _decoded(path, numbered_lines(path, on_bytes), _logged, LOG_LINES)
+    """The lines of a router's request log, as they were written, without those that it was cut off in."""
+    yield from _whole(path, numbered_lines(path, on_bytes))
+
+
+def _whole(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[Logged]:
+    """BadTrace: no line is one of a log, or one that is JSON, and not the last, is something else."""
+    has_read = False
+    torn: BadTrace | None = None  # the first
+    wrong: BadTrace | None = None
+    for number, line in lines:
+        if wrong is not None:
+            raise wrong
+        try:
+            logged = _logged.decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            bad = BadTrace(f"{path}, line {number}: {error}; {LOG_LINES}")
+            torn = torn or bad
+            wrong = bad if _is_json(line) else None
+        else:
+            has_read = True
+            yield logged
+    if torn is not None and not has_read:
+        raise torn
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _decoded(
@@ -75,7 +105,7 @@ def _decoded(
 
 def numbered_lines(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
     """Empty lines are left out."""
-    if not path.is_file():  # some read it more than once
+    if path.exists() and not path.is_file():  # some read it more than once
         raise BadTrace(f"{path} is no ordinary file; save what it gives to one first")
     with path.open("rb") as plain:
         is_packed = plain.read(2) == GZIP_MAGIC

@@ -1,6 +1,8 @@
 """One line for every generation request: what analysis and replay of it need, and no word of its prompt."""
 
+import gc
 import json
+import logging
 import os
 import random
 from pathlib import Path
@@ -17,6 +19,8 @@ from router.keys import keys_from_options
 from router.logged import Logged
 from router.lot import LOT_BITS, Lot
 from router.policy import Candidate, Question, place
+from router.request_log import RequestLog
+from router.routing import Routing
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -195,6 +199,107 @@ async def test_a_session_that_is_not_unicode_spoils_no_line(tmp_path: Path) -> N
         await client.post(CHAT, b'{"model":"m","messages":[],"prompt_cache_key":"\\ud800"}')
         await client.post(CHAT, chat(prompt_cache_key="k"))
     assert lines_of(log)[-1].session == "k"
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path: Path, log_prompts: bool) -> None:
+    """The router's collector does not look at it for long, and bodies are megabytes."""
+    given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
+    async with served(*Script(says(GOOD)).replicas(1), **given) as running, connect(running.port) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await client.post(CHAT, chat(SECRET))).status == 200
+            await running.idle()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert [kept for kept in gc.garbage if isinstance(kept, Routing)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert len(lines_of(tmp_path / "log")) == 3
+
+
+async def test_a_body_is_held_only_where_it_will_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bytes] = []
+    over = RequestLog.over
+
+    def looks(log: RequestLog, routing: Any, now_s: float) -> None:
+        held.append(routing.noted.body)
+        over(log, routing, now_s)
+
+    monkeypatch.setattr(RequestLog, "over", looks)
+    for log_prompts in (False, True):
+        given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
+        async with served(named("r0"), **given) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+            await running.idle()
+    without, with_prompts = held
+    assert without == b"" and with_prompts
+
+
+async def test_a_body_nested_however_deep_has_its_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    given: dict[str, Any] = {"request_log": str(log), "log_prompts": True}
+    routed = 0
+    async with served(named("r0"), **given) as running, connect(running.port) as client:
+        for depth in (*range(900, 1000), 5000):
+            answer = await client.post(CHAT, b'{"model":"m","messages":[],"x":%b%b}' % (b"[" * depth, b"]" * depth))
+            routed += answer.status == 200
+        await running.idle()
+        assert running.router.request_log.lost_lines == 0
+        [tally] = running.member("r0").tallies.values()
+        assert tally.statuses == {200: routed}
+    assert routed and len(log.read_bytes().splitlines()) == routed
+
+
+async def test_a_mistake_of_the_log_costs_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> Logged:
+        raise RuntimeError("our mistake")
+
+    log = tmp_path / "log"
+    async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(RequestLog, "_line", fails)
+            for _ in range(3):
+                assert (await client.post(CHAT, chat())).status == 200
+            await running.idle()
+        assert running.router.request_log.lost_lines == 3
+        [tally] = running.member("r0").tallies.values()
+        assert tally.statuses == {200: 3} and len(running.router.decisions) == 3
+        await client.post(CHAT, chat())
+    assert len(lines_of(log)) == 1
+    assert [record.levelno for record in caplog.records if "request log" in record.message] == [logging.ERROR]
+    assert "our mistake" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+async def test_the_first_line_after_a_torn_one_is_whole(tmp_path: Path, cut: int) -> None:
+    log = tmp_path / "log"
+
+    async def two_requests() -> None:
+        async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+            await client.post(CHAT, chat())
+
+    await two_requests()
+    log.write_bytes(log.read_bytes()[:-cut])
+    await two_requests()
+    assert len(log.read_bytes().splitlines()) == 4 and len(lines_of(log)) == (4 if cut == 1 else 3)
+
+
+def test_an_empty_file_and_a_whole_one_get_no_empty_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    for line in (b"one", b"two"):
+        log = RequestLog(str(path), bodies=False)
+        log.add(line)
+        log.close()
+    assert path.read_bytes() == b"one\ntwo\n"
 
 
 async def test_nothing_is_noted_without_a_log() -> None:

@@ -407,6 +407,23 @@ async def test_a_native_replica_is_told_whom_to_compute_first_and_a_retry_keeps_
         assert again < first
 
 
+async def test_a_body_that_comes_slowly_gains_nothing_by_it() -> None:
+    script = Script(from_piece(0, 4))
+    async with served(*script.replicas(1, native=True), policy="cost") as running, connect(running.port) as client:
+        router, late_s = running.router, 0.0
+        clock = router.now_s
+        router.now_s = lambda: clock() + late_s
+        body = json.dumps(chat(stream=True)).encode()
+        client.send("POST", CHAT, body[:10], content_length=str(len(body)))
+        await until(lambda: router.open_requests, "its head has come")
+        late_s = 30.0
+        client.write(body[10:])
+        assert (await client.answer()).status == 200
+        assert script.calls[0].native[0].priority > -late_s / 2
+        await running.idle()
+        assert router.decisions[-1].record().duration_s >= late_s  # the negative control: it came so early
+
+
 async def test_a_clients_own_seed_stands() -> None:
     script = Script(from_piece(0, 4))
     async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:

@@ -95,6 +95,17 @@ def test_another_policy_differs_and_what_it_would_have_made_of_it_is_told(scene:
     assert told_of(scene, policy="cost").is_same
 
 
+def test_a_policy_that_nobody_knows_is_named_with_those_there_are(scene: Scene) -> None:
+    with pytest.raises(Unusable, match="the policy 'fastest' is not known; use one of cost, prefix"):
+        told_of(scene, policy="fastest")
+    first, *others = read_log(scene.log)
+    first.decisions[0].policy = "of-another-version"
+    relogged(scene, [first, *others])
+    with pytest.raises(Unusable, match=r"scene.jsonl: the policy 'of-another-version' is not known; use one of cost"):
+        told_of(scene)
+    assert told_of(scene, policy="cost").compared == REQUESTS
+
+
 def test_code_that_decides_otherwise_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.policy.COMPUTE_WEIGHT", 0.0)
     told = told_of(scene)

@@ -85,6 +85,46 @@ def test_requests_of_a_log_whose_prompts_are_not_exact_are_left_out(tmp_path: Pa
         read_trace(path)
 
 
+LINES = [logged(name, 100.0, 16, [8]) for name in "abcd"]
+TORN = LINES[1][: len(LINES[1]) // 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ([LINES[0], TORN, LINES[2]], "ac"),
+        ([LINES[0], TORN + LINES[2], LINES[3]], "ad"),  # another router went on in the same line
+        ([LINES[0], b'{"ts":1.0,"prompt_tokens":' + LINES[2], LINES[3]], "ad"),
+        ([LINES[0], LINES[1], TORN], "ab"),
+        ([LINES[0], b"\0" * 100, LINES[1]], "ab"),  # after the machine has failed
+        ([TORN, LINES[2]], "c"),
+        ([LINES[0], LINES[1], b"{}"], "ab"),
+        ([LINES[0], LINES[1][:-1] + b',"body":' + b"[" * 5000 + b"]" * 5000 + b"}", LINES[2]], "ac"),
+    ],
+)
+def test_lines_of_a_log_that_are_torn_are_left_out(tmp_path: Path, lines: list[bytes], names: str) -> None:
+    path = tmp_path / "requests.log"
+    path.write_bytes(b"\n".join(lines))
+    assert "".join(line.request_id for line in read_log(path)) == names
+    assert len(read_trace(path).requests) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([TORN, TORN], "line 1: .*each line is one request"),
+        ([LINES[0], b"{}", LINES[1]], "line 2: .*missing required field.*each line is one request"),
+        ([b'{"request_id":1}'], "line 1: .*each line is one request"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path: Path, lines: list[bytes], complaint: str) -> None:
+    path = tmp_path / "requests.log"
+    path.write_bytes(b"\n".join(lines))
+    for read in (lambda: list(read_log(path)), lambda: read_trace(path)):
+        with pytest.raises(BadTrace, match=complaint):
+            read()
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
