@@ -8,11 +8,12 @@ from msgspec.structs import asdict
 
 from lab.plots import drawing
 from lab.simulation.comparison import Row
-from lab.simulation.outcome import Outcome
+from lab.simulation.outcome import Outcome, quantile
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
 HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
+SHARES = [place / 400 for place in range(401)]  # that are drawn
 WIDTHS = (15, 8, 11, 9, 9, 9, 9, 10, 7)
 
 
@@ -88,9 +89,12 @@ def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> N
     title = f"{trace.name}, {settings.replicas} replicas of {settings.capacity_tokens:,} tokens"
     with drawing(path, title=title, x="time to first token, s", y="share of requests") as axes:
         for row in rows:
-            count = len(row.ttft_s)
-            shares = [(place + 1) / count for place in range(count)]
             style = {"color": "grey", "linestyle": "--" if row.name == "pooled" else ":"} if row.is_bound else {}
-            axes.plot(row.ttft_s, shares, label=f"{row.name}, mean {duration(row.mean.ttft_mean_s)}", **style)
+            axes.plot(
+                [quantile(row.ttft_s, share) for share in SHARES],
+                SHARES,
+                label=f"{row.name}, mean {duration(row.mean.ttft_mean_s)}",
+                **style,
+            )
         axes.set_xscale("log")
         axes.set_ylim(0, 1)

@@ -24,7 +24,8 @@ PARTS = (
     "policies",
     "spread",
 )
-BY_NAME = ("peers",)  # takes most of an hour, and routers that are no part of the project
+# Takes most of an hour, and routers that are no part of the project; writes to docs/.
+BY_NAME = ("peers", "pictures")
 
 
 def machine() -> str:

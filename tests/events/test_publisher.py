@@ -182,6 +182,7 @@ def test_a_snapshot_is_the_whole_cache_parents_first(connect: Connect) -> None:
     with Publisher(config()) as publisher:
         publisher.publish([trunk, branch, stored(7, 7, 7, 7)])
         publisher.publish([BlockRemoved(trunk.block_hashes[80:], "GPU")])
+        until(lambda: publisher.seq == 1)
         header, resolver = snapshot(connect(zmq.DEALER, publisher.endpoints.snapshot))
     assert header.incarnation == publisher.incarnation and header.seq == 1
     resolver.check()

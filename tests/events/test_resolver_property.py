@@ -227,7 +227,11 @@ class WorldWithoutOrphans(World):
 TestResolver = World.TestCase
 
 
+# The same examples always: by chance it would now and then miss what is broken.
+NEGATIVE = settings(max_examples=2000, phases=(Phase.generate,), database=None, derandomize=True)
+
+
 @pytest.mark.parametrize("world", [WorldOfReannouncements, WorldWithoutOrphans])
 def test_the_property_fails_for_a_resolver_that_does_less(world: type[World]) -> None:
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(world, settings=settings(max_examples=500, phases=(Phase.generate,), database=None))
+        run_state_machine_as_test(world, settings=NEGATIVE)

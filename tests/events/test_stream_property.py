@@ -280,7 +280,11 @@ class WorldOfTheGullible(World):
     stream_type = GullibleStream
 
 
+# The same examples always: by chance it would now and then miss what is broken.
+NEGATIVE = settings(max_examples=2000, phases=(Phase.generate,), database=None, derandomize=True)
+
+
 @pytest.mark.parametrize("world", [WorldWithoutRepair, WorldOfTheGullible])
 def test_the_property_fails_for_a_broken_stream(world: type[World]) -> None:
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(world, settings=settings(max_examples=500, phases=(Phase.generate,), database=None))
+        run_state_machine_as_test(world, settings=NEGATIVE)
