@@ -292,7 +292,8 @@ def test_thousands_of_requests_take_seconds(tmp_path: Path) -> None:
 @pytest.mark.chaos
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     trace = agents(3000)
-    path = write_trace(tmp_path / "agents.jsonl.gz", Trace(trace.name, trace.block_tokens, list(trace.requests) * 6))
+    path = write_trace(tmp_path / "agents.jsonl.gz", Trace(trace.name, trace.block_tokens, list(trace.requests)))
+    path.write_bytes(path.read_bytes() * 60)  # to be read for seconds, so that it is still read when the signal comes
     command = [sys.executable, "-m", "fleet", "analyze", str(path), "--order", str(tmp_path / "order.txt")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
