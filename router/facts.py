@@ -50,11 +50,13 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
-    """Of the answer to GET /load; None: that is not one of ours."""
+    """Of the answer to GET /load; None: that is not one of ours. BadSpec where it does not know itself yet."""
     try:
         answer = _decode_native(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    if answer.incarnation is None:  # nor any sockets: taken for all it has, it would never be listened to
+        raise BadSpec("it is still loading its model")
     completed = told(spec, answer)
     return Facts(
         spec=completed,

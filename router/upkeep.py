@@ -206,7 +206,7 @@ class Upkeep:
     async def _check(self, member: Member) -> bool:
         """Whether it answered at all."""
         try:
-            if not member.learned:
+            if not member.learned or member.health.silent:  # it may have been restarted where nobody saw it
                 await self._learn(member)
             await self._probe(member)
         except Broken as error:

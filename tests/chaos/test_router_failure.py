@@ -337,9 +337,6 @@ def handled(replicas: Fleet, number: int) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, strict=False, reason="now and then a restarted replica stays silent to the router"
-)
 async def test_restarting_every_replica_one_after_another_fails_no_request() -> None:
     with fleet(3, *QUICK) as replicas, router(*replicas.as_options, *QUIET, "--slow-start", 0.5) as served:
         async with under_load(served) as crowd:

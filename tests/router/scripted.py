@@ -115,7 +115,7 @@ class Scripted:
         self.calls: list[Call] = []
         self.connections: set[ReplicaConnection] = set()
         self.port = 0
-        loaded = {"model": models[0], "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes"}
+        loaded = {"model": models[0], "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 1}
         listed = [model if isinstance(model, dict) else {"id": model} for model in models]
         self.control: dict[str, tuple[int, Any]] = {  # what it says of itself
             "/load": (200, loaded) if native else (404, {}),

@@ -45,6 +45,11 @@ def test_another_answer_is_not_ours(answer: bytes) -> None:
     assert native_facts(spec(), answer) is None
 
 
+def test_one_that_is_still_loading_is_not_taken_for_one_without_events() -> None:
+    with pytest.raises(BadSpec, match="still loading"):
+        native_facts(spec(), load(incarnation=None, endpoints=None))
+
+
 def test_events_are_asked_where_the_replica_is() -> None:
     endpoints = {"events": "tcp://0.0.0.0:5557", "replay": "tcp://*:5558", "status": None, "snapshot": None}
     facts = native_facts(spec(), load(endpoints=endpoints, topic="t"))

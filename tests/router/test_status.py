@@ -57,6 +57,44 @@ async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
             assert shown["replicas"] == {"ours": {"GPU": 3}} and shown["models"][MODEL]["block_sizes"] == [4]
 
 
+async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3)])
+        late = ours(publisher)
+        loaded = late.control["/load"]
+        late.control["/load"] = (200, {**loaded[1], "incarnation": None, "endpoints": None, "topic": None})
+        async with served(late, ready=False, health_interval_s=0.05) as running:
+            member = running.member("ours")
+            await until(lambda: member.trouble == "it is still loading its model", "it is met")
+            late.control["/load"] = loaded
+            await exact(running, publisher)
+
+
+async def test_a_replica_that_was_restarted_where_nobody_saw_it_is_listened_to_again() -> None:
+    """It answers on the same port before anyone asks; its events come from elsewhere."""
+    with Publisher(config()) as second:
+        second.publish([chain(2)])
+        with Publisher(config()) as first:
+            first.publish([chain(3)])
+            restarted = ours(first)
+            async with served(restarted, health_interval_s=0.05) as running:
+                await exact(running, first)
+                assert replica_status(running.router, running.member("ours"))["index"]["blocks"] == {"GPU": 3}
+                first.close()
+                restarted.control["/load"] = ours(second).control["/load"]
+                await exact(running, second)
+                assert replica_status(running.router, running.member("ours"))["index"]["blocks"] == {"GPU": 2}
+
+
+async def exact(running: Served, publisher: Publisher) -> None:
+    def is_exact() -> bool:
+        publisher.report(Load())
+        member = running.member("ours")
+        return (member.incarnation, state(running, "ours")) == (publisher.incarnation, "exact")
+
+    await until(is_exact, "it is exact")
+
+
 async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
     async with served(ours(None)) as running, connect(running.port) as client:
         assert state(running, "ours") == "syncing"
