@@ -79,7 +79,7 @@ def option_of(setting: Setting, table: Table) -> click.Option:
         multiple=setting.multiple,
         hidden=setting.hidden,
         show_default=default is not False,
-        **({} if default in (None, "", ()) else {"default": default}),
+        **({} if default in (None, "", ()) and not flag else {"default": default}),  # a flag may be neither
     )
 
 

@@ -25,7 +25,7 @@ from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
 from events.view import CacheView, Request
 
-TICK_S = 0.02
+TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
 MESSAGES_PER_TURN = 200
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
@@ -92,6 +92,7 @@ class Subscriber:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sockets: dict[str, _Sockets] = {}
+        self._timer: asyncio.TimerHandle | None = None  # while there are any
 
     async def __aenter__(self) -> "Subscriber":
         return self
@@ -114,10 +115,15 @@ class Subscriber:
         source.check()
         view = view or source.view()
         self._sockets[source.name] = _Sockets(self._context, source, Feed(view, on_status), tap)
+        if self._timer is None:
+            self._wait()
         return view
 
     def remove(self, name: str) -> None:
         self._sockets.pop(name).close()
+        if not self._sockets and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def resync(self, name: str, reason: str) -> None:
         """Asks the replica for all that it holds, as what is known of it is doubted."""
@@ -128,6 +134,14 @@ class Subscriber:
             self.remove(name)
         # A socket that an error has left open would make `term` wait for ever; all are of this thread.
         self._context.destroy(linger=0)
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._wait()
+        for sockets in self._sockets.values():
+            sockets.loop.call_soon(sockets.tick)  # one by one: what is raised for one ends nothing of the others
 
 
 def _can_connect(endpoint: str) -> bool:
@@ -144,11 +158,10 @@ class _Sockets:
         self._source = source
         self._feed = feed
         self._tap = tap
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._readers: dict[str, _Reader] = {}
         self._connections = 0
         self._closed = False
-        self._timer = self._loop.call_later(TICK_S, self._tick)
         try:
             self._open()
         except BaseException:
@@ -157,10 +170,10 @@ class _Sockets:
 
     def _open(self) -> None:
         events = self._socket(zmq.SUB)
-        self._readers["events"] = _Reader(self._loop, events, self._events)
+        self._readers["events"] = _Reader(self.loop, events, self._events)
         events.subscribe(self._source.topic.encode())
         monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._readers["monitor"] = _Reader(self._loop, monitor, self._monitored)
+        self._readers["monitor"] = _Reader(self.loop, monitor, self._monitored)
         events.connect(self._source.events)
         if self._source.status is not None:
             status = self._socket(zmq.SUB)
@@ -171,7 +184,6 @@ class _Sockets:
     def close(self) -> None:
         """Also from within a callback: what is under way then ends without another request."""
         self._closed = True
-        self._timer.cancel()
         if "events" in self._readers:
             # First of all: the I/O thread waits for ever to report an event to a monitor that nobody reads any more.
             self._readers["events"].socket.disable_monitor()
@@ -218,11 +230,15 @@ class _Sockets:
         if self._tap is not None:
             self._tap(socket, frames)
 
-    def _tick(self) -> None:
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+    def tick(self) -> None:
+        """Time passes."""
+        if not self._closed:
+            self._pass(time.monotonic())
+
+    def _pass(self, now_s: float) -> None:
         stream = self._feed.view.stream
         exact = stream.exact
-        requests = self._feed.tick(time.monotonic())
+        requests = self._feed.tick(now_s)
         if self._closed:
             return
         if requests or stream.exact != exact:
@@ -274,7 +290,7 @@ class _Sockets:
         return socket
 
     def _reader(self, name: str, socket: "zmq.Socket[bytes]") -> "_Reader":
-        return _Reader(self._loop, socket, lambda messages: self._receive(name, messages))
+        return _Reader(self.loop, socket, lambda messages: self._receive(name, messages))
 
     def _close(self, name: str) -> None:
         reader = self._readers.pop(name, None)

@@ -35,6 +35,7 @@ COMMANDS = {
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
     "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
+    "prefixes": ("router.cli:prefixes", "Show what prompts have begun alike of late, and which replicas hold it."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
     "restart": ("fleet.commands.restart:restart", "Replace the replicas of a model one by one, with nothing lost."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),

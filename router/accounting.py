@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from router.policy import Decision
+from router.prefixes.recent import TEXT_BYTES, Routed
 from router.record import Remembered
 from router.request import Request
 
@@ -49,6 +50,12 @@ def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered
         routing.exchange.status,
         routing.why,
     )
+
+
+def routed(routing: Request, *, with_text: bool) -> Routed:
+    prompt, size = routing.prompt, routing.block_size
+    text = prompt.text[:TEXT_BYTES] if with_text and prompt.is_text else None
+    return Routed(routing.peek.model, size, prompt.keys(size), routing.arrived_s, text)
 
 
 def settle(routing: Request, now_s: float) -> bool:

@@ -24,7 +24,7 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as AS
 # What probes and Prometheus ask for, without a key: nothing there tells what clients say.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 # What tells of all tenants' requests, or changes where they go.
-OWN_ADMIN_PATHS = frozenset({"/decisions", "/explain", "/replicas", "/debug"})
+OWN_ADMIN_PATHS = frozenset({"/decisions", "/explain", "/prefixes", "/replicas", "/debug"})
 # What changes a replica for all who use it: engines have these names, some below /v1, which is passed on.
 ENGINE_ADMIN_PATHS = frozenset(
     {

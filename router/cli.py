@@ -1,4 +1,4 @@
-"""`warmroute router` and `warmroute explain`. The router's options are the rows of `router.settings`."""
+"""`warmroute router`, `explain` and `prefixes`. The router's options are the rows of `router.settings`."""
 
 import json
 import sys
@@ -49,16 +49,7 @@ def names_replicas(config: RouterConfig) -> bool:
     return bool(config.replicas or config.replicas_file or config.registry or config.kubernetes)
 
 
-@click.command()
-@click.argument("prompt", required=False)
-@click.option(
-    "--chat",
-    type=click.File(encoding="utf-8"),
-    metavar="FILE",
-    help="A chat request in JSON, or the list of its messages; -: stdin.",
-)
-@click.option("--model", metavar="NAME", help="The model.  [default: what FILE says, or the only one that is served]")
-@click.option(
+router_option = click.option(
     "--router",
     "router_url",
     cls=SettingOption,
@@ -69,7 +60,7 @@ def names_replicas(config: RouterConfig) -> bool:
     envvar="WARMROUTE_ROUTER",
     help="Where the router listens.",
 )
-@click.option(
+admin_key_option = click.option(
     "--admin-key",
     cls=SettingOption,
     type=SECRET,
@@ -77,6 +68,19 @@ def names_replicas(config: RouterConfig) -> bool:
     envvar="WARMROUTE_ADMIN_KEY",
     help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
 )
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "--chat",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="A chat request in JSON, or the list of its messages; -: stdin.",
+)
+@click.option("--model", metavar="NAME", help="The model.  [default: what FILE says, or the only one that is served]")
+@router_option
+@admin_key_option
 @click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
 def explain(
     prompt: str | None, chat: TextIO | None, model: str | None, router_url: str, admin_key: str | None, as_json: bool
@@ -116,3 +120,36 @@ def chat_fields(file: TextIO) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
         raise click.UsageError(f'--chat: {file.name} is no chat request; write {{"messages": [...]}}')
     return content
+
+
+@click.command()
+@router_option
+@admin_key_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 200),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Beginnings to show: those that a cache saves most by, and what they come after.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) -> None:
+    """Show what prompts have begun alike of late, and which replicas hold it.
+
+    Each line is a beginning that two prompts or more have; those indented go on from it. Texts are shown where clients
+    have no keys, or where the router was started with --show-prompts.
+
+    \b
+    Examples:
+      warmroute prefixes
+      warmroute prefixes --limit 100 --router http://10.0.0.9:8000
+      warmroute prefixes --json | python -m json.tool
+    """
+    from router.prefixes.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+
+    answer = ask(router_url, limit, admin_key)
+    if as_json:
+        click.echo(answer.decode(errors="replace"))
+    else:
+        draw(answer, sys.stdout)

@@ -59,6 +59,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     slow_start_s: float = 10.0
     # What it tells
     decisions: int = 1000
+    recent_prompts: int = 2000
+    show_prompts: bool | None = None  # None: unless clients have keys
     access_log: str | None = None  # a file, or "-": stdout
     request_log: str | None = None  # a file, or "-": stdout
     log_prompts: bool = False

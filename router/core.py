@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from api.errors import ApiError, queue_full, too_long
 from router.access_log import Line, line_of
-from router.accounting import remembered, settle, told
+from router.accounting import remembered, routed, settle, told
 from router.admission import Admission, Admitted
 from router.approximate import Approximate
 from router.attempt import Attempt, Owner
@@ -26,6 +26,7 @@ from router.index import Matches, PrefixIndex
 from router.lot import LOT_BITS, Lot
 from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
 from router.policy import Decision, Question, place
+from router.prefixes.recent import Recent
 from router.prompt import Prompt
 from router.record import Remembered
 from router.request import Request
@@ -73,6 +74,8 @@ class Router:
         self.started = int(time())
         self.counts = Counts()
         self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
+        self.recent = Recent(config.recent_prompts)
+        self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
         self.on_answer: Callable[[Line], None] | None = None  # the access log
         self.request_log: RequestLog | None = None
         self.order = count()  # of what changes the figures that replicas are chosen by
@@ -338,6 +341,8 @@ class Router:
         self.counts.resumes += routing.resumes
         if routing.decision is not None:
             self.decisions.append(remembered(routing, routing.decision, now_s))
+            if routing.chosen is not None and self.config.recent_prompts:
+                self.recent.add(routed(routing, with_text=self.shows_prompts))
         if not settle(routing, now_s) and routing.chosen is not None and routing.chosen.accuracy.differs_too_often:
             self._resync(routing.chosen)
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-TIMEOUT_S = 30.0
+from router.asking import asking, checked
+
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
 
 
@@ -43,14 +44,6 @@ class Explanation(Struct):
     hits: dict[str, list[tuple[int, int]]] = {}  # name -> ranges of blocks, both ends included
 
 
-class _Error(Struct):
-    message: str
-
-
-class _Refusal(Struct):
-    error: _Error
-
-
 class _Model(Struct):
     id: str
 
@@ -63,20 +56,15 @@ class _Models(Struct):
 
 
 def ask(router_url: str, fields: dict[str, Any], key: str | None) -> bytes:
-    """The router's answer; a click error in one line when there is none."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    try:
-        with httpx2.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False) as client:
-            if "model" not in fields:
-                fields = {"model": _only_model(client, router_url), **fields}
-            return _checked(client.post(f"{router_url}/explain", json=fields), router_url)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = str(error) or type(error).__name__
-        raise click.ClickException(f"no router answers at {router_url}: {reason}; see --router") from error
+    """The router's answer."""
+    with asking(router_url, key) as client:
+        if "model" not in fields:
+            fields = {"model": _only_model(client, router_url), **fields}
+        return checked(client.post("/explain", json=fields), router_url)
 
 
 def _only_model(client: httpx2.Client, router_url: str) -> str:
-    body = _checked(client.get(f"{router_url}/v1/models"), router_url)
+    body = checked(client.get("/v1/models"), router_url)
     try:
         models = [model.id for model in msgspec.json.decode(body, type=_Models).data]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -85,19 +73,6 @@ def _only_model(client: httpx2.Client, router_url: str) -> str:
         served = f"serves {', '.join(models)}" if models else "serves no model yet"
         raise click.ClickException(f"the router at {router_url} {served}; name one with --model")
     return models[0]
-
-
-def _checked(response: httpx2.Response, router_url: str) -> bytes:
-    if response.status_code == 200:
-        return response.content
-    try:
-        why = msgspec.json.decode(response.content, type=_Refusal).error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise click.ClickException(
-            f"what answers at {router_url} is no router: status {response.status_code} for {response.url.path}"
-        ) from None
-    hint = "; see --admin-key" if response.status_code in (401, 403) else ""
-    raise click.ClickException(f"the router says: {why}{hint}")
 
 
 # ---- drawing

@@ -144,6 +144,14 @@ class Prompt(Struct):
         return self._text
 
     @property
+    def is_text(self) -> bool:
+        """Or token ids, which say nothing to people."""
+        given = self.peek.prompt
+        while isinstance(given, list) and given:
+            given = given[0]
+        return self.peek.messages is not None or isinstance(given, str)
+
+    @property
     def approximate_block_tokens(self) -> float:
         if not self.exact:
             return APPROXIMATE_BLOCK_BYTES / BYTES_PER_TOKEN

@@ -244,6 +244,20 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "What it tells": [
         Setting("decisions", "decisions", click.IntRange(0, 10**6), "N", "Decisions that are kept to be asked for."),
+        Setting(
+            "recent_prompts",
+            "recent_prompts",
+            click.IntRange(0, 10**5),
+            "N",
+            "Prompts of which it is kept how they begin, to say what they share; fewer, where they are long.",
+        ),
+        Setting(
+            "show_prompts",
+            "show_prompts",
+            click.BOOL,
+            "",
+            "Keep and show the first words of what they share, too.  [default: unless clients have keys]",
+        ),
         Setting("access_log", "access_log", TEXT, "FILE|-", "Write a line of JSON for each request; -: to stdout."),
         Setting(
             "request_log",

@@ -81,6 +81,7 @@ def index_status(router: Router) -> dict[str, Any]:
         "replicas": {member.name: blocks_of(router, member) for member in router.members},
         "bytes": router.index.bytes_used(),
         "optimistic_entries": len(router.index.optimistic),
+        "recent_prompts": len(router.recent),
         "approximate_bytes": router.guesses.bytes_used(),
         "models": {
             name: {

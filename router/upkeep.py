@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 LATE_S = 0.3
 USUAL_BLOCK_TOKENS = 16  # of an engine whose events have not said it yet
-LOOK_S = 0.05  # whether a probe is due
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 SCRAPED = ("vllm", "sglang")
 PROBE_S = 2.0  # for an answer
@@ -63,6 +62,7 @@ class Upkeep:
             probe_interval_s=self._config.health_interval_s,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._due: dict[str, asyncio.Event] = {}  # a look at a replica
         self._leaving: set[asyncio.Task[None]] = set()
         self._said_unsalted: set[str] = set()  # of which replicas the log said it
 
@@ -137,13 +137,16 @@ class Upkeep:
         if spec.draining:
             health.drain()
         self._members[spec.name] = member
-        self._tasks[spec.name] = asyncio.create_task(self._keep(member))
+        due = self._due[spec.name] = asyncio.Event()
+        due.set()
+        self._tasks[spec.name] = asyncio.create_task(self._keep(member, due))
         log.info("%s: added, %s", spec.name, spec.url)
 
     def _remove(self, name: str) -> None:
         """It gets nothing new; what it is answering may come to its end."""
         member = self._members.pop(name)
         self._tasks.pop(name).cancel()
+        del self._due[name]
         leaving = asyncio.create_task(self._leave(member))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -191,17 +194,21 @@ class Upkeep:
 
     # ---- one replica
 
-    async def _keep(self, member: Member) -> None:
+    async def _keep(self, member: Member, due: asyncio.Event) -> None:
         """Learn what it is, then ask again and again whether it is well."""
         unanswered = 0  # checks in a row
         while True:
+            await due.wait()
+            due.clear()
             with _going_on(member.name):
                 now_s = self._router.now_s()
-                if member.health.probe_due(now_s) or self._is_quiet(member, now_s):
+                if self._is_due(member, now_s):  # it may have been looked at meanwhile
                     member.health.probing(now_s)
                     unanswered = 0 if await self._check(member) else unanswered + 1
                     self._give_up(member, unanswered)
-            await asyncio.sleep(LOOK_S)
+
+    def _is_due(self, member: Member, now_s: float) -> bool:
+        return member.health.probe_due(now_s) or self._is_quiet(member, now_s)
 
     async def _check(self, member: Member) -> bool:
         """Whether it answered at all."""
@@ -363,6 +370,8 @@ class Upkeep:
                     self._tick(member, now_s, late)
                 except Exception as error:  # time passes for the others
                     self._stumbled(member, error)
+                if self._is_due(member, now_s) and (due := self._due.get(member.name)) is not None:
+                    due.set()
             self._router.sweep(now_s)
             expected_s = now_s + TICK_S
             await asyncio.sleep(TICK_S)

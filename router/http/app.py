@@ -24,6 +24,7 @@ from router.exchange import too_large
 from router.http.document import DIRECT, control, direct, document
 from router.http.explaining import explained
 from router.http.opening import POST_ONLY
+from router.http.sharing import shared
 from router.metrics import CONTENT_TYPE, metrics_text
 from router.spec import BadSpec, spec_of
 from router.status import index_status, not_ready, replica_status
@@ -131,11 +132,11 @@ class Endpoints:
         return json_response(await explained(self._router, body, request.state.admitted))
 
     async def decisions(self, request: Request) -> Response:
-        text = request.query_params.get("limit", "100")
-        if not text.isdecimal() or int(text) < 1:
-            raise invalid(f"limit is {text[:20]!r}; write a whole number above 0", "limit")
-        remembered = list(self._router.decisions)[-int(text) :][::-1]
+        remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]
         return json_response({"decisions": [one.record() for one in remembered]})
+
+    async def prefixes(self, request: Request) -> Response:
+        return json_response(await shared(self._router, limit_of(request, 20)))
 
     async def debug_index(self) -> Response:
         return json_response(index_status(self._router))
@@ -200,6 +201,13 @@ async def body_of(request: Request, limit: int) -> bytes:
     return bytes(received)
 
 
+def limit_of(request: Request, usual: int) -> int:
+    text = request.query_params.get("limit", str(usual))
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise invalid(f"limit is {text[:20]!r}; write a whole number above 0 with 9 digits at most", "limit")
+    return int(text)
+
+
 def build_app(router: Router, upkeep: Upkeep) -> FastAPI:
     app = FastAPI(title="warmroute router", version=version("warmroute"), redirect_slashes=False)
     _add_routes(app, Endpoints(router, upkeep))
@@ -233,6 +241,7 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     add("POST", "/replicas/{name}/resync", endpoints.resync)
     add("POST", "/explain", endpoints.explain)
     add("GET", "/decisions", endpoints.decisions)
+    add("GET", "/prefixes", endpoints.prefixes)
     add("GET", "/debug/index", endpoints.debug_index)
 
 

@@ -63,6 +63,8 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}
         case _, "/decisions":
             found = _answers("The newest first", _ANY) | {"parameters": [_LIMIT]}
+        case _, "/prefixes":
+            found = _answers("What saves most first", _ANY) | {"parameters": [_LIMIT]}
         case _:
             found = _answers("Done", _ANY)
             if "{name}" in path:

@@ -19,6 +19,8 @@ PARTS = (
     "front",
     "router",
     "request_log",
+    "prefixes",
+    "idle",
     "fleet",
     "rolling",
     "policies",

@@ -72,8 +72,8 @@ class Wire(asyncio.Transport):
 class FrontOnWires:
     """A router whose client and replicas are wires."""
 
-    def __init__(self, replicas: int = 2) -> None:
-        config, index = RouterConfig(), PrefixIndex()
+    def __init__(self, replicas: int = 2, **config_fields: Any) -> None:
+        config, index = RouterConfig(**config_fields), PrefixIndex()
         tokenizers = Tokenizers({}, {}, 10**6)
         self.router = Router(
             config, Members(tokenizers.of), Feeds(index, lambda *_: None), index, Admission(config.keys)

@@ -81,7 +81,7 @@ def test_a_sub_command_runs_and_its_int_is_the_exit_status(tmp_path: Path) -> No
 
 def test_completing_a_command_name_imports_no_sub_command(tmp_path: Path) -> None:
     (tmp_path / "probe_cli.py").write_text("raise RuntimeError('imported')")
-    environment = {"_WARMROUTE_COMPLETE": "bash_complete", "COMP_WORDS": "warmroute pr", "COMP_CWORD": "1"}
+    environment = {"_WARMROUTE_COMPLETE": "bash_complete", "COMP_WORDS": "warmroute prob", "COMP_CWORD": "1"}
     finished = run("-c", DISPATCH, folder=tmp_path, **environment)
     assert finished.stdout == "plain,probe\n"
 

@@ -113,7 +113,7 @@ def test_probes_need_no_key(path: str) -> None:
 
 # ---- administration
 
-ADMIN = ["/replicas", "/replicas/a/drain", "/debug", "/debug/index", "/decisions", "/explain"]
+ADMIN = ["/replicas", "/replicas/a/drain", "/debug", "/debug/index", "/decisions", "/explain", "/prefixes"]
 
 
 @pytest.mark.parametrize("path", ADMIN)

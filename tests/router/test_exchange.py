@@ -377,7 +377,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica_at_o
         if when != "before the answer":
             await client.head()
         client.leave()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await script.calls[0].left()
         await running.idle()
         assert running.router.counts.client_left == 1

@@ -51,7 +51,7 @@ async def test_it_does_not_wait_for_ever() -> None:
     async with upstream_to(script) as (upstream, _):
         with pytest.raises(Broken, match=r"did not answer /x within 0\.05 s"):
             await fetch(upstream, "/x", timeout_s=0.05)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await script.calls[0].left()
         assert not upstream.sendings and not upstream.idle_connections
 
@@ -75,12 +75,12 @@ async def test_whoever_gives_up_leaves_nothing() -> None:
     script = Script(silent)
     async with upstream_to(script) as (upstream, _):
         asking = asyncio.create_task(fetch(upstream, "/"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not script.calls:
                 await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await script.calls[0].left()
         assert not upstream.sendings

@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica() ->
         client.send("POST", PATH, {})
         await until(lambda: script.calls, "it is asked")
         client.leave()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await script.calls[0].left()
         await running.idle()
 

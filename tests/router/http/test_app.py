@@ -54,6 +54,7 @@ FOR_ADMINS = {
     ("POST", "/replicas/r0/resync"),
     ("POST", "/explain"),
     ("GET", "/decisions"),
+    ("GET", "/prefixes"),
     ("GET", "/debug/index"),
 }
 EVERY = sorted(OPEN | FOR_CLIENTS | FOR_ADMINS)
@@ -168,6 +169,7 @@ async def test_an_unknown_path_is_a_404_in_openai_shape(path: str) -> None:
         ("DELETE", "/v1/models/m", "GET"),
         ("GET", "/explain", "POST"),
         ("POST", "/decisions", "GET"),
+        ("POST", "/prefixes", "GET"),
         ("GET", "/replicas/a/drain", "POST"),
     ],
 )
@@ -359,10 +361,11 @@ async def test_the_last_decisions_are_told_the_newest_first() -> None:
         assert b"SECRET" not in answer.body
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "%C2%B2"])
-async def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "%C2%B2", "9" * 5000])
+@pytest.mark.parametrize("path", ["/decisions", "/prefixes"])
+async def test_a_limit_that_is_none_is_refused(path: str, limit: str) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
-        answer = await client.get(f"/decisions?limit={limit}", **LOCAL)
+        answer = await client.get(f"{path}?limit={limit}", **LOCAL)
         assert (answer.status, answer.error["param"]) == (400, "limit")
 
 

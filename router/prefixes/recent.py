@@ -1,0 +1,50 @@
+"""The last prompts that were routed: the keys of their blocks and, where they may be shown, how their texts begin."""
+
+from collections import deque
+from typing import NamedTuple
+
+MOST_BLOCKS = 200_000  # of all together; 8 MB at the most
+TEXT_BYTES = 4096  # that are kept of each
+MOST_TEXT_BYTES = 16 * 2**20  # of all together
+
+
+class Routed(NamedTuple):
+    model: str
+    block_size: int  # in tokens; 0: blocks of text
+    keys: list[int]
+    at_s: float
+    text: bytes | None
+
+
+class Recent:
+    def __init__(self, most_prompts: int) -> None:
+        self._most_prompts = most_prompts
+        self._routed: deque[Routed] = deque()
+        self._blocks = 0
+        self._text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._routed)
+
+    def add(self, routed: Routed) -> None:
+        """A prompt without a full block shares nothing, and one that would take all the room is not kept."""
+        if not 0 < len(routed.keys) <= MOST_BLOCKS:
+            return
+        self._routed.append(routed)
+        self._blocks += len(routed.keys)
+        self._text_bytes += len(routed.text or b"")
+        while (
+            len(self._routed) > self._most_prompts or self._blocks > MOST_BLOCKS or self._text_bytes > MOST_TEXT_BYTES
+        ):
+            oldest = self._routed.popleft()
+            self._blocks -= len(oldest.keys)
+            self._text_bytes -= len(oldest.text or b"")
+
+    def all(self) -> list[Routed]:
+        """Oldest first."""
+        return list(self._routed)
+
+    def check(self) -> None:
+        assert len(self._routed) <= self._most_prompts
+        assert self._blocks == sum(len(one.keys) for one in self._routed) <= MOST_BLOCKS
+        assert self._text_bytes == sum(len(one.text or b"") for one in self._routed) <= MOST_TEXT_BYTES

@@ -1,0 +1,121 @@
+"""Prompts that begin alike, as a tree of runs: blocks, one after the other, that the same prompts have."""
+
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+
+class Run:
+    """`keys` come after those of `parent`. `prompts` have them all; those that have more are below as well."""
+
+    __slots__ = ("below", "keys", "last_s", "parent", "prompts", "text")
+
+    def __init__(
+        self, parent: Optional["Run"], keys: Sequence[int], prompts: int, last_s: float, text: bytes | None
+    ) -> None:
+        self.parent = parent
+        self.keys = keys
+        self.prompts = prompts
+        self.last_s = last_s
+        self.text = text  # how those that have a text all begin; None: none has one
+        self.below: dict[int, Run] = {}  # by their first keys
+
+    def path(self) -> "list[Run]":
+        """From the root on, without it."""
+        runs: list[Run] = []
+        run: Run | None = self
+        while run is not None and run.parent is not None:
+            runs.append(run)
+            run = run.parent
+        return runs[::-1]
+
+
+class Tree:
+    def __init__(self) -> None:
+        self.root = Run(None, (), 0, 0.0, None)
+
+    def add(self, keys: Sequence[int], at_s: float, text: bytes | None) -> None:
+        run, done = self.root, 0
+        while True:
+            run.prompts += 1
+            run.last_s = max(run.last_s, at_s)
+            run.text = _both(run.text, text)
+            if done == len(keys):
+                return
+            below = run.below.get(keys[done])
+            if below is None:
+                run.below[keys[done]] = Run(run, keys[done:], 1, at_s, text)
+                return
+            shared = _alike(below.keys, keys, done)
+            done += shared
+            run = below if shared == len(below.keys) else _split(below, shared)
+
+    def runs(self) -> Iterator[Run]:
+        """All but the root, each before those below it."""
+        waiting = [*self.root.below.values()]
+        while waiting:
+            run = waiting.pop()
+            yield run
+            waiting += run.below.values()
+
+    def check(self) -> None:
+        """Raises AssertionError if any invariant is broken."""
+        for run in self.runs():
+            assert run.keys and run.parent is not None and run.parent.below[run.keys[0]] is run
+            assert run.prompts >= sum(below.prompts for below in run.below.values())
+            assert run.prompts > max((below.prompts for below in run.below.values()), default=0), "it is no fork"
+            assert run.last_s <= run.parent.last_s
+
+
+def _split(run: Run, blocks: int) -> Run:
+    """Its first blocks as a run of their own, which it comes after."""
+    parent = run.parent
+    assert parent is not None, "the root has no blocks"
+    upper = Run(parent, run.keys[:blocks], run.prompts, run.last_s, run.text)
+    parent.below[run.keys[0]] = upper
+    run.parent, run.keys = upper, run.keys[blocks:]
+    upper.below[run.keys[0]] = run
+    return upper
+
+
+def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
+    """How many blocks of the run the prompt has from `start` on; the first is one of them."""
+    most = min(len(run), len(keys) - start)
+    if run[:most] == keys[start : start + most]:  # in C, and mostly so
+        return most
+    same, differ = 1, most
+    while differ - same > 1:
+        middle = (same + differ) // 2
+        if run[same:middle] == keys[start + same : start + middle]:
+            same = middle
+        else:
+            differ = middle
+    return same
+
+
+def _both(one: bytes | None, other: bytes | None) -> bytes | None:
+    if one is None or other is None:
+        return other if one is None else one
+    if other.startswith(one):
+        return one
+    same, most = 0, min(len(one), len(other))
+    while same < most:
+        middle = (same + most + 1) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            most = middle - 1
+    return one[:same]
+
+
+def most_shared(trees: Sequence[Tree], limit: int) -> list[Run]:
+    """The runs of two prompts and more that a cache saves the most blocks by, with those before them."""
+    shared = [run for tree in trees for run in tree.runs() if run.prompts > 1]
+    shared.sort(key=lambda run: (run.prompts - 1) * len(run.keys), reverse=True)
+    chosen: dict[Run, None] = {}
+    for run in shared:
+        path = [each for each in run.path() if each not in chosen]
+        if len(chosen) + len(path) <= limit:
+            chosen.update(dict.fromkeys(path))
+        if len(chosen) == limit:
+            break
+    return list(chosen)

@@ -1,0 +1,144 @@
+"""GET /prefixes: what prompts share, who holds it, and nobody's words where they are not to be shown."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from router.cli import prefixes
+from router.keys import keys_from_options
+from router.prefixes.recent import Routed
+from tests.router.http.test_app import LOCAL
+from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Script, Scripted, Served, chat, connect, says, served
+
+GOOD = b'{"choices":[]}'
+SYSTEM = "You are a helpful assistant that answers shortly. " * 20
+
+
+def asked(system: str, question: str) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]}
+
+
+async def told(running: Served, query: str = "", **headers: str) -> Any:
+    async with connect(running.port) as client:
+        answer = await client.get(f"/prefixes{query}", **(LOCAL | headers))
+        assert answer.status == 200, answer.body
+        return answer.json
+
+
+async def routed(running: Served, *bodies: dict[str, Any], path: str = CHAT, **headers: str) -> None:
+    async with connect(running.port) as client:
+        for body in bodies:
+            assert (await client.post(path, body, **headers)).status == 200
+
+
+async def test_what_prompts_share_is_told_with_its_text_and_who_holds_it() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        assert await told(running) == {"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []}
+        await routed(running, asked(SYSTEM, "Why? " * 200), asked(SYSTEM, "Why? " * 200 + "Because. " * 99))
+        found = await told(running)
+        assert (found["prompts"], found["texts"]) == (2, True)
+        [whole] = found["prefixes"]
+        assert (whole["model"], whole["exact"], whole["begin"], whole["prompts"]) == (MODEL, False, 0, 2)
+        assert whole["held_by"] == 2 and whole["replicas"] == ["r0", "r1"]  # by turns
+        assert whole["text"].startswith("system: You are a helpful") and len(whole["text"]) == 200
+        before = whole["tokens"]
+        await routed(running, asked(SYSTEM, "Where? " * 200))
+        [system] = (await told(running))["prefixes"]
+        assert (system["prompts"], system["tokens"] < before) == (3, True)
+        [question] = system["below"]
+        assert (question["prompts"], question["begin"]) == (2, system["tokens"])
+        assert question["tokens"] + system["tokens"] == before
+        assert question["text"].startswith("Why? Why?")
+        assert (await told(running, "?limit=1"))["prefixes"][0]["below"] == []
+
+
+async def test_who_does_not_hold_all_of_it_is_not_named() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)
+        router = running.router
+        router.guesses.clear(running.member("r1").slot)
+        [found] = (await told(running))["prefixes"]
+        assert (found["held_by"], found["replicas"]) == (1, ["r0"])
+        for member in list(router.members):
+            running.front.upkeep._remove(member.name)
+        router.members.arrange()
+        [found] = (await told(running))["prefixes"]
+        assert (found["held_by"], found["replicas"], found["prompts"]) == (0, [], 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [({}, False), ({"show_prompts": True}, True), ({"show_prompts": False}, False)],
+)
+async def test_where_clients_have_keys_words_are_shown_only_if_that_was_wished(
+    more: dict[str, Any], shown: bool
+) -> None:
+    keys = tuple(keys_from_options(["key"], "admin"))
+    config = {"keys": keys, "demand_key": True, **more}
+    async with served(*Script(says(GOOD)).replicas(1), **config) as running:
+        await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2, authorization="Bearer key")
+        found = await told(running, authorization="Bearer admin")
+        [prefix] = found["prefixes"]
+        assert found["texts"] is shown
+        assert (prefix["text"] is not None) is shown
+        assert any(one.text for one in running.router.recent.all()) is shown
+        async with connect(running.port) as client:
+            assert (await client.get("/prefixes", authorization="Bearer key")).status == 403
+
+
+async def test_prompts_of_different_salts_share_nothing() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        await routed(running, *[asked(SYSTEM, "Why?" * 200) | {"cache_salt": salt} for salt in "ab"])
+        assert (await told(running))["prefixes"] == []
+
+
+async def test_token_ids_are_no_text() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        await routed(running, *[{"model": MODEL, "prompt": [1] * 500}] * 2, path=COMPLETIONS)
+        await routed(running, *[{"model": MODEL, "prompt": [[2] * 500]}] * 2, path=COMPLETIONS)
+        assert [one["text"] for one in (await told(running))["prefixes"]] == [None, None]
+
+
+async def test_texts_may_be_cut_within_a_letter_and_are_kept_in_part() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        await routed(running, *[{"model": MODEL, "prompt": "\u00fc" * 9000 + last} for last in "ab"], path=COMPLETIONS)
+        [found] = (await told(running))["prefixes"]
+        assert found["text"] == "\u00fc" * 200
+        assert all(len(one.text or b"") == 4096 for one in running.router.recent.all())
+
+
+async def test_nothing_is_kept_where_nothing_shall_be() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), recent_prompts=0) as running:
+        await routed(running, *[chat("a long prompt " * 200)] * 2)
+        assert (await told(running))["prompts"] == 0
+
+
+async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
+    names = [f"r{number}" for number in range(60)]
+    async with served(*[Scripted(name, says(GOOD)) for name in names]) as running:
+        router = running.router
+        for number in range(500):
+            keys = [1, 2, *(1000 + number // 2 * 10 + place for place in range(3))]
+            router.recent.add(Routed(MODEL, 0, keys, 0.0, None))
+        for member in router.members:
+            router.approximate.routed(member.slot, [1, 2])
+        found = await told(running, "?limit=100000")
+        [top] = found["prefixes"]
+        assert (top["held_by"], top["replicas"]) == (60, sorted(names)[:20])
+        assert len(top["below"]) == 199
+
+
+async def test_the_command_draws_it() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)
+        url = f"http://127.0.0.1:{running.port}"
+        drawn = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url])
+        assert drawn.exit_code == 0, drawn.output
+        assert drawn.output.startswith("What the last 2 prompts share (") and "r0, r1" in drawn.output
+        plain = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url, "--json", "--limit", "1"])
+        assert msgspec.json.decode(plain.output)["prompts"] == 2
+    refused = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url])
+    assert refused.exit_code == 1 and "no router answers at" in refused.output
