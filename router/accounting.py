@@ -6,6 +6,7 @@ from typing import Any
 
 from router.policy import Decision
 from router.prefixes.recent import TEXT_BYTES, Routed
+from router.prompt import beginning_of
 from router.record import Remembered
 from router.request import Request
 
@@ -54,7 +55,7 @@ def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered
 
 def routed(routing: Request, *, with_text: bool) -> Routed:
     prompt, size = routing.prompt, routing.block_size
-    text = prompt.text[:TEXT_BYTES] if with_text and prompt.is_text else None
+    text = beginning_of(routing.peek, TEXT_BYTES) or None if with_text else None
     return Routed(routing.peek.model, size, prompt.keys(size), routing.arrived_s, text)
 
 

@@ -341,7 +341,7 @@ class Router:
         self.counts.resumes += routing.resumes
         if routing.decision is not None:
             self.decisions.append(remembered(routing, routing.decision, now_s))
-            if routing.chosen is not None and self.config.recent_prompts:
+            if routing.first_byte_s and self.config.recent_prompts:
                 self.recent.add(routed(routing, with_text=self.shows_prompts))
         if not settle(routing, now_s) and routing.chosen is not None and routing.chosen.accuracy.differs_too_often:
             self._resync(routing.chosen)

@@ -22,6 +22,7 @@ class Facts(Struct, frozen=True):
     tokenizer: str | None = None  # "bytes": a token is a byte
     total_blocks: int | None = None
     draining: bool = False
+    loading: bool = False  # it does not know its sockets yet, and is not to be taken for one without events
 
 
 class _Pool(Struct, frozen=True):
@@ -50,13 +51,11 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
-    """Of the answer to GET /load; None: that is not one of ours. BadSpec where it does not know itself yet."""
+    """Of the answer to GET /load; None: that is not one of ours."""
     try:
         answer = _decode_native(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if answer.incarnation is None:  # nor any sockets: taken for all it has, it would never be listened to
-        raise BadSpec("it is still loading its model")
     completed = told(spec, answer)
     return Facts(
         spec=completed,
@@ -65,6 +64,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         tokenizer=answer.tokenizer,
         total_blocks=answer.pool.total or None,
         draining=answer.draining,
+        loading=answer.incarnation is None,
     )
 
 

@@ -4,7 +4,7 @@ Reading refuses nothing that an engine might take: unknown fields stay unread, a
 lenient engine reads it, or as if it were not there. The client's bytes go on to the replica as they came.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ APPROXIMATE = 0  # in place of a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (`python -m tests.bench tokens`).
 APPROXIMATE_BLOCK_BYTES = 256
 BYTES_PER_TOKEN = 4  # where nothing better is known: English text with a usual tokenizer
+
+ROLE_CHARACTERS = 40  # of a role, where it is shown
 
 _NOTHING = Raw(b"")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises, whatever the bytes are
@@ -144,14 +146,6 @@ class Prompt(Struct):
         return self._text
 
     @property
-    def is_text(self) -> bool:
-        """Or token ids, which say nothing to people."""
-        given = self.peek.prompt
-        while isinstance(given, list) and given:
-            given = given[0]
-        return self.peek.messages is not None or isinstance(given, str)
-
-    @property
     def approximate_block_tokens(self) -> float:
         if not self.exact:
             return APPROXIMATE_BLOCK_BYTES / BYTES_PER_TOKEN
@@ -175,6 +169,30 @@ def text_of(peek: Peek) -> bytes:
     if peek.messages is not None:
         return _conversation_text(peek.messages, peek.tools)
     return _prompt_text(peek.prompt)
+
+
+def beginning_of(peek: Peek, most_bytes: int) -> bytes:
+    """How the first prompt's text begins, for people: without tools and images, and without reading all of it."""
+    if peek.messages is None:
+        given = peek.prompt
+        while isinstance(given, list) and given:
+            given = given[0]
+        return given[:most_bytes].encode()[:most_bytes] if isinstance(given, str) else b""
+    begun = bytearray()
+    for message in peek.messages:
+        begun += f"\0{str(message.role)[:ROLE_CHARACTERS]}\0".encode()
+        for text in _texts(message.content):
+            begun += text[:most_bytes].encode()
+            if len(begun) >= most_bytes:
+                return bytes(begun[:most_bytes])
+    return bytes(begun[:most_bytes])
+
+
+def _texts(content: Any) -> Iterator[str]:
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
 
 
 def _conversation_text(messages: Iterable[PeekMessage], tools: Raw) -> bytes:

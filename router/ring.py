@@ -13,10 +13,8 @@ POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 
 class Ring:
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._points: list[tuple[int, str]] = []
-        self._names: set[str] = set()
-        for name in names:
-            self.add(name)
+        self._names = set(names)
+        self._points = sorted((_point(f"{name}#{number}"), name) for name in self._names for number in range(POINTS))
 
     def __contains__(self, name: str) -> bool:
         return name in self._names

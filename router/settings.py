@@ -247,7 +247,7 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "recent_prompts",
             "recent_prompts",
-            click.IntRange(0, 10**5),
+            click.IntRange(0, 20_000),
             "N",
             "Prompts of which it is kept how they begin, to say what they share; fewer, where they are long.",
         ),

@@ -42,6 +42,7 @@ PROBE_S = 2.0  # for an answer
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
 GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: a long one is no death
 QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
+LOADING = "it is still loading its model"
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
 
 
@@ -260,11 +261,18 @@ class Upkeep:
         facts = await self._facts(member)
         if facts.spec.model is None:
             return
+        if member.learned and not facts.loading and facts.spec.source() == member.source:
+            return  # silent, and yet no other one
+        if facts.loading and facts.models == member.models:
+            raise BadSpec(LOADING)
         self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native)
         member.verified = None
         member.describe(facts)
-        self._follow(member, facts)
+        if not facts.loading:
+            self._follow(member, facts)
         self._router.members.arrange()
+        if facts.loading:
+            raise BadSpec(LOADING)
 
     def _warn_of_salts(self, member: Member) -> None:
         if member.name not in self._said_unsalted and isolation(self._router, member) == "unknown":

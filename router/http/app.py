@@ -1,5 +1,6 @@
 """The API around the generation routes: models, health, metrics, replicas, decisions and their reasons."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -38,6 +39,7 @@ class Endpoints:
     def __init__(self, router: Router, upkeep: Upkeep) -> None:
         self._router = router
         self._upkeep = upkeep
+        self._sharing = asyncio.Lock()  # a tree is work for a thread: one at a time
 
     # ---- models
 
@@ -136,7 +138,9 @@ class Endpoints:
         return json_response({"decisions": [one.record() for one in remembered]})
 
     async def prefixes(self, request: Request) -> Response:
-        return json_response(await shared(self._router, limit_of(request, 20)))
+        limit = limit_of(request, 20)
+        async with self._sharing:
+            return json_response(await shared(self._router, limit))
 
     async def debug_index(self) -> Response:
         return json_response(index_status(self._router))

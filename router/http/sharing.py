@@ -87,7 +87,7 @@ def _sharing(routed: Sequence[Routed], limit: int) -> tuple[dict[Run, _Kind], li
         if not number % AT_A_TIME:
             time.sleep(0)  # who waits for the interpreter to answer a request need not do so for long
     kinds = {run: kind for kind, tree in trees.items() for run in tree.root.below.values()}
-    return kinds, most_shared(list(trees.values()), limit)
+    return kinds, most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
 
 
 def _prefix(router: Router, kind: _Kind, path: Sequence[Run], now_s: float) -> Prefix:

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from events.tool.words import printable
 from router.asking import asking, checked
 
 BRANCH = "  "
+DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
 NAMED = 3  # replicas; of more the number is said
 HINT = "No texts are kept; start the router with --show-prompts to see them."
 
@@ -60,7 +62,7 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
 
 def heading(shared: Shared) -> str:
     if not shared.prompts:
-        return "No prompt was routed yet."
+        return "No prompt is remembered."
     count = f"the last {shared.prompts:,} prompts" if shared.prompts > 1 else "the last prompt"
     what = "What {} share" if shared.prefixes else "Nothing is shared by {}"
     return f"{what.format(count)} ({ago(shared.span_s)})"
@@ -83,15 +85,15 @@ def table_of(shared: Shared, *, plain: bool) -> Table:
 
 
 def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool, plain: bool) -> None:
-    model = f" {prefix.model}" if several and not depth else ""
+    model = f" {printable(prefix.model)}" if several and not depth else ""
     row = [
-        f"{BRANCH * depth}{'' if prefix.exact else '~'}{'+' if depth else ''}{prefix.tokens:,}{model}",
+        f"{BRANCH * min(depth, DEEPEST)}{'' if prefix.exact else '~'}{'+' if depth else ''}{prefix.tokens:,}{model}",
         f"{prefix.prompts:,}",
         ago(prefix.idle_s),
         holders(prefix),
     ]
     if texts:
-        row.append(" ".join((prefix.text or "").split()))
+        row.append(printable(" ".join((prefix.text or "").split())))
     table.add_row(*row, style="" if plain or prefix.held_by else "dim")
     for below in prefix.below:
         _add(table, below, depth + 1, several=several, texts=texts, plain=plain)
@@ -100,7 +102,7 @@ def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool
 def holders(prefix: Prefix) -> str:
     if not prefix.held_by:
         return "nobody"
-    named = ", ".join(prefix.replicas[:NAMED])
+    named = ", ".join(map(printable, prefix.replicas[:NAMED]))
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
     return named + (f" and {more:,} more" if more else "")
 

@@ -1,6 +1,7 @@
 """Prompts that begin alike, as a tree of runs: blocks, one after the other, that the same prompts have."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Optional
 
 
@@ -16,7 +17,7 @@ class Run:
         self.keys = keys
         self.prompts = prompts
         self.last_s = last_s
-        self.text = text  # how those that have a text all begin; None: none has one
+        self.text = text  # how the texts of all of them begin; None: not all have one
         self.below: dict[int, Run] = {}  # by their first keys
 
     def path(self) -> "list[Run]":
@@ -36,9 +37,9 @@ class Tree:
     def add(self, keys: Sequence[int], at_s: float, text: bytes | None) -> None:
         run, done = self.root, 0
         while True:
+            run.text = _both(run.text, text) if run.prompts else text
             run.prompts += 1
             run.last_s = max(run.last_s, at_s)
-            run.text = _both(run.text, text)
             if done == len(keys):
                 return
             below = run.below.get(keys[done])
@@ -93,8 +94,8 @@ def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
 
 
 def _both(one: bytes | None, other: bytes | None) -> bytes | None:
-    if one is None or other is None:
-        return other if one is None else one
+    if one is None or other is None:  # what one alone begins with is not shared
+        return None
     if other.startswith(one):
         return one
     same, most = 0, min(len(one), len(other))
@@ -107,12 +108,20 @@ def _both(one: bytes | None, other: bytes | None) -> bytes | None:
     return one[:same]
 
 
-def most_shared(trees: Sequence[Tree], limit: int) -> list[Run]:
-    """The runs of two prompts and more that a cache saves the most blocks by, with those before them."""
-    shared = [run for tree in trees for run in tree.runs() if run.prompts > 1]
-    shared.sort(key=lambda run: (run.prompts - 1) * len(run.keys), reverse=True)
+def most_shared(trees: Mapping[Tree, int], limit: int) -> list[Run]:
+    """The runs of two prompts and more that a cache saves the most tokens by, with those before them.
+
+    Of each tree it is given how many tokens its blocks have.
+    """
+    shared = [
+        ((run.prompts - 1) * len(run.keys) * block_tokens, run)
+        for tree, block_tokens in trees.items()
+        for run in tree.runs()
+        if run.prompts > 1
+    ]
+    shared.sort(key=itemgetter(0), reverse=True)
     chosen: dict[Run, None] = {}
-    for run in shared:
+    for _, run in shared:
         path = [each for each in run.path() if each not in chosen]
         if len(chosen) + len(path) <= limit:
             chosen.update(dict.fromkeys(path))

@@ -5,7 +5,8 @@ WARMROUTE_SGLANG_ROUTER and WARMROUTE_VLLM_ROUTER name; of one that is not there
 by chance (tests/lab/traffic.py), or are all *.jsonl of Mooncake's kind in the folder that WARMROUTE_TRACES names.
 
 Every run has new replicas and a new router, and lasts a minute and more: `python -m tests.bench peers --rounds 3` takes
-most of an hour, `--rounds 1 --small` tries it all out in three minutes. Linux only: it reads /proc.
+most of an hour and draws docs/peers.svg, `--rounds 1 --small` tries it all out in three minutes. Linux only: it reads
+/proc.
 """
 
 import os
@@ -25,6 +26,7 @@ from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured
 from lab.bench.own import LAG_LIMIT_S
 from lab.bench.probe import Wish
+from lab.plots import drawing
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
@@ -46,6 +48,7 @@ LONGEST_TOKENS = 16_000
 MODEL_TOKENS = 16_384  # with what a chat template adds
 USUAL_LOAD = 0.9  # of all prompts' tokens; 1 is what replicas that have no cache could just do
 DECODE_STEP_TOKENS = 12.5  # a token generated takes as long as so many of a prompt; this keeps a full step's share
+PICTURE = Path(__file__).parents[2] / "docs" / "peers.svg"
 COLUMNS = ("TTFT mean", "TTFT p99", "hit rate", "router CPU per 1,000 requests", "failed")
 
 
@@ -173,6 +176,7 @@ def run(rounds: int, *, small: bool = False) -> None:
         found = peer.version()
         print(f"{peer.package} {found}" + ("" if found == peer.pinned else f", and not {peer.pinned} as usual"))
     contenders = [ours("cost"), ours("round-robin"), *(Contender(peer.name, peer.started) for peer in present)]
+    by_trace: dict[str, dict[str, list[Figures]]] = {}
     for make in sources(size.requests):
         measured_runs: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
         for number in range(rounds):
@@ -181,6 +185,10 @@ def run(rounds: int, *, small: bool = False) -> None:
             for contender in contenders if number % 2 == 0 else contenders[::-1]:
                 measured_runs[contender.name].append(one_run(contender, trace, size, number))
         table(measured_runs, absent)
+        by_trace[trace.name] = measured_runs
+    if not small:
+        picture(PICTURE, by_trace)
+        print(f"{PICTURE} is drawn")
 
 
 # ---- one run
@@ -319,6 +327,34 @@ def table(measured_runs: dict[str, list[Figures]], absent: dict[str, str]) -> No
     for name, runs in measured_runs.items():
         for warning in warnings(runs):
             print(f"{name}: {warning}")
+
+
+def picture(path: Path, found: dict[str, dict[str, list[Figures]]]) -> None:
+    """On the left mean times to first token, on the right the routers' CPU; medians, and from lowest to highest."""
+    with drawing(path, title="Whole routers in front of the same 4 replicas", x="mean TTFT, s", y="") as left:
+        sides = left.figure.add_gridspec(1, 2)
+        left.set_subplotspec(sides[0])
+        right = left.figure.add_subplot(sides[1], xlabel="router CPU per 1,000 requests, s", sharey=left)
+        right.grid(alpha=0.3)
+        right.spines[["top", "right"]].set_visible(False)
+        names = list(next(iter(found.values())))
+        height = 0.8 / len(found)
+        for number, (trace, runs) in enumerate(found.items()):
+            places = [row + (number - (len(found) - 1) / 2) * height for row in range(len(names))]
+            for axes, field in ((left, "ttft_mean_s"), (right, "cpu_s")):
+                figures = [
+                    [value for one in runs[name] if (value := getattr(one, field)) is not None] for name in names
+                ]
+                middles = [statistics.median(values) for values in figures]
+                reach = [
+                    [middle - min(values) for middle, values in zip(middles, figures, strict=True)],
+                    [max(values) - middle for middle, values in zip(middles, figures, strict=True)],
+                ]
+                label = trace if axes is left else None
+                axes.barh(places, middles, height * 0.9, xerr=reach, label=label, color=f"C{number}", ecolor="0.3")
+        left.set_yticks(range(len(names)), names)
+        left.invert_yaxis()
+        right.tick_params(labelleft=False)
 
 
 def cell(found: Sequence[float | None], base: Sequence[float | None], show: Callable[[float], str]) -> str:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "monitoring" / "alerts.yaml"
 GRAFANA = ROOT / "monitoring" / "grafana.json"
 OF_TARGET = {"job", "instance"}  # labels that Prometheus adds
-RANGED = {"rate": "counter", "increase": "counter", "min_over_time": "gauge"}
+RANGED = {"rate": "counter", "increase": "counter"}
 
 METRIC = re.compile(r"(?P<name>\b(?:vllm|warmroute\w*):\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?")
 AGGREGATION = re.compile(r"\b(?:sum|min|max|count)(?: by \((?P<by>[^)]*)\))? ?\(")

@@ -66,6 +66,10 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
         async with served(late, ready=False, health_interval_s=0.05) as running:
             member = running.member("ours")
             await until(lambda: member.trouble == "it is still loading its model", "it is met")
+            model = running.router.members.model(MODEL)  # known, so that who asks for it is told to try again
+            asked = late.asked.count("/load")
+            await until(lambda: late.asked.count("/load") > asked + 2, "it is asked again")
+            assert running.router.members.model(MODEL) is model and not member.learned
             late.control["/load"] = loaded
             await exact(running, publisher)
 
@@ -84,6 +88,23 @@ async def test_a_replica_that_was_restarted_where_nobody_saw_it_is_listened_to_a
                 restarted.control["/load"] = ours(second).control["/load"]
                 await exact(running, second)
                 assert replica_status(running.router, running.member("ours"))["index"]["blocks"] == {"GPU": 2}
+
+
+async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3)])
+        silent = ours(publisher)
+        async with served(silent, health_interval_s=0.05) as running:
+            await exact(running, publisher)
+            member = running.member("ours")
+            await until(lambda: member.block_size == 4, "its blocks are known")
+            model = running.router.members.model(MODEL)
+            await until(lambda: member.health.silent, "it has not been heard for a while")
+            asked = silent.asked.count("/load")
+            await until(lambda: silent.asked.count("/load") > asked + 2, "it is asked again")
+            assert running.router.members.model(MODEL) is model and member.learned
+            assert replica_status(running.router, member)["index"]["blocks"] == {"GPU": 3}
+            await exact(running, publisher)
 
 
 async def exact(running: Served, publisher: Publisher) -> None:

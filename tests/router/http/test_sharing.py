@@ -110,6 +110,33 @@ async def test_texts_may_be_cut_within_a_letter_and_are_kept_in_part() -> None:
         assert all(len(one.text or b"") == 4096 for one in running.router.recent.all())
 
 
+async def test_words_of_parts_and_odd_roles_are_text() -> None:
+    parts = [
+        {"type": "text", "text": "Look: " * 100},
+        {"type": "image_url"},
+        7,
+        {"text": None},
+        {"text": "Well? " * 100},
+    ]
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": parts}]}
+        await routed(running, *[body] * 2)
+        assert [one.text for one in running.router.recent.all()] == [
+            b"\0user\0" + b"Look: " * 100 + b"Well? " * 100
+        ] * 2
+
+
+async def test_what_no_replica_took_is_not_kept() -> None:
+    async with served(*Script(says(b"{}", 400), says(GOOD)).replicas(1)) as running, connect(running.port) as client:
+        for status in (400, 200):
+            assert (await client.post(CHAT, asked(SYSTEM, "Why? " * 200))).status == status
+        assert len(running.router.recent) == 1
+        for member in running.router.members:
+            member.health.drain()
+        assert (await client.post(CHAT, asked(SYSTEM, "Why? " * 200))).status == 503
+        assert len(running.router.recent) == 1
+
+
 async def test_nothing_is_kept_where_nothing_shall_be() -> None:
     async with served(*Script(says(GOOD)).replicas(1), recent_prompts=0) as running:
         await routed(running, *[chat("a long prompt " * 200)] * 2)

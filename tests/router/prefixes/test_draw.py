@@ -65,6 +65,21 @@ def test_models_are_named_where_there_are_several() -> None:
     assert lines[3].startswith("2,048 m ") and lines[4].startswith("  +512 ") and lines[5].startswith("~2,048 other ")
 
 
+def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
+    drawn_text = drawn(prefixes=[TOOL | {"text": "\x1b[2J\x07 gone \u202e", "below": []}])
+    assert "\\x1b[2J\\x07 gone \\u202e" in drawn_text
+    assert all(letter.isprintable() or letter == "\n" for letter in drawn_text)
+
+
+def test_a_long_conversation_leaves_room_for_the_other_columns() -> None:
+    deep = QUESTION
+    for _ in range(60):
+        deep = QUESTION | {"below": [deep]}
+    lines = drawn(prefixes=[TOOL | {"below": [deep]}]).splitlines()
+    assert lines[2].split() == ["tokens", "prompts", "last", "held", "by", "text"]
+    assert lines[-1].strip().startswith("+512") and max(map(len, lines)) <= 80
+
+
 def test_many_replicas_are_counted() -> None:
     held = TOOL | {"held_by": 1000, "replicas": [f"r{number}" for number in range(20)], "below": []}
     assert "r0, r1, r2 and 997 more" in drawn(prefixes=[held])
@@ -73,7 +88,7 @@ def test_many_replicas_are_counted() -> None:
 @pytest.mark.parametrize(
     ("prompts", "heading"),
     [
-        (0, "No prompt was routed yet."),
+        (0, "No prompt is remembered."),
         (1, "Nothing is shared by the last prompt (5 s)"),
         (7, "Nothing is shared by the last 7 prompts (5 s)"),
     ],
