@@ -178,7 +178,8 @@ class Router:
 
     def choose(self, model: ServedModel, question: Question) -> Decision:
         lot = Lot(self.rng.getrandbits(LOT_BITS))
-        return place(self.config.policy, question, model.candidates, lot, model.ring)
+        ring = model.ring if self.config.policy == "session" else None
+        return place(self.config.policy, question, model.candidates, lot, ring)
 
     def _wait(self, routing: Request, decision: Decision) -> None:
         match decision.nobody:

@@ -119,7 +119,14 @@ class ServedModel:
         self.max_model_len: int | None = None  # what is too long for all of them; None: not known
         self.slots: dict[int, int] = {}  # by block size, masks
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
-        self.ring: Ring
+        self._ring: Ring | None = None
+
+    @property
+    def ring(self) -> Ring:
+        """Made when it is first asked for: of a thousand replicas that takes a fifth of a second."""
+        if self._ring is None:
+            self._ring = Ring(member.name for member in self.members)
+        return self._ring
 
     def arrange(self) -> None:
         self.candidates = [member.candidate for member in self.members]
@@ -129,7 +136,7 @@ class ServedModel:
         for member in self.members:
             self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot
         self.all_slots = {APPROXIMATE: sum(1 << member.slot for member in self.members)}
-        self.ring = Ring(member.name for member in self.members)
+        self._ring = None
 
 
 class Members:
