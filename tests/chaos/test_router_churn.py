@@ -167,7 +167,7 @@ async def churning() -> AsyncIterator[Churn]:
         replicas: Fleet = stack.enter_context(fleet(REPLICAS, *QUICK))
         registry = Registry()
         url = await stack.enter_async_context(serving(registry.handle))
-        running = await stack.enter_async_context(front([], registry=url, decisions=100))
+        running = await stack.enter_async_context(front([], registry=url, decisions=100, recent_prompts=100))
         yield Churn(running, registry, replicas.urls)
 
 
