@@ -42,6 +42,7 @@ class Attempt:
     __slots__ = (
         "_frames",
         "_refusal",
+        "awaited_s",
         "begun_order",
         "begun_s",
         "cached_tokens",
@@ -52,6 +53,7 @@ class Attempt:
         "framed",
         "headers",
         "id",
+        "later_s",
         "member",
         "owner",
         "sending",
@@ -76,6 +78,8 @@ class Attempt:
         # Where it stands among what changes the router's figures (`Router.order`).
         self.sent_order = self.begun_order = self.ended_order = -1
         self.uncached_tokens = 1  # as counted when it was sent
+        self.later_s: float | None = None  # it is computed as if it had been sent so much later
+        self.awaited_s = 0.0  # how long what it will store counts as stored
         self.fault: str | None = None  # how it ended, if that was the replica's doing
         # Keys that count as stored until the deadline, which are not if it never begins.
         self.expected: tuple[list[int], float] | None = None

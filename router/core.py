@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -17,6 +17,7 @@ from api.errors import ApiError, queue_full, too_long
 from router.access_log import Line, line_of
 from router.accounting import remembered, routed, settle, told
 from router.admission import Admission, Admitted
+from router.ages import pages_of
 from router.approximate import Approximate
 from router.attempt import Attempt, Owner
 from router.config import RouterConfig
@@ -25,12 +26,14 @@ from router.feeds import Feeds
 from router.index import Matches, PrefixIndex
 from router.lot import LOT_BITS, Lot
 from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
+from router.optimistic import awaited_s
 from router.policy import Decision, Question, place
 from router.prefixes.recent import Recent
 from router.prompt import Prompt
 from router.record import Remembered
 from router.request import Request
 from router.request_log import RequestLog
+from router.reuse import Reuse
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
 from router.upstream import Broken
@@ -70,6 +73,7 @@ class Router:
         self.admission = admission
         self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
         self.approximate = Approximate(self.guesses, APPROXIMATE_BLOCKS)
+        self.reuse = Reuse()
         self.waiting: Waiting[Request] = Waiting(config.queue_size)
         self.started = int(time())
         self.counts = Counts()
@@ -173,6 +177,7 @@ class Router:
             tried=tried,
             exact=prompt.exact,
             turn=self._turn,
+            now_s=self.now_s(),
         )
         return question, by_size
 
@@ -198,13 +203,21 @@ class Router:
 
     # ---- attempts
 
-    def attempt(self, owner: Owner, member: Member, uncached_tokens: int = 1, *, streams: bool = False) -> Attempt:
+    def attempt(
+        self,
+        owner: Owner,
+        member: Member,
+        uncached_tokens: int = 1,
+        *,
+        streams: bool = False,
+        later_s: float | None = None,
+    ) -> Attempt:
         """It is about to be sent: count it."""
         now_s = self.now_s()
         self._ids += 1
         attempt = Attempt(owner, member, self._ids, now_s, streams)
-        attempt.sent_order, attempt.uncached_tokens = next(self.order), uncached_tokens
-        member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams)
+        attempt.sent_order, attempt.uncached_tokens, attempt.later_s = next(self.order), uncached_tokens, later_s
+        member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams, later_s=later_s)
         self._attempts.add(attempt)
         return attempt
 
@@ -214,18 +227,27 @@ class Router:
         assert routing.decision is not None
         matched = routing.decision.question.matched.get(member.slot, 0)
         streams = member.native or bool(routing.peek.stream)
-        attempt = self.attempt(routing, member, max(1, prompt.tokens - int(matched)), streams=streams)
+        later_s = routing.later_s if member.native else None
+        attempt = self.attempt(routing, member, max(1, prompt.tokens - int(matched)), streams=streams, later_s=later_s)
         if routing.noted is not None:
             routing.noted.attempts.append(attempt)
         if routing.queued_s:
             routing.waited_s, routing.queued_s = routing.waited_s + attempt.sent_s - routing.queued_s, 0.0
         if prompt.exact and member.block_size != APPROXIMATE:
-            keys, deadline_s = prompt.keys(member.block_size), attempt.sent_s + self.config.optimistic_ttl_s
-            self.index.optimistic.add(member.slot, keys, deadline_s)
-            attempt.expected = keys, deadline_s
+            keys = prompt.keys(member.block_size)
+            attempt.awaited_s = awaited_s(self.config.optimistic_ttl_s, routing.decision.ttft_s)
+            attempt.expected = keys, attempt.sent_s + attempt.awaited_s
+            self.index.optimistic.add(member.slot, *attempt.expected)
+            if self.config.policy == "cost":
+                self._used(member, pages_of(keys, member.block_size), attempt.sent_s)
         else:
             self.approximate.routed(member.slot, prompt.keys(APPROXIMATE))
         return attempt
+
+    def _used(self, member: Member, pages: Sequence[int], now_s: float) -> None:
+        self.reuse.used(pages, now_s)
+        if member.candidate.ages is not None:
+            member.candidate.ages.routed(pages, now_s)
 
     def answered(self, attempt: Attempt) -> None:
         """A good head has come."""

@@ -2,13 +2,18 @@
 
     cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
 
+What it does to others comes on top (`router.effects`).
+
 `weigh` runs for every request over every replica: plain attribute reads, no object per candidate. Whoever adds a filter
 adds it to `weigh` and to `obstacle`, which says the same in words.
 """
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from router.ages import CacheAges
+from router.turns import Turns
 
 COMPUTE_WEIGHT = 2.0  # a token computed delays this request and takes the room that a later one would have had
 LOWER_PRICE = 0.2  # of computing it, to fetch a token from a lower medium (host memory, disk)
@@ -35,6 +40,9 @@ class Candidate(Struct, eq=False):
     max_model_len: int | None = None
     assigned_tokens: float = 0.0  # what this router has given it to compute, since ever
     may_try_anyway: bool = False  # unavailable only because of what we believe, not because it or an operator said so
+    turns: Turns = field(default_factory=Turns)  # ours that wait there, if it computes them by the rank we give
+    ages: CacheAges | None = None  # None: nobody keeps account of its cache
+    is_crowded: bool = False  # some of ours wait for their turn, or its cache fills up
 
 
 class Question(Struct, eq=False):
@@ -48,6 +56,7 @@ class Question(Struct, eq=False):
     exact: bool = True  # False: `tokens` is an estimate, and no prompt is too long by an estimate
     anyway: bool = False  # also ask replicas that are only believed to be down
     turn: int = 0  # requests placed before this one, for round-robin
+    now_s: float = 0.0
 
 
 def weigh(
@@ -93,11 +102,6 @@ def uncached_tokens(question: Question, slot: int) -> float:
     if question.lower is not question.matched:
         uncached -= (1.0 - LOWER_PRICE) * (question.lower.get(slot, 0) - matched)
     return uncached if uncached > 1 else 1.0
-
-
-def ttft_s(question: Question, candidate: Candidate, rate: float) -> float:
-    """Estimated time to first token."""
-    return (candidate.queued_tokens + uncached_tokens(question, candidate.slot)) / rate
 
 
 def obstacle(question: Question, candidate: Candidate) -> str | None:

@@ -1,12 +1,15 @@
 """The outcome of a choice; why each replica was chosen or not is put into words only when somebody asks.
 
-The difference of two costs is split into parts (compute, queue, busy, rate, slow start) whose sum it is.
+The difference of two costs is split into parts (compute, queue, busy, turns, evictions, rate, slow start); it is
+their sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.cost import (
     BUSY_TOKENS,
@@ -15,9 +18,9 @@ from router.cost import (
     Candidate,
     Question,
     obstacle,
-    ttft_s,
     uncached_tokens,
 )
+from router.effects import LOSS_WEIGHT, Effects
 
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
@@ -34,6 +37,7 @@ class Verdict(Struct, frozen=True):
     queued_tokens: float
     running: int
     in_flight: int
+    lost_tokens: float | None  # driven out of its cache, and to be computed again; None: it is too dear without them
     ttft_s: float
     cost_s: float | None  # None: it cannot take the prompt
     why: str
@@ -52,10 +56,29 @@ class Decision(Struct, eq=False):
     later_s: float = 0.0  # where the replica computes it: as if it had come so much later
     nobody: Nobody | None = None
     lot: int = 0  # near-equals are drawn with it (`router.lot`)
+    effects: Effects | None = None  # None: it has none, or the policy does not ask
+
+    def ahead(self, index: int) -> float:
+        """Tokens that it would wait for at this candidate."""
+        overtaken = self.effects.overtaken[index] if self.effects is not None else 0.0
+        return self.candidates[index].queued_tokens - overtaken
+
+    def ttft_of(self, index: int) -> float:
+        """Estimated time to first token at this candidate."""
+        return (self.ahead(index) + uncached_tokens(self.question, self.candidates[index].slot)) / self.rates[index]
 
     def explain(self) -> list[Verdict]:
+        return list(self.verdicts())
+
+    def verdicts(self) -> Iterator[Verdict]:
         winner = None if self.chosen is None else self.candidates.index(self.chosen)
-        return [_verdict(self, index, winner) for index in range(len(self.candidates))]
+        return (_verdict(self, index, winner) for index in range(len(self.candidates)))
+
+    def at_rest(self) -> "Decision":
+        """With the candidates as they are now, to be explained later."""
+        candidates = list(map(copy, self.candidates))
+        chosen = None if self.chosen is None else candidates[self.candidates.index(self.chosen)]
+        return replace(self, candidates=candidates, chosen=chosen)
 
     def refusal(self) -> str:
         """Why nobody took it, for an error message."""
@@ -81,7 +104,8 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
         queued_tokens=one.queued_tokens,
         running=one.running,
         in_flight=one.in_flight,
-        ttft_s=ttft_s(question, one, decision.rates[index]),
+        lost_tokens=decision.effects.lost[index] if decision.effects is not None else 0.0,
+        ttft_s=decision.ttft_of(index),
         cost_s=cost_s if cost_s < INFINITE else None,
         why=_why(decision, index, winner),
     )
@@ -133,16 +157,28 @@ def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
     """What makes the loser dearer than the winner, the largest part first."""
     question = decision.question
     weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
-    loser_rate, winner_rate = (decision.rates[decision.candidates.index(one)] for one in (loser, winner))
+    one, other = decision.candidates.index(loser), decision.candidates.index(winner)
+    loser_rate, winner_rate = decision.rates[one], decision.rates[other]
     more_compute = uncached_tokens(question, loser.slot) - uncached_tokens(question, winner.slot)
-    more_queue = loser.queued_tokens - winner.queued_tokens
+    more_queue = decision.ahead(one) - decision.ahead(other)
     more_busy = _busy(loser) - _busy(winner)
-    winner_tokens = weight * uncached_tokens(question, winner.slot) + winner.queued_tokens + BUSY_TOKENS * _busy(winner)
-    loser_tokens = winner_tokens + weight * more_compute + more_queue + BUSY_TOKENS * more_busy
+    more_delay = more_loss = 0.0
+    winner_tokens = (
+        weight * uncached_tokens(question, winner.slot) + decision.ahead(other) + BUSY_TOKENS * _busy(winner)
+    )
+    if (effects := decision.effects) is not None:
+        more_delay = effects.delayed[one] - effects.delayed[other]
+        lost = effects.lost[other] or 0.0
+        more_loss = (effects.lost[one] or 0.0) - lost
+        winner_tokens += effects.delayed[other] + LOSS_WEIGHT * lost
+    more = weight * more_compute + more_queue + BUSY_TOKENS * more_busy + more_delay + LOSS_WEIGHT * more_loss
+    loser_tokens = winner_tokens + more
     parts = [
         (weight * more_compute / loser_rate, f"would compute {more_compute:,.0f} tokens more"),
         (more_queue / loser_rate, f"queue {more_queue:,.0f} tokens longer"),
         (BUSY_TOKENS * more_busy / loser_rate, f"{more_busy:,} more requests running"),
+        (more_delay / loser_rate, f"others would wait {more_delay / loser_rate:.1f} s longer, added up"),
+        (LOSS_WEIGHT * more_loss / loser_rate, f"would drive out {more_loss:,.0f} tokens more that come again"),
         (winner_tokens * (1 / loser_rate - 1 / winner_rate), f"prefills {1 - loser_rate / winner_rate:.0%} slower"),
         (
             (loser.slowness - 1) * loser_tokens / loser_rate - (winner.slowness - 1) * winner_tokens / winner_rate,

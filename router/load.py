@@ -25,6 +25,7 @@ MOST_FRESH = 1024  # should no report come, the oldest count as reported
 class Sent(Struct, eq=False):
     """One of our requests that has not ended."""
 
+    id: int
     tokens: int  # to compute
     sent_s: float
     due_s: float = INFINITE  # when its prefill should be done, for one whose first byte comes with the last
@@ -64,18 +65,34 @@ class ReplicaLoad:
         """What the replica says of its cache; 0: nothing."""
         self.block_size = block_size
         self.total_blocks = self._declared_blocks = total_blocks
+        self._tell_size()
+
+    def _tell_size(self) -> None:
+        if self.candidate.ages is not None:
+            self.candidate.ages.describe(self.block_size, self.total_blocks * self.block_size)
 
     # ---- our requests
 
-    def sent(self, request_id: int, uncached_tokens: int, now_s: float, *, streamed: bool = True) -> None:
+    def sent(
+        self,
+        request_id: int,
+        uncached_tokens: int,
+        now_s: float,
+        *,
+        streamed: bool = True,
+        later_s: float | None = None,
+    ) -> None:
         """A request went out, and so much of its prompt the replica has to compute.
 
-        Not streamed: its first byte comes when all is generated, and says nothing about prefill.
+        Not streamed: its first byte comes when all is generated, and says nothing about prefill. `later_s`: it is
+        computed as if it came so much later; None: the replica has an order of its own.
         """
         if request_id in self._sent:
             self.ended(request_id, now_s)
         tokens = max(1, uncached_tokens)
-        self._sent[request_id] = one = Sent(tokens, now_s)
+        self._sent[request_id] = one = Sent(request_id, tokens, now_s)
+        if later_s is not None:
+            self.candidate.turns.add(request_id, now_s + later_s, tokens)
         if not streamed:
             rate = self.candidate.prefill_tokens_per_s
             one.due_s = now_s + (self.candidate.queued_tokens + tokens) / rate if rate else FAR_S
@@ -130,6 +147,7 @@ class ReplicaLoad:
 
     def _leaves_queue(self, one: Sent) -> None:
         one.queued = False
+        self.candidate.turns.discard(one.id)
         self._queued -= one.tokens
         self._queued_requests -= 1
         if one.fresh:
@@ -155,6 +173,7 @@ class ReplicaLoad:
             self._crowd = min(MOST_CROWD, max(1.0, self._its_requests / self._our_requests))
         if not self._declared_blocks:
             self.total_blocks = max(self.total_blocks, load.free_blocks, load.cached_blocks)
+            self._tell_size()
         self.candidate.running, self.candidate.waiting = load.running, load.waiting
         self._publish()
 
@@ -169,6 +188,9 @@ class ReplicaLoad:
         candidate = self.candidate
         candidate.in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
+        candidate.turns.clear()
+        if candidate.ages is not None:
+            candidate.ages.clear()
         self.total_blocks = self._declared_blocks
         self._start()
         self._publish()
@@ -177,6 +199,7 @@ class ReplicaLoad:
 
     def _publish(self) -> None:
         candidate, report = self.candidate, self._report
+        candidate.is_crowded = bool(candidate.turns) or (candidate.ages is not None and candidate.ages.is_full)
         if report is None:
             candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
             candidate.prefill_tokens_per_s = self._speed.tokens_per_s
@@ -199,3 +222,5 @@ class ReplicaLoad:
         assert self._fresh_queued == sum(one.tokens for one in queued if one.fresh)
         assert self._fresh_given == sum(one.tokens for one in self._fresh)
         assert all(one.fresh for one in self._fresh)
+        self.candidate.turns.check()
+        assert len(self.candidate.turns) <= max(0, len(queued) - 1)

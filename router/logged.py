@@ -38,6 +38,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     seq: int | None = None  # the last batch of its events that was known; None: none are followed
     inexact: str | None = None  # why what was known of its cache may not have been all
     report: Report | None = None  # the last that had come
+    lost_tokens: float = 0  # that it would have driven out of the cache, to be computed again
 
 
 class Decided(Struct, omit_defaults=True):
@@ -64,6 +65,8 @@ class Sending(Struct, omit_defaults=True):
     ended_at_s: float = 0
     streamed: bool = True  # what comes first is the first token
     fault: str | None = None
+    later_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
+    awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
 
 
 class Logged(Struct, kw_only=True, omit_defaults=True):
@@ -87,7 +90,6 @@ class Logged(Struct, kw_only=True, omit_defaults=True):
     client_left: bool = False
     run: str = ""  # of the router's process
     at_s: float = 0.0  # when it arrived
-    optimistic_ttl_s: float = USUAL_TTL_S
     decisions: list[Decided] = []
     sendings: list[Sending] = []
     raw_body: Raw = field(default=NO_BODY, name="body")  # `Raw | None` is nothing that msgspec can decode

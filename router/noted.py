@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from router.cost import INFINITE
@@ -32,6 +33,7 @@ class Noted:
         """To be called before the load changes."""
         question = decision.question
         matched, lower = question.matched.get, question.lower.get
+        lost = decision.effects.lost if decision.effects is not None else repeat(None)
         self.decisions.append(
             Decided(
                 order,
@@ -42,8 +44,8 @@ class Noted:
                 None if decision.chosen is None else decision.chosen.name,
                 sorted(question.tried),
                 [
-                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds)
-                    for member, cost in zip(members, decision.costs, strict=True)
+                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds, lost_tokens)
+                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=False)
                 ],
             )
         )
@@ -55,7 +57,9 @@ class Noted:
             self.completion_tokens = int(found[-1]) if found else self.completion_tokens
 
 
-def _weighed(member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds") -> Weighed:
+def _weighed(
+    member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds", lost_tokens: float | None
+) -> Weighed:
     """Runs for every replica and request while a log is written: positions, no keywords."""
     candidate, load = member.candidate, member.load
     known = feeds.known(member.name)
@@ -83,4 +87,5 @@ def _weighed(member: "Member", cost: float, matched: float, lower: float, feeds:
         seq,
         inexact,
         member.report,
+        lost_tokens or 0.0,
     )

@@ -7,6 +7,13 @@ from itertools import count, repeat
 
 from router.holders import Holders
 
+QUEUE_MARGIN = 2.0  # waits turn out so much longer than estimated now and then
+
+
+def awaited_s(ttl_s: float, ttft_s: float) -> float:
+    """How long to wait for the events of a prompt whose first token is expected so late."""
+    return ttl_s + QUEUE_MARGIN * ttft_s
+
 
 class Optimistic:
     """Keys that count as held until events say so, or until their deadline.

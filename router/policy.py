@@ -11,24 +11,17 @@ from router.cost import (
     Question,
     comparable_rates,
     is_too_long,
-    ttft_s,
     uncached_tokens,
     weigh,
 )
 from router.decision import Decision, Nobody, Verdict
+from router.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
 from router.lot import Lot
 from router.ring import Ring
 
 __all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose", "place"]
 
-# Near-equals are drawn from, so that routers that see the same reports do not all pick the same replica. What the
-# prompt itself costs is certain; only the queue is an old estimate, so the tolerance grows with the queue alone.
-NEAR_S = 0.001
-NEAR_QUEUE_FRACTION = 0.05
 TIE_S = 1e-6
-# What computes little goes first, and nobody starves: a request is overtaken only by what comes soon after it.
-PATIENCE = 1.0  # times the time that its own prefill takes
-MOST_LATER_S = 60.0
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
 FREE_REQUESTS = 4  # so few in flight never drive a session away
 
@@ -60,14 +53,16 @@ def choose(
     rates = comparable_rates(candidates)
     weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, weight))
+    if policy == "cost":
+        decision.effects = add_effects(question, candidates, rates, decision.costs)
     if min(decision.costs, default=INFINITE) == INFINITE:
         decision.nobody = _why_nobody(question, candidates)
         return decision
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
-    decision.ttft_s = ttft_s(question, chosen, rates[index])
+    decision.ttft_s = decision.ttft_of(index)
     if policy == "cost":
-        decision.later_s = min(MOST_LATER_S, PATIENCE * uncached_tokens(question, chosen.slot) / rates[index])
+        decision.later_s = later_s(uncached_tokens(question, chosen.slot), rates[index])
     return decision
 
 
@@ -93,7 +88,8 @@ def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
     candidates = decision.candidates
     best = min(costs)
     index = costs.index(best)
-    slack_s = NEAR_S + NEAR_QUEUE_FRACTION * candidates[index].queued_tokens / decision.rates[index]
+    # What the prompt itself costs is certain; only the queue is an old estimate.
+    slack_s = NEAR_S + NEAR_FRACTION * candidates[index].queued_tokens / decision.rates[index]
     most = best + slack_s
     near = [index for index, cost in enumerate(costs) if cost <= most]
     if len(near) == 1:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.line_file import LineFile
-from router.logged import NO_BODY, USUAL_TTL_S, Logged, Sending
+from router.logged import NO_BODY, Logged, Sending
 from router.noted import Noted
 
 if TYPE_CHECKING:
@@ -24,18 +24,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RequestLog(LineFile):
-    def __init__(self, path: str, *, bodies: bool, optimistic_ttl_s: float = USUAL_TTL_S) -> None:
+    def __init__(self, path: str, *, bodies: bool) -> None:
         super().__init__(path, "request log")
         self.run = uuid4().hex[:12]
         self._bodies = bodies
-        self._ttl_s = optimistic_ttl_s
         self._has_failed = False
 
     @classmethod
     def open(cls, config: "RouterConfig") -> "RequestLog | None":
         if config.request_log is None:
             return None
-        return cls(config.request_log, bodies=config.log_prompts, optimistic_ttl_s=config.optimistic_ttl_s)
+        return cls(config.request_log, bodies=config.log_prompts)
 
     def over(self, routing: "Request", now_s: float) -> None:
         """One for which no replica was ever looked for has no line. A mistake in here costs the line alone."""
@@ -74,7 +73,6 @@ class RequestLog(LineFile):
             client_left=routing.exchange.disconnected,
             run=self.run,
             at_s=routing.arrived_s,
-            optimistic_ttl_s=self._ttl_s,
             decisions=noted.decisions,
             sendings=[_sending(attempt) for attempt in noted.attempts],
             raw_body=_one_line(noted.body) if self._bodies else NO_BODY,
@@ -110,6 +108,8 @@ def _sending(attempt: "Attempt") -> Sending:
         attempt.ended_s,
         attempt.streams,
         attempt.fault,
+        attempt.later_s,
+        attempt.awaited_s,
     )
 
 

@@ -176,7 +176,7 @@ class Routing:
             return
         # Before anything is counted: the client's body may not be fit for it.
         if member.native:
-            body, dropped, types, path = answer.enveloped(self._priority), TO_NATIVE, NATIVE_TYPES, None
+            body, dropped, types, path = answer.enveloped(self.later_s), TO_NATIVE, NATIVE_TYPES, None
         else:
             body, path = answer.foreign_body(member)
             dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
@@ -189,8 +189,11 @@ class Routing:
             attempt.sending.pause()
 
     @property
-    def _priority(self) -> float:
-        """Counted from when all of it was here, however slowly it came and however often it was sent since."""
+    def later_s(self) -> float:
+        """By how much later than now it counts as having come.
+
+        Counted from when all of it was here, however slowly it came and however often it was sent since.
+        """
         assert self.decision is not None
         return self.decision.later_s - (self._router.now_s() - self._body_came_s)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from events.native import Status
 from router.accuracy import Accuracy
+from router.ages import CacheAges
 from router.attempt import refusal_code
 from router.core import Router
 from router.discovery.wanted import Wanted, difference
@@ -128,7 +129,7 @@ class Upkeep:
         target = spec.target
         tls = ssl.create_default_context() if target.tls else None
         upstream = Upstream(target, config.connect_timeout_s, tls)
-        candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit)
+        candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit, ages=CacheAges(router.reuse))
         guessed = router.guesses.add()
         assert guessed == candidate.slot, f"slot {candidate.slot} of the index is {guessed} among the guesses"
         health = Health(candidate, self._rng, router.now_s(), self._health_config)

@@ -125,6 +125,7 @@ class Named(click.ParamType[tuple[str, str]]):
 @click.option("--jitter", type=SECONDS, default=0.0, metavar="S", help="Delay each arrival by up to S seconds.")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="K", help="Runs, each with its own chance.")
 @click.option("--no-events", is_flag=True, help="Replicas say nothing; the router knows what it did.")
+@click.option("--no-optimistic", is_flag=True, help="What is on its way counts for nothing until events tell of it.")
 @click.option("--event-delay", type=SECONDS, default=0.0, metavar="S", help="Events come S seconds late.")
 @click.option("--event-loss", type=SHARE, default=0.0, metavar="P", help="Batches lost, and repaired at the next.")
 @click.option(
@@ -155,6 +156,7 @@ def simulate(
     jitter: float,
     seeds: int,
     no_events: bool,
+    no_optimistic: bool,
     event_delay: float,
     event_loss: float,
     rate_error: float,
@@ -172,8 +174,8 @@ def simulate(
     simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their
     blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
 
-    The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids), or a
-    request log (warmroute router --request-log).
+    The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids or
+    hash_runs), or a request log (warmroute router --request-log).
 
     \b
     hits      1 - tokens computed / tokens of all prompts
@@ -202,6 +204,8 @@ def simulate(
         raise Unusable("--load and --speed both change the pace; give one of them")
     if sources:
         raise Unusable("--source changes nothing without --recording and --requests; leave it out")
+    if no_events and no_optimistic:
+        raise Unusable("--no-events and --no-optimistic together leave nothing to go by; give one of them")
     if no_events and (event_delay or event_loss or rate_error):
         raise Unusable("with --no-events nothing comes late, is lost or says a rate; leave out what says how")
     if model == "engine" and eviction != "lru":
@@ -216,6 +220,7 @@ def simulate(
         model=model,
         eviction=eviction,
         events=not no_events,
+        optimistic=not no_optimistic,
         event_delay_s=event_delay,
         event_loss=event_loss,
         rate_error=rate_error,

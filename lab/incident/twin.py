@@ -15,12 +15,14 @@ from events.native import Status, decode_status
 from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
+from router.ages import CacheAges
 from router.cost import Candidate
 from router.feeds import ReplicaFeed
 from router.index import PrefixIndex
 from router.load import ReplicaLoad
 from router.logged import Weighed
 from router.report import Report
+from router.reuse import Reuse
 
 AHEAD_S = 2.0  # by so much recorder and router may have been apart
 
@@ -31,12 +33,29 @@ class Heard(NamedTuple):
     order: int | None  # where the log says it
 
 
+class LoggedAges(CacheAges):
+    """What would be driven out of the cache follows from all that was ever sent there; so it is taken from the log."""
+
+    def __init__(self) -> None:
+        super().__init__(Reuse())
+        self.logged_tokens = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return self.logged_tokens > 0
+
+    def lost_tokens(self, tokens: float, now_s: float) -> float:
+        del tokens, now_s
+        return self.logged_tokens
+
+
 class Twin:
     """`take` what was recorded; `hear` and `know` as far as the router did."""
 
     def __init__(self, name: str, index: PrefixIndex, source: Source | None, *, hashes_are_keys: bool = False) -> None:
         self.index = index
-        self.candidate = Candidate(name, index.add())
+        self.ages = LoggedAges()
+        self.candidate = Candidate(name, index.add(), ages=self.ages)
         self.load = ReplicaLoad(self.candidate)
         self.in_step_s: float | None = None  # since when its events are known, by the recorder's clock
         self.last_report_ts: float | None = None
@@ -128,6 +147,7 @@ class Twin:
         candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
         candidate.max_model_len = weighed.max_model_len
+        self.ages.logged_tokens = weighed.lost_tokens
         if (load.block_size, load.total_blocks) != (weighed.cache_block_tokens, weighed.cache_blocks):
             load.describe(weighed.cache_block_tokens, weighed.cache_blocks)
         if self._is_new:

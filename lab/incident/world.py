@@ -76,9 +76,9 @@ class World:
     def _is_sent(self, fact: Sent) -> None:
         one, line = fact.sending, fact.line
         twin = self.twins[one.replica]
-        twin.load.sent(one.sent_order, one.uncached_tokens, fact.at_s, streamed=one.streamed)
+        twin.load.sent(one.sent_order, one.uncached_tokens, fact.at_s, streamed=one.streamed, later_s=one.later_s)
         if line.exact and line.blocks and _block_tokens(line, one.replica) == line.block_tokens:
-            deadline_s = fact.at_s + line.optimistic_ttl_s
+            deadline_s = fact.at_s + one.awaited_s
             self.index.optimistic.add(twin.candidate.slot, line.blocks, deadline_s)
             self._deadlines[one.sent_order] = line.blocks, deadline_s
 
@@ -122,6 +122,7 @@ class World:
             tried=frozenset(decided.tried),
             exact=line.exact,
             turn=decided.turn,
+            now_s=decided.at_s,
         )
 
     def _is_matched(self, line: Logged, one: Weighed) -> bool:

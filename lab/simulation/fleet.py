@@ -31,7 +31,7 @@ class Fleet:
         blocks = settings.capacity_blocks(block_tokens)
         self.replicas: list[Replica] = [self._replica(number, blocks, block_tokens) for number in range(len(names))]
         self.routers = [
-            Router(names, policy, block_tokens, blocks, events=settings.events, seed=seed + number)
+            Router(names, policy, block_tokens, blocks, settings, seed=seed + number)
             for number in range(settings.routers)
         ]
         self._reports = [False for _ in names]  # whether a report is due

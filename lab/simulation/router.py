@@ -7,11 +7,15 @@ from events.messages import KnownEvent
 from events.native import Load
 from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
+from lab.simulation.settings import Settings
+from router.ages import CacheAges, pages_of
 from router.approximate import Approximate
 from router.config import RouterConfig
 from router.index import PrefixIndex
 from router.load import ReplicaLoad
+from router.optimistic import awaited_s
 from router.policy import Candidate, Question, choose
+from router.reuse import Reuse
 from router.ring import Ring
 
 OPTIMISTIC_TTL_S = RouterConfig().optimistic_ttl_s
@@ -20,7 +24,14 @@ APPROXIMATE_TOKENS = 2**20  # that a router takes a replica to hold that says no
 
 class Router:
     def __init__(
-        self, names: Sequence[str], policy: str, block_tokens: int, capacity_blocks: int, *, events: bool, seed: int
+        self,
+        names: Sequence[str],
+        policy: str,
+        block_tokens: int,
+        capacity_blocks: int,
+        settings: Settings,
+        *,
+        seed: int,
     ) -> None:
         self._policy = policy
         self._block_tokens = block_tokens
@@ -28,15 +39,22 @@ class Router:
         self._slots = [self._index.add() for _ in names]
         self._mask = sum(1 << slot for slot in self._slots)
         self._resolvers = [Resolver(MODEL, native=True) for _ in names]
-        self._approximate = None if events else Approximate(self._index, APPROXIMATE_TOKENS // block_tokens)
-        self._candidates = [Candidate(name, slot) for name, slot in zip(names, self._slots, strict=True)]
+        self._approximate = None if settings.events else Approximate(self._index, APPROXIMATE_TOKENS // block_tokens)
+        self._reuse = Reuse()
+        self._ages = [CacheAges(self._reuse) for _ in names]
+        self._candidates = [
+            Candidate(name, slot, ages=ages) for name, slot, ages in zip(names, self._slots, self._ages, strict=True)
+        ]
         self._loads = [
             ReplicaLoad(candidate, block_size=block_tokens, total_blocks=capacity_blocks)
             for candidate in self._candidates
         ]
+        for load in self._loads:
+            load.describe(block_tokens, capacity_blocks)
         self._ring = Ring(names)
         self._rng = random.Random(seed)
         self._turn = 0
+        self._is_optimistic = settings.optimistic
 
     def place(self, job: Job, now_s: float) -> int:
         """The replica's number; the job has the rank that its queue is to give it."""
@@ -47,17 +65,21 @@ class Router:
         matched: dict[int, float] = {slot: count * self._block_tokens for slot, count in blocks.items()}
         tokens = job.request.input_tokens
         self._turn += 1
-        question = Question(tokens=tokens, matched=matched, lower=matched, turn=self._turn)
+        question = Question(tokens=tokens, matched=matched, lower=matched, turn=self._turn, now_s=now_s)
         decision = choose(self._policy, question, self._candidates, self._rng, self._ring)
         assert decision.chosen is not None, "a simulated replica is never away"
         number = self._candidates.index(decision.chosen)
         slot = self._slots[number]
         job.rank = now_s + decision.later_s
-        self._loads[number].sent(job.number, max(1, tokens - int(matched.get(slot, 0))), now_s)
-        if self._approximate is None:
-            optimistic.add(slot, keys, now_s + OPTIMISTIC_TTL_S)
-        else:
+        uncached_tokens = max(1, tokens - int(matched.get(slot, 0)))
+        self._loads[number].sent(job.number, uncached_tokens, now_s, later_s=decision.later_s)
+        pages = pages_of(keys, self._block_tokens)
+        self._reuse.used(pages, now_s)
+        self._ages[number].routed(pages, now_s)
+        if self._approximate is not None:
             self._approximate.routed(slot, keys)
+        elif self._is_optimistic:
+            optimistic.add(slot, keys, now_s + awaited_s(OPTIMISTIC_TTL_S, decision.ttft_s))
         return number
 
     def begun(self, job: Job, now_s: float) -> None:

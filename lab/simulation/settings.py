@@ -21,6 +21,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     model: Literal["fifo", "engine"] = "fifo"
     eviction: str = "lru"
     events: bool = True  # False: replicas say nothing, and the router knows only what it did itself
+    optimistic: bool = True  # False: what is on its way to a replica counts for nothing until its events tell of it
     event_delay_s: float = 0.0
     event_loss: float = 0.0  # share of batches that come only with the next one
     rate_error: float = 0.0  # half of the replicas say so much more than their prefill rate, the others so much less

@@ -1,14 +1,15 @@
 """Trace files: JSON lines, plain or gzipped, of Mooncake's kind or written by a router's request log.
 
 Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}; how
-long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A router writes `Logged`; lines in
-which it was cut off, by a full disk or its end, are left out.
+long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A first line may say it,
+{"meta": {"block_size": tokens}}, and "hash_runs": [first, count, ...] stand for "hash_ids" where numbers follow each
+other. A router writes `Logged`; lines in which it was cut off, by a full disk or its end, are left out.
 """
 
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -25,7 +26,11 @@ BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MOST_MS = 1e15  # some thousand years
 MOST_TOKENS = 10**9
-MOONCAKE_LINES = 'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}'
+MOONCAKE_LINES = (
+    'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, '
+    'or has "hash_runs": [first, count, ...]'
+)
+META_LINE = 'the first line may be {"meta": {"block_size": tokens}}'
 LOG_LINES = "each line is one request, as `warmroute router --request-log` writes it"
 COMMON_BLOCK_TOKENS = (512, 16, 64, 32, 128, 256, 1024)  # tried first
 
@@ -40,10 +45,41 @@ class MooncakeLine(Struct):
     timestamp: Annotated[float, Meta(ge=-MOST_MS, le=MOST_MS)]
     input_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
     output_length: Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
-    hash_ids: tuple[int, ...]
+    hash_ids: tuple[int, ...] | None = None
+    hash_runs: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.hash_ids is None:
+            self.hash_ids = _run_out(self.hash_runs, self.input_length)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        assert self.hash_ids is not None
+        return self.hash_ids
+
+
+def _run_out(runs: tuple[int, ...] | None, most: int) -> tuple[int, ...]:
+    """[first, count, ...]; ValueError if they do not name blocks of so many tokens at most."""
+    if runs is None:
+        raise ValueError("it has neither hash_ids nor hash_runs")
+    firsts, counts = runs[::2], runs[1::2]
+    if len(firsts) != len(counts) or min(counts, default=1) < 1:
+        raise ValueError("hash_runs are not pairs of a number and how many follow it")
+    if sum(counts) > most:
+        raise ValueError(f"hash_runs name {sum(counts):,} blocks for {most:,} tokens")
+    return tuple(chain.from_iterable(range(first, first + count) for first, count in zip(firsts, counts, strict=True)))
+
+
+class _About(Struct):
+    block_size: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+
+
+class MetaLine(Struct):
+    meta: _About
 
 
 _mooncake = msgspec.json.Decoder(MooncakeLine)
+_meta = msgspec.json.Decoder(MetaLine)
 _logged = msgspec.json.Decoder(Logged)
 
 
@@ -53,10 +89,14 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
     first = next(numbered, None)
     if first is None:
         raise BadTrace(f"{path} holds no requests")
-    lines = chain([first], numbered)
     if b'"request_id"' in first[1]:
-        return _of_log(path, list(_whole(path, lines)), block_tokens)
-    return _of_mooncake(path, list(_decoded(path, lines, _mooncake, MOONCAKE_LINES)), block_tokens)
+        return _of_log(path, list(_whole(path, chain([first], numbered))), block_tokens)
+    if b'"meta"' in first[1]:
+        [meta] = _decoded(path, [first], _meta, META_LINE)
+        block_tokens = block_tokens or meta.meta.block_size
+    else:
+        numbered = chain([first], numbered)
+    return _of_mooncake(path, list(_decoded(path, numbered, _mooncake, MOONCAKE_LINES)), block_tokens)
 
 
 def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[Logged]:
@@ -130,11 +170,13 @@ def _without_mark(path: Path, first: bytes) -> bytes:
 
 
 def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
+    if not lines:
+        raise BadTrace(f"{path} holds no requests")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
     requests = [
-        TraceRequest((line.timestamp - start_ms) / 1000, line.input_length, line.output_length, line.hash_ids)
-        for line in lines
+        TraceRequest((line.timestamp - start_ms) / 1000, line.input_length, line.output_length, blocks)
+        for line, blocks in zip(lines, _all_begun(lines, size), strict=True)
     ]
     for number, request in enumerate(requests, start=1):
         _check(f"{path}, request {number}", request, size)
@@ -169,19 +211,27 @@ def _begun(line: Logged, size: int) -> tuple[int, ...]:
     )
 
 
+def _all_begun(lines: Sequence[MooncakeLine], size: int) -> Iterator[tuple[int, ...]]:
+    """Some files name full blocks only; one that is only begun is nobody else's."""
+    unused = count(1 + max(max(line.blocks, default=0) for line in lines))
+    for line in lines:
+        full, rest = divmod(line.input_length, size)
+        yield (*line.blocks, next(unused)) if rest and len(line.blocks) == full else line.blocks
+
+
 def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:
     """The size at which every prompt has as many blocks as it names."""
-    longest = max(lines, key=lambda line: len(line.hash_ids))
-    if not longest.hash_ids:
+    longest = max(lines, key=lambda line: len(line.blocks))
+    if not longest.blocks:
         raise BadTrace(f"{path}: no request of it names a block")
-    about = longest.input_length / len(longest.hash_ids)
+    about = longest.input_length / len(longest.blocks)
     sizes: Iterable[int] = chain(COMMON_BLOCK_TOKENS, range(max(1, int(about)), int(about * 2) + 2))
     for size in sizes:
-        if all(-(-line.input_length // size) == len(line.hash_ids) for line in lines):
+        if all(-(-line.input_length // size) == len(line.blocks) for line in lines):
             return size
     raise BadTrace(
         f"{path}: no block size fits all of its requests: its longest has {longest.input_length:,} tokens in "
-        f"{len(longest.hash_ids):,} blocks; give --block-tokens"
+        f"{len(longest.blocks):,} blocks; give --block-tokens"
     )
 
 

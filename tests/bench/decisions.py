@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from events.blocks import block_keys, pack_tokens, root_key
 from events.native import Load
+from router.ages import CacheAges
 from router.index import PrefixIndex
 from router.load import ReplicaLoad
 from router.policy import Candidate, Question, choose
+from router.reuse import Reuse
 from router.ring import Ring
 from tests.bench.measure import cpu_us, heading, row
 
@@ -16,7 +18,7 @@ BLOCK = 16
 PROMPT = 4096
 ROOT = root_key("m", None, None, BLOCK)
 DECISIONS = 2000
-KINDS = ("busy", "busy, two media", "idle and cold", "two kinds of GPU")
+KINDS = ("busy", "crowded", "busy, two media", "idle and cold", "two kinds of GPU")
 
 
 def run(rounds: int) -> None:
@@ -42,7 +44,7 @@ def run(rounds: int) -> None:
 
 
 def replicas_of(kind: str, count: int) -> tuple[list[Candidate], Question]:
-    chance = random.Random(1)
+    chance, reuse = random.Random(1), Reuse()
     candidates = []
     for slot in range(count):
         rate = 8000.0 * (2 if kind == "two kinds of GPU" and slot % 2 else 1) + chance.random()
@@ -51,10 +53,25 @@ def replicas_of(kind: str, count: int) -> tuple[list[Candidate], Question]:
             candidate.empty_tokens = 400_000.0
         else:
             candidate.queued_tokens, candidate.running = float(chance.randrange(20_000)), chance.randrange(32)
+        if kind == "crowded":
+            _crowd(candidate, reuse, chance)
         candidates.append(candidate)
     matched = {} if kind == "idle and cold" else {slot: 16.0 * chance.randrange(128) for slot in range(0, count, 2)}
     lower = {slot: held + 64 for slot, held in matched.items()} if kind == "busy, two media" else matched
     return candidates, Question(PROMPT, matched, lower, session="someone")
+
+
+def _crowd(candidate: Candidate, reuse: Reuse, chance: random.Random) -> None:
+    """Its cache is full, and eight prompts wait for their turn."""
+    candidate.ages = CacheAges(reuse)
+    candidate.ages.describe(BLOCK, 400_000)
+    for second in range(-600, 0):
+        pages = [chance.randrange(4000) for _ in range(4)]
+        reuse.used(pages, float(second))
+        candidate.ages.routed(pages, float(second))
+    for number in range(9):
+        candidate.turns.add(number, chance.random(), chance.randrange(8000))
+    candidate.is_crowded = True
 
 
 def choosing(policy: str, count: int, kind: str) -> Callable[[], object]:

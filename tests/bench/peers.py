@@ -2,7 +2,7 @@
 
 The others are sglang-router 0.3.2 and vllm-router 0.1.17, each in a Python environment of its own whose folder
 WARMROUTE_SGLANG_ROUTER and WARMROUTE_VLLM_ROUTER name; of one that is not there the table says so. The traces are made
-by chance (tests/lab/traffic.py), or are all *.jsonl of Mooncake's kind in the folder that WARMROUTE_TRACES names.
+by chance (tests/lab/traffic.py), or are all *.jsonl and *.jsonl.gz of Mooncake's kind in the folder WARMROUTE_TRACES.
 
 Every run has new replicas and a new router, and lasts a minute and more: `python -m tests.bench peers --rounds 3` takes
 most of an hour and draws docs/peers.svg, `--rounds 1 --small` tries it all out in three minutes. Linux only: it reads
@@ -265,9 +265,11 @@ def sources(requests: int) -> list[Callable[[int], Trace]]:
             lambda number: shrunk(conversations(requests, number)),
             lambda number: shrunk(agents(requests, number)),
         ]
-    paths = sorted(Path(named).glob("*.jsonl"))
+    paths = sorted(Path(named).glob("*.jsonl*"))
     if not paths:
-        sys.exit(f"WARMROUTE_TRACES: {named!r} has no *.jsonl; name a folder with traces of Mooncake's kind")
+        sys.exit(
+            f"WARMROUTE_TRACES: {named!r} has no *.jsonl or *.jsonl.gz; name a folder with Mooncake's kind of traces"
+        )
     return [excerpts(read_trace(path), requests) for path in paths]
 
 

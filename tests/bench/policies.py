@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-import router.policy
+import router.effects
 from lab.simulation.comparison import Row, compared
 from lab.simulation.report import duration
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS, Settings
@@ -48,11 +48,11 @@ class Case(NamedTuple):
 @contextmanager
 def patience(factor: float) -> Iterator[None]:
     """The default policy with another order of computing; 0: in order of arrival."""
-    usual, router.policy.PATIENCE = router.policy.PATIENCE, factor
+    usual, router.effects.PATIENCE = router.effects.PATIENCE, factor
     try:
         yield
     finally:
-        router.policy.PATIENCE = usual
+        router.effects.PATIENCE = usual
 
 
 def run(rounds: int) -> None:

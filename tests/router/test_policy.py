@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from router.cost import ALIKE_RATES, LOWER_PRICE
+from router.effects import MOST_LATER_S, PATIENCE
 from router.load import ReplicaLoad
-from router.policy import MOST_LATER_S, PATIENCE, POLICIES, Candidate, Question, choose
+from router.policy import POLICIES, Candidate, Question, choose
 from router.ring import Ring
 
 RATE = 8000.0

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from api.native import pack_ids, unpack_ids
+from events.native import Load
 from router.cost import ASSUMED_TOKENS_PER_S
+from router.effects import PATIENCE
 from router.keys import Key, digest_of
-from router.policy import PATIENCE
 from router.routing import Routing
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
@@ -915,6 +916,37 @@ async def test_a_replica_that_never_began_with_a_prompt_is_not_taken_to_have_it_
             await running.idle()
             kept.append(len(running.router.index.optimistic))
         assert kept == [0, 0, 4]
+
+
+async def test_what_waits_in_a_long_queue_counts_as_cached_until_it_has_had_its_turn() -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        member, router = running.member("r0"), running.router
+        member.block_size = 16
+        router.members.arrange()
+        queue_s = 1000.0
+        load = Load(waiting=9, queued_prefill_tokens=int(queue_s * 8000), prefill_tokens_per_s=8000.0)
+        member.load.reported(load, router.now_s())
+        await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
+        await running.idle()
+        router.index.optimistic.expire(router.now_s() + queue_s)
+        assert len(router.index.optimistic) == 4
+        router.index.optimistic.expire(router.now_s() + 3 * queue_s)
+        assert len(router.index.optimistic) == 0
+
+
+async def test_prompts_are_kept_account_of_where_the_policy_asks_what_they_would_drive_out() -> None:
+    for policy, pages in (("cost", 1), ("prefix", 0)):
+        script = Script(says(GOOD))
+        async with served(*script.replicas(1, native=True), policy=policy) as running, connect(running.port) as client:
+            member = running.member("r0")
+            member.block_size = 1024
+            running.router.members.arrange()
+            member.load.describe(1024, 100)
+            await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 1500})
+            await running.idle()
+            assert member.candidate.ages is not None
+            assert (len(running.router.reuse), len(member.candidate.ages)) == (pages, pages)
 
 
 # ---- what nobody thought of

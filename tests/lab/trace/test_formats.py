@@ -47,6 +47,51 @@ def test_the_block_size_is_found_out_from_lengths_and_numbers_of_blocks(tmp_path
     assert read_trace(path).block_tokens == size
 
 
+def test_a_first_line_may_say_how_long_blocks_are_and_runs_stand_for_numbers(tmp_path: Path) -> None:
+    meta = {"meta": {"block_size": 64, "source": "somewhere"}}
+    runs = [{**mooncake(at_ms, 300, []), "hash_runs": numbers} for at_ms, numbers in ((0, [7, 2, 40, 3]), (5, [7, 5]))]
+    for line in runs:
+        del line["hash_ids"]
+    trace = read_trace(written(tmp_path, [meta, *runs]))
+    assert trace.block_tokens == 64
+    assert [request.blocks for request in trace.requests] == [(7, 8, 40, 41, 42), (7, 8, 9, 10, 11)]
+
+
+def test_a_file_may_name_full_blocks_only_and_those_that_are_begun_are_nobody_elses(tmp_path: Path) -> None:
+    meta = {"meta": {"block_size": 64}}
+    lines = [mooncake(0, 130, [1, 2]), mooncake(0, 130, [1, 2]), mooncake(0, 128, [1, 2]), mooncake(0, 10, [])]
+    first, second, full, short = (request.blocks for request in read_trace(written(tmp_path, [meta, *lines])).requests)
+    assert first[:2] == second[:2] == full == (1, 2)
+    assert len({first[2:], second[2:], short}) == 3 and len(first) == len(second) == 3 and len(short) == 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "complaint"),
+    [
+        ([1], "are not pairs"),
+        ([1, 0], "are not pairs"),
+        ([1, -3], "are not pairs"),
+        ([1, 10**12], "name 1,000,000,000,000 blocks for 300 tokens"),
+        (None, "neither hash_ids nor hash_runs"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(tmp_path: Path, runs: list[int] | None, complaint: str) -> None:
+    line = {"timestamp": 0, "input_length": 300, "output_length": 1, **({} if runs is None else {"hash_runs": runs})}
+    with pytest.raises(BadTrace, match=f"line 1: .*{complaint}"):
+        read_trace(written(tmp_path, [line]))
+
+
+@pytest.mark.parametrize("meta", [{"meta": {}}, {"meta": {"block_size": 0}}, {"meta": 3}])
+def test_a_first_line_that_says_it_wrongly_is_refused(tmp_path: Path, meta: dict[str, Any]) -> None:
+    with pytest.raises(BadTrace, match=r"line 1: .*the first line may be"):
+        read_trace(written(tmp_path, [meta, mooncake(0, 10, [1])]))
+
+
+def test_a_file_with_nothing_but_a_first_line_holds_no_requests(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match="holds no requests"):
+        read_trace(written(tmp_path, [{"meta": {"block_size": 64}}]))
+
+
 def test_late_lines_are_put_in_order(tmp_path: Path) -> None:
     path = written(tmp_path, [mooncake(2000, 10, [1]), mooncake(1000, 11, [2])])
     assert [request.input_tokens for request in read_trace(path).requests] == [11, 10]
@@ -176,8 +221,8 @@ def test_numbers_that_say_nothing_of_what_was_before_are_numbered_anew(tmp_path:
 
 
 def test_a_block_size_that_does_not_fit_names_the_request(tmp_path: Path) -> None:
-    path = written(tmp_path, [mooncake(0, 200, [1]), mooncake(0, 600, [1, 2])])
-    with pytest.raises(BadTrace, match="request 2 has 600 tokens, which is 3 blocks of 256, but it names 2"):
+    path = written(tmp_path, [mooncake(0, 200, [1]), mooncake(0, 600, [1])])
+    with pytest.raises(BadTrace, match="request 2 has 600 tokens, which is 3 blocks of 256, but it names 1"):
         read_trace(path, block_tokens=256)
 
 

@@ -1,0 +1,110 @@
+"""What a replica's cache holds by when it was last asked for, and what another prompt would drive out of it.
+
+Counted in pages, by a sample: a block in so many stands for about PAGE_TOKENS tokens, the same one in every prompt that
+has it. The cache itself is not looked into: whatever evicts the least recently used first holds what came last.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from router.reuse import Reuse
+
+PAGE_TOKENS = 1024
+MOST_GROUPS = 64  # about so many different times are told apart
+SHORTEST_S = 1.0
+
+
+def pages_of(keys: Sequence[int], block_tokens: int) -> Sequence[int]:
+    """Those blocks of a prompt that stand for the others."""
+    blocks = _blocks_in_page(block_tokens)
+    return keys if blocks == 1 else [key for key in keys if not key & (blocks - 1)]
+
+
+def page_tokens(block_tokens: int) -> int:
+    return block_tokens * _blocks_in_page(block_tokens)
+
+
+def _blocks_in_page(block_tokens: int) -> int:
+    """A power of two."""
+    return 1 << max(0, (PAGE_TOKENS // block_tokens).bit_length() - 1)
+
+
+class Group(Struct, gc=False):
+    """Pages that were last asked for at about the same time."""
+
+    at_s: float
+    pages: int = 0
+
+
+class CacheAges:
+    """Of one replica; nothing is known while its `capacity_pages` are not."""
+
+    def __init__(self, reuse: Reuse) -> None:
+        self.page_tokens = PAGE_TOKENS
+        self.capacity_pages = 0.0
+        self._reuse = reuse
+        self._pages: OrderedDict[int, Group] = OrderedDict()  # the next to go first
+        self._groups: deque[Group] = deque()  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def is_full(self) -> bool:
+        """Or nearly so: a prompt of some length may drive something out."""
+        return 2 * len(self._pages) > self.capacity_pages
+
+    def describe(self, block_tokens: int, capacity_tokens: float) -> None:
+        """0: not known."""
+        if not block_tokens or not capacity_tokens:
+            self.capacity_pages = 0.0
+            self.clear()
+            return
+        self.page_tokens = page_tokens(block_tokens)
+        self.capacity_pages = capacity_tokens / self.page_tokens
+
+    def clear(self) -> None:
+        self._pages.clear()
+        self._groups.clear()
+
+    def routed(self, pages: Sequence[int], now_s: float) -> None:
+        """A prompt with these goes there now; its end will be evicted before its beginning."""
+        held, newest = self._pages, self._newest(now_s)
+        for page in reversed(pages):
+            before = held.pop(page, None)
+            if before is not None:
+                before.pages -= 1
+            held[page] = newest
+        newest.pages += len(pages)
+        while len(held) > self.capacity_pages:
+            held.popitem(last=False)[1].pages -= 1
+        while self._groups and not self._groups[0].pages:
+            self._groups.popleft()
+
+    def _newest(self, now_s: float) -> Group:
+        groups = self._groups
+        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
+            groups.append(Group(now_s))
+        return groups[-1]
+
+    def lost_tokens(self, tokens: float, now_s: float) -> float:
+        """To be computed again, as far as can be expected, if so many more had to be cached."""
+        pages = tokens / self.page_tokens - (self.capacity_pages - len(self._pages))
+        if pages <= 0 or not self.capacity_pages:
+            return 0.0
+        lost = 0.0
+        for group in self._groups:
+            chance = self._reuse.chance(now_s - group.at_s)
+            if group.pages >= pages:
+                return self.page_tokens * (lost + chance * pages)
+            lost += chance * group.pages
+            pages -= group.pages
+        return self.page_tokens * (lost + pages)  # there is no room for the rest until requests have ended
+
+    def check(self) -> None:
+        assert len(self._pages) <= self.capacity_pages
+        assert [group.at_s for group in self._groups] == sorted(group.at_s for group in self._groups)
+        assert sum(group.pages for group in self._groups) == len(self._pages)
+        assert all(group.pages >= 0 for group in self._groups)

@@ -1,0 +1,75 @@
+"""How likely it is that something will be asked for again that nobody has asked for in a while; learned as it goes.
+
+Told of pages (`router.ages`), and by the gaps between two uses of the same page it answers for any time of rest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import accumulate
+from math import log2
+
+BINS = 64  # thirds of an octave from SHORTEST_S on: gaps of up to six hours
+SHORTEST_S = 0.01
+MOST_PAGES = 2**17  # whose last use is known, whether or not anybody has them cached; some 15 MB
+FADES_EVERY = 50_000  # pages
+KEPT = 0.7
+RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew
+
+
+class Reuse:
+    """One for all replicas: where a prompt was sent says nothing about whether it comes again."""
+
+    def __init__(self) -> None:
+        self._last_s: OrderedDict[int, float] = OrderedDict()
+        self._gaps = [0.0] * BINS  # how many uses came so long after the one before
+        self._uses = 0.0
+        self._until_fading = FADES_EVERY
+        self._chances = [0.0] * BINS
+        self._renewed_at = 0.0  # when there are so many uses
+
+    def __len__(self) -> int:
+        """Pages that are known."""
+        return len(self._last_s)
+
+    def used(self, pages: Iterable[int], now_s: float) -> None:
+        last_s, gaps, uses = self._last_s, self._gaps, 0
+        for page in pages:
+            before_s = last_s.pop(page, None)
+            if before_s is not None:
+                gaps[_bin(now_s - before_s)] += 1
+            last_s[page] = now_s
+            uses += 1
+        while len(last_s) > MOST_PAGES:
+            last_s.popitem(last=False)
+        self._uses += uses
+        self._until_fading -= uses
+        if self._until_fading <= 0:
+            self._fade()
+
+    def chance(self, idle_s: float) -> float:
+        """That a page comes again which nobody has asked for in so long."""
+        if self._uses >= self._renewed_at:
+            self._renew()
+        return self._chances[_bin(idle_s)]
+
+    def _fade(self) -> None:
+        self._until_fading = FADES_EVERY
+        self._uses *= KEPT
+        self._gaps = [uses * KEPT for uses in self._gaps]
+        self._renewed_at = 0.0
+
+    def _renew(self) -> None:
+        """Of the uses that were not followed by another one within a time, the part that was followed later."""
+        sooner = list(accumulate(self._gaps))
+        again = sooner[-1]
+        self._chances = [(again - before) / (self._uses - before) if self._uses > before else 0.0 for before in sooner]
+        self._renewed_at = self._uses + max(1.0, RENEWED * self._uses)
+
+    def check(self) -> None:
+        assert len(self._last_s) <= MOST_PAGES
+        assert sum(self._gaps) <= self._uses + 1e-6
+        assert all(0 <= chance <= 1 for chance in self._chances)
+
+
+def _bin(gap_s: float) -> int:
+    return 0 if gap_s < SHORTEST_S else min(BINS - 1, 1 + int(3 * log2(gap_s / SHORTEST_S)))

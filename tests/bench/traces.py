@@ -1,0 +1,193 @@
+"""What policies make of published traces, simulated: the figures that docs/benchmarks.md has of them.
+
+WARMROUTE_TRACES names a folder with *.jsonl or *.jsonl.gz of Mooncake's kind. Loads are of raw prompts, cached or not;
+1 is what replicas that have no cache could just do. Blocks of 64 tokens are taken by 16 where prompts are long.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import router.effects
+from lab.simulation.comparison import compared
+from lab.simulation.outcome import Outcome
+from lab.simulation.report import duration
+from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS, Settings
+from lab.trace.formats import read_trace
+from lab.trace.requests import Trace
+from lab.trace.shaping import at_rate, coarsened
+
+FOLDER = "WARMROUTE_TRACES"
+RUNS = 2
+JITTER_S = 0.3
+LOAD = 0.9
+LOADS = {"hotprefix_semisynth_a": 1.2}
+LONG_TOKENS = 16_384  # mean of a trace whose small blocks are taken together
+SMALL_BLOCK, COARSER = 64, 16
+CAPACITIES = (DEFAULT_CAPACITY_TOKENS, 2_000_000)
+ENGINE_LOADS = (0.6, 0.8)
+ENGINE_REQUESTS = 4000
+KNOWN = {  # settings under which others have published figures: nothing but arrivals as they are, once
+    "round-robin": {},
+    "least-loaded": {},
+    "prefix, by events alone": {"optimistic": False},
+    "cost": {},
+}
+CAUTIONS: dict[str, dict[str, Any]] = {
+    "as is": {},
+    "events 1 s late": {"event_delay_s": 1.0},
+    "events 5 s late": {"event_delay_s": 5.0},
+    "1 % of batches lost, and repaired at the next": {"event_loss": 0.01},
+    "no events": {"events": False},
+    "half the replicas say 1.5 times their rate, half 0.5 times": {"rate_error": 0.5},
+    "two routers": {"routers": 2},
+    "two routers, events 1 s late": {"routers": 2, "event_delay_s": 1.0},
+}
+EFFECTS: dict[str, dict[str, float]] = {
+    "neither": {"PATIENCE": 0.0, "LOSS_WEIGHT": 0.0},
+    "the order alone": {"LOSS_WEIGHT": 0.0},
+    "the price alone": {"PATIENCE": 0.0},
+    "**both**": {},
+    "both, patience 1": {"PATIENCE": 1.0},
+    "both, patience 4": {"PATIENCE": 4.0},
+    "both, a loss counts half": {"LOSS_WEIGHT": 1.0},
+    "both, a loss counts twice": {"LOSS_WEIGHT": 4.0},
+}
+
+
+class Case(NamedTuple):
+    path: Path
+    policy: str  # or "pooled"
+    settings: Settings
+    load: float
+    constants: Mapping[str, float] = {}  # of router.effects
+    runs: int = RUNS
+    jitter_s: float = JITTER_S
+    requests: int | None = None
+
+
+def run(rounds: int) -> None:
+    del rounds  # the seeds are fixed
+    folder = os.environ.get(FOLDER)
+    paths = sorted(Path(folder).glob("*.jsonl*")) if folder else []
+    if not paths:
+        sys.exit(f"{FOLDER} is {folder!r}; name a folder with *.jsonl or *.jsonl.gz of Mooncake's kind")
+    with ProcessPoolExecutor() as processes:
+        _known(processes, paths)
+        for path in paths:
+            _grid(processes, path)
+        print(f"\nThe order of computing and the price of what is driven out, {_fleet(8)}:\n")
+        _table(
+            processes,
+            "trace",
+            {
+                (_name(path), name): Case(path, "cost", _settings(8), _load(path), constants)
+                for path in paths
+                for name, constants in EFFECTS.items()
+            },
+        )
+        print(f"\nWhat a router is told late, wrongly or not at all, `cost`, {_fleet(8)}:\n")
+        _table(
+            processes,
+            "trace",
+            {
+                (_name(path), name): Case(path, "cost", _settings(8, **told), _load(path))
+                for path in paths
+                for name, told in CAUTIONS.items()
+            },
+        )
+        print(f"\nThe engine's own scheduler, chunks and batches, {ENGINE_REQUESTS:,} requests, 8 replicas:\n")
+        _table(processes, "trace", {(_name(path), name): case for path in paths for name, case in _on_engine(path)})
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _load(path: Path) -> float:
+    return LOADS.get(_name(path), LOAD)
+
+
+def _fleet(replicas: int) -> str:
+    return f"{replicas} replicas of {DEFAULT_CAPACITY_TOKENS:,} tokens"
+
+
+def _settings(replicas: int, **more: Any) -> Settings:
+    return Settings(replicas=replicas, **more)
+
+
+def _on_engine(path: Path) -> Iterable[tuple[str, Case]]:
+    settings = Settings(replicas=8, model="engine")
+    for load in ENGINE_LOADS:
+        for policy in ("round-robin", "least-loaded", "cost"):
+            yield f"{policy}, load {load}", Case(path, policy, settings, load, requests=ENGINE_REQUESTS)
+        plain = Case(path, "cost", settings, load, EFFECTS["neither"], requests=ENGINE_REQUESTS)
+        yield f"cost without order and price, load {load}", plain
+
+
+# ---- tables
+
+
+def _known(processes: ProcessPoolExecutor, paths: Sequence[Path]) -> None:
+    print(f"\nOnce, arrivals as they are, load {LOAD}, {_fleet(8)}:\n")
+    cases = {}
+    for path in paths:
+        for name, more in KNOWN.items():
+            policy = name.partition(",")[0]
+            cases[_name(path), name] = Case(path, policy, _settings(8, **more), LOAD, runs=1, jitter_s=0.0)
+        cases[_name(path), "pooled"] = Case(path, "pooled", _settings(8), LOAD, runs=1, jitter_s=0.0)
+    _table(processes, "trace", cases)
+
+
+def _grid(processes: ProcessPoolExecutor, path: Path) -> None:
+    policies = ("least-loaded", "cost", "pooled")
+    print(f"\n{_name(path)}, load {_load(path)}: hits, mean and 99th percentile of TTFT\n")
+    print(f"| replicas, cache of each | least-loaded | **cost** | pooled |\n| {'--- | ' * 4}")
+    fleets = [(replicas, tokens) for replicas in (4, 8, 16) for tokens in CAPACITIES]
+    cells = [
+        Case(path, policy, Settings(replicas=replicas, capacity_tokens=tokens), _load(path))
+        for replicas, tokens in fleets
+        for policy in policies
+    ]
+    outcomes = processes.map(outcome, cells)
+    for replicas, tokens in fleets:
+        row = [_cell(next(outcomes)) for _ in policies]
+        print(f"| {replicas}, {tokens:,} | {' | '.join(row)} |", flush=True)
+
+
+def _cell(one: Outcome) -> str:
+    return f"{one.hit_rate:.1%}, {duration(one.ttft_mean_s)}, {duration(one.ttft_p99_s)}"
+
+
+def _table(processes: ProcessPoolExecutor, first: str, cases: Mapping[tuple[str, str], Case]) -> None:
+    print(f"| {first} | policy | hits | mean TTFT | p50 | p90 | p99 |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for (trace, name), one in zip(cases, processes.map(outcome, cases.values()), strict=True):
+        times = (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s)
+        print(f"| {trace} | {name} | {one.hit_rate:.1%} | {' | '.join(map(duration, times))} |", flush=True)
+
+
+# ---- in a process of its own
+
+
+def outcome(case: Case) -> Outcome:
+    trace = _trace(case.path)
+    if case.requests is not None:
+        trace = Trace(trace.name, trace.block_tokens, trace.requests[: case.requests])
+    paced = at_rate(trace, case.load * case.settings.replicas * case.settings.prefill_tokens_per_s)
+    is_bound = case.policy == "pooled"
+    policies = [] if is_bound else [case.policy]
+    with patch.dict(vars(router.effects), case.constants):
+        rows = compared(paced, case.settings, policies, seeds=case.runs, jitter_s=case.jitter_s, bounds=is_bound)
+    return rows[0].mean
+
+
+@cache
+def _trace(path: Path) -> Trace:
+    trace = read_trace(path)
+    is_long = trace.input_tokens > LONG_TOKENS * len(trace.requests)
+    return coarsened(trace, COARSER) if is_long and trace.block_tokens <= SMALL_BLOCK else trace

@@ -1,0 +1,117 @@
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.ages import MOST_GROUPS, PAGE_TOKENS, SHORTEST_S, CacheAges, page_tokens, pages_of
+from router.reuse import Reuse
+
+
+class Certain(Reuse):
+    """Whatever was asked for within so long comes again."""
+
+    def __init__(self, within_s: float = inf) -> None:
+        super().__init__()
+        self.within_s = within_s
+
+    def chance(self, idle_s: float) -> float:
+        return float(idle_s < self.within_s)
+
+
+def ages_of(pages: int, reuse: Reuse | None = None) -> CacheAges:
+    ages = CacheAges(Certain() if reuse is None else reuse)
+    ages.describe(PAGE_TOKENS, pages * PAGE_TOKENS)
+    return ages
+
+
+@pytest.mark.parametrize("block_tokens", [1, 16, 64, 100, 512, 1024, 4096])
+def test_pages_stand_for_about_as_many_tokens_as_there_are(block_tokens: int) -> None:
+    keys = [key * 0x9E3779B97F4A7C15 % 2**64 >> 3 for key in range(1 << 16)]
+    tokens = len(pages_of(keys, block_tokens)) * page_tokens(block_tokens)
+    assert tokens == pytest.approx(len(keys) * block_tokens, rel=0.2)
+    assert block_tokens <= page_tokens(block_tokens) <= max(block_tokens, PAGE_TOKENS)
+
+
+def test_the_same_blocks_stand_for_a_prefix_in_every_prompt_that_has_it() -> None:
+    prefix, rest = list(range(1, 1000, 3)), list(range(5000, 6000, 3))
+    assert set(pages_of(prefix, 16)) <= set(pages_of(prefix + rest, 16))
+
+
+def test_an_empty_cache_loses_nothing() -> None:
+    ages = ages_of(10)
+    assert ages.lost_tokens(5 * PAGE_TOKENS, 0.0) == 0
+    ages.routed(range(10), 0.0)
+    assert ages.lost_tokens(5 * PAGE_TOKENS, 1.0) == 5 * PAGE_TOKENS
+
+
+def test_free_room_costs_nothing_and_the_rest_its_price() -> None:
+    ages = ages_of(10)
+    ages.routed(range(7), 0.0)
+    assert ages.lost_tokens(5 * PAGE_TOKENS, 1.0) == 2 * PAGE_TOKENS
+
+
+def test_what_nobody_has_asked_for_in_long_goes_first_and_costs_little() -> None:
+    ages = ages_of(10, Certain(within_s=60.0))
+    ages.routed(range(4), 0.0)
+    ages.routed(range(100, 106), 100.0)
+    assert ages.lost_tokens(4 * PAGE_TOKENS, 110.0) == 0
+    assert ages.lost_tokens(6 * PAGE_TOKENS, 110.0) == 2 * PAGE_TOKENS
+    ages.routed(range(4), 109.0)  # now the others are the oldest, and yet not old
+    assert ages.lost_tokens(4 * PAGE_TOKENS, 110.0) == 4 * PAGE_TOKENS
+
+
+def test_what_was_sent_there_is_owed_room_already() -> None:
+    """Else a burst would go where old blocks are, and each of it would count the same ones."""
+    ages = ages_of(10, Certain(within_s=60.0))
+    ages.routed(range(10), 0.0)
+    assert ages.lost_tokens(10 * PAGE_TOKENS, 100.0) == 0
+    ages.routed(range(100, 110), 100.0)
+    assert ages.lost_tokens(10 * PAGE_TOKENS, 100.0) == 10 * PAGE_TOKENS
+
+
+def test_a_prompt_for_which_there_is_no_room_is_charged_for_what_it_waits_for() -> None:
+    ages = ages_of(10, Certain(within_s=0.0))
+    ages.routed(range(10), 0.0)
+    assert ages.lost_tokens(15 * PAGE_TOKENS, 1.0) == 5 * PAGE_TOKENS
+
+
+def test_nothing_is_said_of_a_cache_of_unknown_size() -> None:
+    ages = ages_of(10)
+    ages.routed(range(10), 0.0)
+    ages.describe(0, 0)
+    assert not ages.is_full and len(ages) == 0
+    ages.routed(range(10), 1.0)
+    assert ages.lost_tokens(10**6, 2.0) == 0
+    ages.check()
+
+
+def test_a_cache_that_is_nearly_empty_is_not_looked_at() -> None:
+    ages = ages_of(10)
+    known = [ages.is_full]
+    ages.routed(range(6), 0.0)
+    known.append(ages.is_full)
+    ages.clear()
+    assert [*known, ages.is_full] == [False, True, False]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 30), max_size=12, unique=True), st.floats(0, 50)), max_size=60))
+def test_it_holds_what_a_list_of_the_last_used_holds(prompts: list[tuple[list[int], float]]) -> None:
+    reuse, now_s = Certain(), 0.0
+    ages = ages_of(10, reuse)
+    used: list[tuple[int, float]] = []  # oldest first
+    for pages, pause_s in prompts:
+        now_s += pause_s
+        ages.routed(pages, now_s)
+        used = [one for one in used if one[0] not in pages] + [(page, now_s) for page in reversed(pages)]
+        used = used[-10:]
+        ages.check()
+    assert len(ages) == len(used)
+    reuse.within_s = inf
+    assert ages.lost_tokens(4 * PAGE_TOKENS, now_s) == PAGE_TOKENS * max(0, 4 - (10 - len(used)))
+    reuse.within_s = 25.0
+    price = ages.lost_tokens(10 * PAGE_TOKENS, now_s) / PAGE_TOKENS
+    told_apart_s = max(SHORTEST_S, now_s / MOST_GROUPS)
+    assert (
+        sum(now_s - at_s + told_apart_s < 25 for _, at_s in used) <= price <= sum(now_s - at_s < 25 for _, at_s in used)
+    )

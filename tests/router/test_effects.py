@@ -1,0 +1,107 @@
+import random
+from typing import Any
+
+import pytest
+
+from router.ages import PAGE_TOKENS, CacheAges
+from router.cost import Candidate, Question
+from router.decision import Decision
+from router.effects import LOSS_WEIGHT, PATIENCE
+from router.policy import choose
+from router.reuse import Reuse
+
+RATE = 8000.0
+
+
+def replica(slot: int, *waiting: tuple[float, float], **known: Any) -> Candidate:
+    """`waiting`: rank and tokens of each prompt that waits there, beside one of 1,000 that is computed."""
+    queued = 1000.0 + sum(tokens for _, tokens in waiting) if waiting else 0.0
+    one = Candidate(f"r{slot}", slot, prefill_tokens_per_s=RATE, queued_tokens=queued, **known)
+    for number, (rank_s, tokens) in enumerate([(0.0, 1000.0), *waiting] if waiting else []):
+        one.turns.add(number, rank_s, tokens)
+    one.is_crowded = bool(waiting) or one.ages is not None
+    return one
+
+
+def full(slot: int, idle_s: float) -> Candidate:
+    """Its cache is full of what somebody asked for so long ago; what is asked for within 10 s comes again."""
+    reuse = Reuse()
+    for second in range(0, 1000, 9):
+        reuse.used(range(100), float(second))
+    ages = CacheAges(reuse)
+    ages.describe(PAGE_TOKENS, 100 * PAGE_TOKENS)
+    ages.routed(range(100), 1000.0 - idle_s)
+    return replica(slot, ages=ages)
+
+
+def asked(tokens: int, candidates: list[Candidate], matched: dict[int, float] | None = None, **more: Any) -> Decision:
+    held = matched or {}
+    return choose("cost", Question(tokens, held, held, now_s=1000.0, **more), candidates, random.Random(0))
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_it_goes_before() -> None:
+    long, short = replica(0, (1010.0, 40_000.0)), replica(1, (1000.0, 10_000.0))
+    decision = asked(800, [long, short])
+    assert decision.chosen is long
+    assert decision.ttft_s == pytest.approx((1000 + 800) / RATE)
+
+
+def test_a_prompt_is_charged_for_those_that_wait_for_it() -> None:
+    many, none = replica(0, *[(1010.0, 10.0)] * 50), replica(1, (1000.0, 1400.0))
+    decision = asked(800, [many, none])
+    assert decision.chosen is none
+    assert decision.effects is not None and decision.effects.delayed == [50 * 800, 0]
+
+
+def test_a_long_prompt_goes_behind_short_ones_and_delays_nobody() -> None:
+    decision = asked(80_000, [replica(0, (1010.0, 400.0), (1011.0, 400.0))])
+    assert decision.effects is not None
+    assert (decision.effects.overtaken, decision.effects.delayed) == ([0], [0])
+    assert decision.ttft_s == pytest.approx((1800 + 80_000) / RATE)
+
+
+def test_nobody_overtakes_more_than_is_known_to_be_queued() -> None:
+    one = replica(0, (1010.0, 40_000.0))
+    one.queued_tokens = 500.0
+    assert asked(800, [one]).ttft_s == pytest.approx(800 / RATE)
+
+
+def test_a_cold_prompt_goes_where_it_drives_out_what_nobody_wants_any_more() -> None:
+    fresh, stale = full(0, 1.0), full(1, 500.0)
+    for seed in range(5):
+        decision = choose("cost", Question(20_000, {}, {}, now_s=1000.0), [fresh, stale], random.Random(seed))
+        assert decision.chosen is stale
+    assert decision.effects is not None
+    lost, nothing = decision.effects.lost
+    assert lost is not None and lost == pytest.approx(20_000, rel=0.05) and nothing == 0
+    assert decision.costs[0] - decision.costs[1] == pytest.approx(LOSS_WEIGHT * lost / RATE)
+
+
+def test_reasons_name_what_it_would_do_to_others() -> None:
+    fresh, stale = full(0, 1.0), full(1, 500.0)
+    loser = asked(20_000, [fresh, stale]).explain()[0]
+    assert loser.why == f"would drive out {loser.lost_tokens:,.0f} tokens more that come again"
+    assert loser.lost_tokens == pytest.approx(20_000, rel=0.05)
+    many, none = replica(0, *[(1010.0, 10.0)] * 50), replica(1, (1000.0, 1400.0))
+    assert "others would wait 5.0 s longer" in asked(800, [many, none]).explain()[0].why
+
+
+@pytest.mark.parametrize("policy", ["prefix", "least-loaded", "round-robin"])
+def test_other_policies_count_no_effects(policy: str) -> None:
+    question = Question(20_000, {}, {}, now_s=1000.0)
+    assert choose(policy, question, [full(0, 1.0), full(1, 5.0)], random.Random(0)).effects is None
+
+
+def test_who_cannot_take_it_has_no_effects() -> None:
+    away = full(0, 1.0)
+    away.unavailable = "draining"
+    decision = asked(20_000, [away, full(1, 1.0)])
+    assert decision.effects is not None and decision.effects.lost[0] == 0
+    assert decision.chosen is not away
+
+
+def test_rank_and_patience_are_the_same_for_all_who_compute_as_much() -> None:
+    cold, warm = replica(0), replica(1)
+    decision = asked(16_000, [cold, warm], {1: 15_000.0})
+    assert decision.chosen is warm
+    assert decision.later_s == pytest.approx(PATIENCE * 1000 / RATE)
