@@ -1,6 +1,7 @@
 """The curve of hits over cache size is what the simulator finds with one replica."""
 
 import pytest
+from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of
 from lab.analysis.curve import curve_of
@@ -9,15 +10,27 @@ from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened
+from tests.lab.published import published
 from tests.lab.traffic import agents, conversations
 
 TRACES = [conversations(700), coarsened(agents(700), 4)]
+SOME_REQUESTS = 3000
 LOAD = 0.02  # so low that hardly any two requests run at once: one that runs holds blocks that are not evicted
 
 
 @pytest.mark.parametrize("capacity_tokens", [300_000, 427_232, 2_000_000])
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
 def test_the_curve_agrees_with_the_simulator(trace: Trace, capacity_tokens: int) -> None:
+    agree(trace, capacity_tokens)
+
+
+@pytest.mark.parametrize(("name", "coarser"), [("mooncake_conversation", 1), ("weka_agentic_a", 16)])
+def test_they_agree_on_published_traces(name: str, coarser: int) -> None:
+    whole = coarsened(published(name), coarser)
+    agree(replace(whole, requests=whole.requests[:SOME_REQUESTS]), 2_000_000)
+
+
+def agree(trace: Trace, capacity_tokens: int) -> None:
     settings = Settings(replicas=1, capacity_tokens=capacity_tokens)
     paced = at_rate(trace, LOAD * settings.prefill_tokens_per_s)
     found = outcome_of(simulated(paced, settings, "round-robin", 0), 1, settings.prefill_tokens_per_s).hit_rate
