@@ -35,6 +35,7 @@ def told(routing: Request) -> dict[str, Any]:
 
 def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered:
     predicted = routing.predicted_blocks
+    decision.effects = None  # its costs hold them
     return Remembered(
         time.time(),
         (routing.arrived_s, routing.first_byte_s, now_s, routing.waited_s),

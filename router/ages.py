@@ -5,7 +5,7 @@ has it. The cache itself is not looked into: whatever evicts the least recently 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -52,8 +52,8 @@ class CacheAges:
         return len(self._pages)
 
     @property
-    def is_full(self) -> bool:
-        """Or nearly so: a prompt of some length may drive something out."""
+    def may_evict(self) -> bool:
+        """Whether a prompt of some length may drive something out."""
         return 2 * len(self._pages) > self.capacity_pages
 
     def describe(self, block_tokens: int, capacity_tokens: float) -> None:
@@ -83,7 +83,16 @@ class CacheAges:
         while self._groups and not self._groups[0].pages:
             self._groups.popleft()
 
+    def forget(self, pages: Iterable[int]) -> None:
+        """They were routed there, and have not arrived."""
+        for page in pages:
+            group = self._pages.pop(page, None)
+            if group is not None:
+                group.pages -= 1
+
     def _newest(self, now_s: float) -> Group:
+        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
+            self._groups = deque(group for group in self._groups if group.pages)
         groups = self._groups
         if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
             groups.append(Group(now_s))
@@ -102,6 +111,10 @@ class CacheAges:
             lost += chance * group.pages
             pages -= group.pages
         return self.page_tokens * (lost + pages)  # there is no room for the rest until requests have ended
+
+    def held(self, now_s: float) -> list[tuple[float, int]]:
+        """Seconds since it was last asked for, and how many tokens that holds for; the newest first."""
+        return [(now_s - group.at_s, group.pages * self.page_tokens) for group in reversed(self._groups) if group.pages]
 
     def check(self) -> None:
         assert len(self._pages) <= self.capacity_pages

@@ -4,6 +4,7 @@ What is called here by a connection raises nothing: a mistake of ours must not e
 """
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -53,9 +54,10 @@ class Attempt:
         "framed",
         "headers",
         "id",
-        "later_s",
         "member",
         "owner",
+        "pages",
+        "priority_s",
         "sending",
         "sent_order",
         "sent_s",
@@ -78,11 +80,12 @@ class Attempt:
         # Where it stands among what changes the router's figures (`Router.order`).
         self.sent_order = self.begun_order = self.ended_order = -1
         self.uncached_tokens = 1  # as counted when it was sent
-        self.later_s: float | None = None  # it is computed as if it had been sent so much later
+        self.priority_s: float | None = None  # it is computed as if it had been sent so much later
         self.awaited_s = 0.0  # how long what it will store counts as stored
         self.fault: str | None = None  # how it ended, if that was the replica's doing
-        # Keys that count as stored until the deadline, which are not if it never begins.
-        self.expected: tuple[list[int], float] | None = None
+        # Keys that count as stored, and the number to withdraw them by if it never begins.
+        self.expected: tuple[list[int], int] | None = None
+        self.pages: Sequence[int] = ()  # that count as cached, likewise
         self.spoken = False  # since the last sweep
         self.unread: int | None = None  # bytes that the client had not taken then, where it is waited for
         self.status = 0

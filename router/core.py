@@ -138,11 +138,11 @@ class Router:
     def decide(self, routing: Request, model: ServedModel, tried: frozenset[str]) -> Member | None:
         """The replica, with the reasons in `routing.decision`; None: it waits for room. ApiError: that is no use."""
         started = perf_counter()
-        question, matches = self.question(model, routing.prompt, routing.session, tried)
+        question, matches = self.question(model, routing.prompt, routing.session, tried, routing.came_s)
         decision = routing.decision = self.choose(model, question)
         self.counts.decision_s.observe(perf_counter() - started)
         if routing.noted is not None:
-            routing.noted.decided(next(self.order), self.now_s(), decision, model.members, self.feeds)
+            routing.noted.decided(next(self.order), decision, model.members, self.feeds)
         if decision.chosen is None:
             self._wait(routing, decision)
             return None
@@ -151,10 +151,16 @@ class Router:
         return member
 
     def question(
-        self, model: ServedModel, prompt: Prompt, session: str | None, tried: frozenset[str] = frozenset()
+        self,
+        model: ServedModel,
+        prompt: Prompt,
+        session: str | None,
+        tried: frozenset[str] = frozenset(),
+        came_s: float | None = None,
     ) -> tuple[Question, dict[int, Matches]]:
         matched: dict[int, float] = {}
         lower: dict[int, float] = matched  # another one as soon as it says something else
+        awaited: dict[int, float] = {}
         by_size: dict[int, Matches] = {}
         for size, slots in (model.slots if prompt.exact else model.all_slots).items():
             index = self.guesses if size == APPROXIMATE else self.index
@@ -168,6 +174,9 @@ class Router:
                 if lower is not matched:
                     for slot, blocks in matches.lower.items():
                         lower[slot] = blocks * tokens
+                if matches.sure is not matches.gpu:
+                    for slot, blocks in matches.gpu.items():
+                        awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
         self._turn += 1
         question = Question(
             tokens=prompt.tokens,
@@ -178,6 +187,8 @@ class Router:
             exact=prompt.exact,
             turn=self._turn,
             now_s=self.now_s(),
+            came_s=came_s,
+            awaited=awaited,
         )
         return question, by_size
 
@@ -210,14 +221,14 @@ class Router:
         uncached_tokens: int = 1,
         *,
         streams: bool = False,
-        later_s: float | None = None,
+        priority_s: float | None = None,
     ) -> Attempt:
         """It is about to be sent: count it."""
         now_s = self.now_s()
         self._ids += 1
         attempt = Attempt(owner, member, self._ids, now_s, streams)
-        attempt.sent_order, attempt.uncached_tokens, attempt.later_s = next(self.order), uncached_tokens, later_s
-        member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams, later_s=later_s)
+        attempt.sent_order, attempt.uncached_tokens, attempt.priority_s = next(self.order), uncached_tokens, priority_s
+        member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams, priority_s=priority_s)
         self._attempts.add(attempt)
         return attempt
 
@@ -227,27 +238,36 @@ class Router:
         assert routing.decision is not None
         matched = routing.decision.question.matched.get(member.slot, 0)
         streams = member.native or bool(routing.peek.stream)
-        later_s = routing.later_s if member.native else None
-        attempt = self.attempt(routing, member, max(1, prompt.tokens - int(matched)), streams=streams, later_s=later_s)
+        ranked = member.native and self.config.policy == "cost"
+        attempt = self.attempt(
+            routing,
+            member,
+            max(1, prompt.tokens - int(matched)),
+            streams=streams,
+            priority_s=routing.priority_s if ranked else None,
+        )
         if routing.noted is not None:
             routing.noted.attempts.append(attempt)
         if routing.queued_s:
             routing.waited_s, routing.queued_s = routing.waited_s + attempt.sent_s - routing.queued_s, 0.0
         if prompt.exact and member.block_size != APPROXIMATE:
             keys = prompt.keys(member.block_size)
-            attempt.awaited_s = awaited_s(self.config.optimistic_ttl_s, routing.decision.ttft_s)
-            attempt.expected = keys, attempt.sent_s + attempt.awaited_s
-            self.index.optimistic.add(member.slot, *attempt.expected)
-            if self.config.policy == "cost":
-                self._used(member, pages_of(keys, member.block_size), attempt.sent_s)
+            config, ttft_s = self.config, routing.decision.ttft_s
+            attempt.awaited_s = awaited_s(config.optimistic_ttl_s, ttft_s, config.first_token_timeout_s)
+            owner = self.index.optimistic.add(member.slot, keys, attempt.sent_s + attempt.awaited_s)
+            attempt.expected = keys, owner
+            if config.policy == "cost":
+                self._used(attempt, pages_of(keys, member.block_size))
         else:
             self.approximate.routed(member.slot, prompt.keys(APPROXIMATE))
         return attempt
 
-    def _used(self, member: Member, pages: Sequence[int], now_s: float) -> None:
-        self.reuse.used(pages, now_s)
-        if member.candidate.ages is not None:
-            member.candidate.ages.routed(pages, now_s)
+    def _used(self, attempt: Attempt, pages: Sequence[int]) -> None:
+        self.reuse.used(pages, attempt.sent_s)
+        ages = attempt.member.candidate.ages
+        if ages is not None:
+            attempt.pages = pages
+            ages.routed(pages, attempt.sent_s)
 
     def answered(self, attempt: Attempt) -> None:
         """A good head has come."""
@@ -269,6 +289,8 @@ class Router:
         member.load.ended(attempt.id, now_s)
         if attempt.expected is not None:
             self.index.optimistic.withdraw(member.slot, *attempt.expected)
+            if member.candidate.ages is not None:
+                member.candidate.ages.forget(attempt.pages)
         if fault is not None:
             log.warning("%s: %s", member.name, fault)
             member.faults += 1

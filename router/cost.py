@@ -9,6 +9,7 @@ adds it to `weigh` and to `obstacle`, which says the same in words.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct, field
 
@@ -21,6 +22,7 @@ BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being deco
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: one that is this near to another, or nearer, counts as the same
 INFINITE = float("inf")
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 class Candidate(Struct, eq=False):
@@ -57,6 +59,8 @@ class Question(Struct, eq=False):
     anyway: bool = False  # also ask replicas that are only believed to be down
     turn: int = 0  # requests placed before this one, for round-robin
     now_s: float = 0.0
+    came_s: float | None = None  # None: now
+    awaited: Mapping[int, float] = NOTHING  # of `matched`, what is only on its way there
 
 
 def weigh(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from router.ages import CacheAges
 from router.cost import INFINITE, Candidate, Question, uncached_tokens
 
 # What computes little goes first, and nobody starves: a request is overtaken only by what comes soon after it.
@@ -15,6 +16,7 @@ MOST_LATER_S = 60.0
 # Near-equals of the best are drawn from, so that routers that see the same reports do not all pick the same replica.
 NEAR_S = 0.001
 NEAR_FRACTION = 0.05
+MOST_LOOKED_AT = 64  # of replicas that cost about the same, for what they would lose; the others lose as the dearest
 LOSS_WEIGHT = 2.0  # a token to be computed again delays as one that is computed now: cost.COMPUTE_WEIGHT
 
 
@@ -36,15 +38,18 @@ def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
     """Changes the costs; None: nobody waits, and there is room everywhere."""
-    if True not in [candidate.is_crowded for candidate in candidates]:
+    if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
         return None
+    came_s = question.now_s if question.came_s is None else question.came_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
     for index, candidate in enumerate(candidates):
         if candidate.turns and costs[index] < INFINITE:
             tokens, rate = uncached_tokens(question, candidate.slot), rates[index]
-            later = candidate.turns.later_than(question.now_s + later_s(tokens, rate))
+            later = candidate.turns.later_than(came_s + later_s(tokens, rate))
             if later.prompts:
-                overtaken = found.overtaken[index] = min(later.tokens, candidate.queued_tokens)
+                # What is on its way there waits, too: who goes before it computes it.
+                overtaken = min(later.tokens, candidate.queued_tokens) - question.awaited.get(candidate.slot, 0)
+                overtaken = found.overtaken[index] = max(0.0, overtaken)
                 delayed = found.delayed[index] = later.prompts * tokens
                 costs[index] += candidate.slowness * (delayed - overtaken) / rate
     _add_losses(question, candidates, rates, costs, found)
@@ -55,19 +60,26 @@ def _add_losses(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float], found: Effects
 ) -> None:
     """The cheapest first: whoever is dearer than that already need not be looked at, as a loss is never below 0."""
-    cheapest = costs.index(min(costs))
-    most = INFINITE
-    for index in (cheapest, *range(cheapest), *range(cheapest + 1, len(costs))):
+    accounts: dict[int, CacheAges] = {}
+    for index, cost in enumerate(costs):
+        if cost < INFINITE:
+            ages = candidates[index].ages
+            if ages is None or not ages.capacity_pages:
+                return  # what is unknown cannot be compared
+            accounts[index] = ages
+    most, dearest, looked_at = INFINITE, 0.0, 0
+    for index in sorted(accounts, key=costs.__getitem__):
         candidate, cost = candidates[index], costs[index]
-        if candidate.ages is None or not candidate.ages.is_full or cost == INFINITE:
-            continue
         if cost > most:
             found.lost[index] = None
             continue
-        tokens = uncached_tokens(question, candidate.slot)
-        if candidate.empty_tokens is not None and candidate.empty_tokens >= tokens:
-            continue  # it says so itself
-        lost = found.lost[index] = candidate.ages.lost_tokens(tokens, question.now_s)
+        if looked_at < MOST_LOOKED_AT:
+            lost = accounts[index].lost_tokens(uncached_tokens(question, candidate.slot), question.now_s)
+            dearest = max(dearest, lost)
+            looked_at += 1
+        else:
+            lost = dearest
+        found.lost[index] = lost
         cost += candidate.slowness * LOSS_WEIGHT * lost / rates[index]
         costs[index] = cost
-        most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)
+        most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)  # the policy's own slack is a part of that

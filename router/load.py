@@ -41,6 +41,7 @@ class ReplicaLoad:
         self.block_size = block_size  # 0: unknown, and so is the empty cache
         self.total_blocks = total_blocks  # 0: unknown; the most blocks ever seen stand for it
         self._declared_blocks = total_blocks
+        self._tell_size()
         self._start()
 
     def _start(self) -> None:
@@ -80,19 +81,19 @@ class ReplicaLoad:
         now_s: float,
         *,
         streamed: bool = True,
-        later_s: float | None = None,
+        priority_s: float | None = None,
     ) -> None:
         """A request went out, and so much of its prompt the replica has to compute.
 
-        Not streamed: its first byte comes when all is generated, and says nothing about prefill. `later_s`: it is
+        Not streamed: its first byte comes when all is generated, and says nothing about prefill. `priority_s`: it is
         computed as if it came so much later; None: the replica has an order of its own.
         """
         if request_id in self._sent:
             self.ended(request_id, now_s)
         tokens = max(1, uncached_tokens)
         self._sent[request_id] = one = Sent(request_id, tokens, now_s)
-        if later_s is not None:
-            self.candidate.turns.add(request_id, now_s + later_s, tokens)
+        if priority_s is not None:
+            self.candidate.turns.add(request_id, now_s + priority_s, tokens)
         if not streamed:
             rate = self.candidate.prefill_tokens_per_s
             one.due_s = now_s + (self.candidate.queued_tokens + tokens) / rate if rate else FAR_S
@@ -192,6 +193,7 @@ class ReplicaLoad:
         if candidate.ages is not None:
             candidate.ages.clear()
         self.total_blocks = self._declared_blocks
+        self._tell_size()
         self._start()
         self._publish()
 
@@ -199,7 +201,7 @@ class ReplicaLoad:
 
     def _publish(self) -> None:
         candidate, report = self.candidate, self._report
-        candidate.is_crowded = bool(candidate.turns) or (candidate.ages is not None and candidate.ages.is_full)
+        candidate.is_crowded = bool(candidate.turns) or (candidate.ages is not None and candidate.ages.may_evict)
         if report is None:
             candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
             candidate.prefill_tokens_per_s = self._speed.tokens_per_s

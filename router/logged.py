@@ -50,6 +50,7 @@ class Decided(Struct, omit_defaults=True):
     chosen: str | None = None
     tried: list[str] = []
     candidates: list[Weighed] = []
+    came_s: float | None = None  # all of its body; its place in a replica's queue counts from then
 
 
 class Sending(Struct, omit_defaults=True):
@@ -65,7 +66,7 @@ class Sending(Struct, omit_defaults=True):
     ended_at_s: float = 0
     streamed: bool = True  # what comes first is the first token
     fault: str | None = None
-    later_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
+    priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from router.cost import INFINITE
@@ -27,17 +26,15 @@ class Noted:
         self.attempts: list[Attempt] = []
         self.completion_tokens: int | None = None  # by the usage that an engine sends
 
-    def decided(
-        self, order: int, now_s: float, decision: "Decision", members: Sequence["Member"], feeds: "Feeds"
-    ) -> None:
+    def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
         """To be called before the load changes."""
         question = decision.question
         matched, lower = question.matched.get, question.lower.get
-        lost = decision.effects.lost if decision.effects is not None else repeat(None)
+        lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
         self.decisions.append(
             Decided(
                 order,
-                now_s,
+                question.now_s,
                 decision.policy,
                 decision.lot,
                 question.turn,
@@ -45,8 +42,9 @@ class Noted:
                 sorted(question.tried),
                 [
                     _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds, lost_tokens)
-                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=False)
+                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
                 ],
+                question.came_s,
             )
         )
 

@@ -34,6 +34,7 @@ class Request(Owner, Protocol):
     resumes: int
     # Times:
     arrived_s: float
+    came_s: float  # all of its body
     first_byte_s: float  # 0: none has come
     queued_s: float  # when it began to wait for room; 0: it does not
     since_s: float  # when it did so first
@@ -45,7 +46,7 @@ class Request(Owner, Protocol):
     @property
     def exchange(self) -> Exchange: ...
     @property
-    def later_s(self) -> float: ...
+    def priority_s(self) -> float: ...
     @property
     def session(self) -> str | None: ...
     def prompted(self, prompt: Prompt) -> None: ...

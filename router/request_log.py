@@ -108,7 +108,7 @@ def _sending(attempt: "Attempt") -> Sending:
         attempt.ended_s,
         attempt.streams,
         attempt.fault,
-        attempt.later_s,
+        attempt.priority_s,
         attempt.awaited_s,
     )
 

@@ -62,7 +62,9 @@ class Reuse:
         """Of the uses that were not followed by another one within a time, the part that was followed later."""
         sooner = list(accumulate(self._gaps))
         again = sooner[-1]
-        self._chances = [(again - before) / (self._uses - before) if self._uses > before else 0.0 for before in sooner]
+        self._chances = [
+            min(1.0, (again - before) / (self._uses - before)) if self._uses - before >= 1 else 0.0 for before in sooner
+        ]
         self._renewed_at = self._uses + max(1.0, RENEWED * self._uses)
 
     def check(self) -> None:

@@ -47,7 +47,6 @@ class Routing:
         "_answer",
         "_attempt",
         "_body",
-        "_body_came_s",
         "_client_is_full",
         "_last",
         "_lost",
@@ -56,6 +55,7 @@ class Routing:
         "admitted",
         "arrived_s",
         "block_size",
+        "came_s",
         "chat",
         "chosen",
         "decision",
@@ -105,7 +105,7 @@ class Routing:
         self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
         self._router = router
         self._body = b""
-        self._body_came_s = now_s
+        self.came_s = now_s
         self._attempt: Attempt | None = None
         self._answer: Answer
         self.tried: frozenset[str] = frozenset()
@@ -121,7 +121,7 @@ class Routing:
     def serve(self, exchange: Exchange) -> None:
         """The whole body is there."""
         self._body = bytes(exchange.body)
-        self._body_came_s = self._router.now_s()
+        self.came_s = self._router.now_s()
         exchange.body.clear()
         if self.noted is not None and self._router.config.log_prompts:
             self.noted.body = self._body
@@ -176,7 +176,7 @@ class Routing:
             return
         # Before anything is counted: the client's body may not be fit for it.
         if member.native:
-            body, dropped, types, path = answer.enveloped(self.later_s), TO_NATIVE, NATIVE_TYPES, None
+            body, dropped, types, path = answer.enveloped(self.priority_s), TO_NATIVE, NATIVE_TYPES, None
         else:
             body, path = answer.foreign_body(member)
             dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
@@ -189,13 +189,10 @@ class Routing:
             attempt.sending.pause()
 
     @property
-    def later_s(self) -> float:
-        """By how much later than now it counts as having come.
-
-        Counted from when all of it was here, however slowly it came and however often it was sent since.
-        """
+    def priority_s(self) -> float:
+        """By how much later than now it counts as having come."""
         assert self.decision is not None
-        return self.decision.later_s - (self._router.now_s() - self._body_came_s)
+        return self.decision.later_s - (self._router.now_s() - self.came_s)
 
     @property
     def session(self) -> str | None:

@@ -147,6 +147,7 @@ class Upkeep:
     def _remove(self, name: str) -> None:
         """It gets nothing new; what it is answering may come to its end."""
         member = self._members.pop(name)
+        member.candidate.ages = None  # decisions remember the candidate
         self._tasks.pop(name).cancel()
         del self._due[name]
         leaving = asyncio.create_task(self._leave(member))

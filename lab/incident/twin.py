@@ -41,7 +41,7 @@ class LoggedAges(CacheAges):
         self.logged_tokens = 0.0
 
     @property
-    def is_full(self) -> bool:
+    def may_evict(self) -> bool:
         return self.logged_tokens > 0
 
     def lost_tokens(self, tokens: float, now_s: float) -> float:

@@ -30,7 +30,8 @@ class World:
         self.guessed: dict[str, int] = {}  # by replica: matches that are taken from the log
         self._is_damaged = bool(recording.damage)
         self._rings: dict[tuple[str, ...], Ring] = {}
-        self._deadlines: dict[int, tuple[list[int], float]] = {}  # of what counts as cached, by the sending's order
+        # What counts as cached, and the number to withdraw it by; by the sending's order.
+        self._awaited: dict[int, tuple[list[int], int]] = {}
         self._make_twins(recording, run, survey)
         by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
         self._tape = Tape(recording, by_source, self.offset_s, _reports(run, survey.sources))
@@ -60,7 +61,7 @@ class World:
             case Sent():
                 self._is_sent(fact)
             case Begun(_, at_s, _, sending):
-                self._deadlines.pop(sending.sent_order, None)
+                self._awaited.pop(sending.sent_order, None)
                 if sending.streamed:
                     self.twins[sending.replica].load.begun(sending.sent_order, at_s)
             case Ended():
@@ -76,16 +77,15 @@ class World:
     def _is_sent(self, fact: Sent) -> None:
         one, line = fact.sending, fact.line
         twin = self.twins[one.replica]
-        twin.load.sent(one.sent_order, one.uncached_tokens, fact.at_s, streamed=one.streamed, later_s=one.later_s)
+        twin.load.sent(one.sent_order, one.uncached_tokens, fact.at_s, streamed=one.streamed, priority_s=one.priority_s)
         if line.exact and line.blocks and _block_tokens(line, one.replica) == line.block_tokens:
-            deadline_s = fact.at_s + one.awaited_s
-            self.index.optimistic.add(twin.candidate.slot, line.blocks, deadline_s)
-            self._deadlines[one.sent_order] = line.blocks, deadline_s
+            owner = self.index.optimistic.add(twin.candidate.slot, line.blocks, fact.at_s + one.awaited_s)
+            self._awaited[one.sent_order] = line.blocks, owner
 
     def _is_ended(self, fact: Ended) -> None:
         twin = self.twins[fact.sending.replica]
         twin.load.ended(fact.sending.sent_order, fact.at_s)
-        if (expected := self._deadlines.pop(fact.sending.sent_order, None)) is not None:
+        if (expected := self._awaited.pop(fact.sending.sent_order, None)) is not None:
             self.index.optimistic.withdraw(twin.candidate.slot, *expected)
 
     # ---- decisions
@@ -103,12 +103,16 @@ class World:
     def _question(self, line: Logged, decided: Decided) -> Question:
         matched: dict[int, float] = {}
         lower: dict[int, float] = {}
+        awaited: dict[int, float] = {}
         own = [one for one in decided.candidates if self._is_matched(line, one)]
         if own:
             slots = sum(1 << self.twins[one.name].candidate.slot for one in own)
             found = self.index.match(line.blocks, slots)
             matched = {slot: blocks * line.block_tokens for slot, blocks in found.gpu.items()}
             lower = {slot: blocks * line.block_tokens for slot, blocks in found.lower.items()}
+            awaited = {
+                slot: (blocks - found.sure.get(slot, 0)) * line.block_tokens for slot, blocks in found.gpu.items()
+            }
         for one in decided.candidates:
             if not self._is_matched(line, one):
                 slot = self.twins[one.name].candidate.slot
@@ -123,6 +127,8 @@ class World:
             exact=line.exact,
             turn=decided.turn,
             now_s=decided.at_s,
+            came_s=decided.came_s,
+            awaited=awaited,
         )
 
     def _is_matched(self, line: Logged, one: Weighed) -> bool:

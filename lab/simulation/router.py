@@ -18,7 +18,7 @@ from router.policy import Candidate, Question, choose
 from router.reuse import Reuse
 from router.ring import Ring
 
-OPTIMISTIC_TTL_S = RouterConfig().optimistic_ttl_s
+CONFIG = RouterConfig()
 APPROXIMATE_TOKENS = 2**20  # that a router takes a replica to hold that says nothing
 
 
@@ -49,8 +49,6 @@ class Router:
             ReplicaLoad(candidate, block_size=block_tokens, total_blocks=capacity_blocks)
             for candidate in self._candidates
         ]
-        for load in self._loads:
-            load.describe(block_tokens, capacity_blocks)
         self._ring = Ring(names)
         self._rng = random.Random(seed)
         self._turn = 0
@@ -61,25 +59,26 @@ class Router:
         optimistic = self._index.optimistic
         optimistic.expire(now_s)
         keys = job.prompt.keys()
-        blocks = self._index.match(keys, self._mask).gpu
-        matched: dict[int, float] = {slot: count * self._block_tokens for slot, count in blocks.items()}
+        found, size = self._index.match(keys, self._mask), self._block_tokens
+        matched: dict[int, float] = {slot: blocks * size for slot, blocks in found.gpu.items()}
+        awaited = {slot: (blocks - found.sure.get(slot, 0)) * size for slot, blocks in found.gpu.items()}
         tokens = job.request.input_tokens
         self._turn += 1
-        question = Question(tokens=tokens, matched=matched, lower=matched, turn=self._turn, now_s=now_s)
+        question = Question(tokens, matched, matched, turn=self._turn, now_s=now_s, awaited=awaited)
         decision = choose(self._policy, question, self._candidates, self._rng, self._ring)
         assert decision.chosen is not None, "a simulated replica is never away"
         number = self._candidates.index(decision.chosen)
         slot = self._slots[number]
         job.rank = now_s + decision.later_s
         uncached_tokens = max(1, tokens - int(matched.get(slot, 0)))
-        self._loads[number].sent(job.number, uncached_tokens, now_s, later_s=decision.later_s)
+        self._loads[number].sent(job.number, uncached_tokens, now_s, priority_s=decision.later_s)
         pages = pages_of(keys, self._block_tokens)
         self._reuse.used(pages, now_s)
         self._ages[number].routed(pages, now_s)
         if self._approximate is not None:
             self._approximate.routed(slot, keys)
         elif self._is_optimistic:
-            optimistic.add(slot, keys, now_s + awaited_s(OPTIMISTIC_TTL_S, decision.ttft_s))
+            optimistic.add(slot, keys, now_s + awaited_s(CONFIG.optimistic_ttl_s, decision.ttft_s))
         return number
 
     def begun(self, job: Job, now_s: float) -> None:

@@ -26,6 +26,7 @@ BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MOST_MS = 1e15  # some thousand years
 MOST_TOKENS = 10**9
+MOST_BLOCKS = 10**8  # of all prompts: some gigabytes
 MOONCAKE_LINES = (
     'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, '
     'or has "hash_runs": [first, count, ...]'
@@ -49,25 +50,27 @@ class MooncakeLine(Struct):
     hash_runs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.hash_ids is None:
-            self.hash_ids = _run_out(self.hash_runs, self.input_length)
+        if (self.hash_ids is None) == (self.hash_runs is None):
+            raise ValueError("it has to have either hash_ids or hash_runs")
+        if self.hash_runs is not None and (len(self.hash_runs) % 2 or min(self.hash_runs[1::2], default=1) < 1):
+            raise ValueError("hash_runs are not pairs of a number and how many follow it")
+
+    @property
+    def runs(self) -> Sequence[range]:
+        if self.hash_ids is not None:
+            return [range(number, number + 1) for number in self.hash_ids]
+        assert self.hash_runs is not None, "it has one or the other"
+        pairs = zip(self.hash_runs[::2], self.hash_runs[1::2], strict=True)
+        return [range(first, first + count) for first, count in pairs]
+
+    @property
+    def named(self) -> int:
+        """How many blocks."""
+        return len(self.hash_ids) if self.hash_ids is not None else sum((self.hash_runs or ())[1::2])
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        assert self.hash_ids is not None
-        return self.hash_ids
-
-
-def _run_out(runs: tuple[int, ...] | None, most: int) -> tuple[int, ...]:
-    """[first, count, ...]; ValueError if they do not name blocks of so many tokens at most."""
-    if runs is None:
-        raise ValueError("it has neither hash_ids nor hash_runs")
-    firsts, counts = runs[::2], runs[1::2]
-    if len(firsts) != len(counts) or min(counts, default=1) < 1:
-        raise ValueError("hash_runs are not pairs of a number and how many follow it")
-    if sum(counts) > most:
-        raise ValueError(f"hash_runs name {sum(counts):,} blocks for {most:,} tokens")
-    return tuple(chain.from_iterable(range(first, first + count) for first, count in zip(firsts, counts, strict=True)))
+        return self.hash_ids if self.hash_ids is not None else tuple(chain.from_iterable(self.runs))
 
 
 class _About(Struct):
@@ -91,7 +94,7 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
         raise BadTrace(f"{path} holds no requests")
     if b'"request_id"' in first[1]:
         return _of_log(path, list(_whole(path, chain([first], numbered))), block_tokens)
-    if b'"meta"' in first[1]:
+    if b'"meta"' in first[1] and b'"timestamp"' not in first[1]:
         [meta] = _decoded(path, [first], _meta, META_LINE)
         block_tokens = block_tokens or meta.meta.block_size
     else:
@@ -139,7 +142,7 @@ def _decoded(
     for number, line in lines:
         try:
             yield decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadTrace(f"{path}, line {number}: {error}; {expected}") from error
 
 
@@ -172,6 +175,8 @@ def _without_mark(path: Path, first: bytes) -> bytes:
 def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | None) -> Trace:
     if not lines:
         raise BadTrace(f"{path} holds no requests")
+    if (named := sum(line.named for line in lines)) > MOST_BLOCKS:
+        raise BadTrace(f"{path} names {named:,} blocks; {MOST_BLOCKS:,} can be read at once, split it")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
     requests = [
@@ -213,25 +218,25 @@ def _begun(line: Logged, size: int) -> tuple[int, ...]:
 
 def _all_begun(lines: Sequence[MooncakeLine], size: int) -> Iterator[tuple[int, ...]]:
     """Some files name full blocks only; one that is only begun is nobody else's."""
-    unused = count(1 + max(max(line.blocks, default=0) for line in lines))
+    unused = count(1 + max(run[-1] for line in lines for run in (*line.runs, range(1))))
     for line in lines:
         full, rest = divmod(line.input_length, size)
-        yield (*line.blocks, next(unused)) if rest and len(line.blocks) == full else line.blocks
+        yield (*line.blocks, next(unused)) if rest and line.named == full else line.blocks
 
 
 def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:
     """The size at which every prompt has as many blocks as it names."""
-    longest = max(lines, key=lambda line: len(line.blocks))
-    if not longest.blocks:
+    longest = max(lines, key=lambda line: line.named)
+    if not longest.named:
         raise BadTrace(f"{path}: no request of it names a block")
-    about = longest.input_length / len(longest.blocks)
+    about = longest.input_length / longest.named
     sizes: Iterable[int] = chain(COMMON_BLOCK_TOKENS, range(max(1, int(about)), int(about * 2) + 2))
     for size in sizes:
-        if all(-(-line.input_length // size) == len(line.blocks) for line in lines):
+        if all(-(-line.input_length // size) == line.named for line in lines):
             return size
     raise BadTrace(
         f"{path}: no block size fits all of its requests: its longest has {longest.input_length:,} tokens in "
-        f"{len(longest.blocks):,} blocks; give --block-tokens"
+        f"{longest.named:,} blocks; give --block-tokens"
     )
 
 

@@ -31,7 +31,7 @@ LONG_TOKENS = 16_384  # mean of a trace whose small blocks are taken together
 SMALL_BLOCK, COARSER = 64, 16
 CAPACITIES = (DEFAULT_CAPACITY_TOKENS, 2_000_000)
 ENGINE_LOADS = (0.6, 0.8)
-ENGINE_REQUESTS = 4000
+ENGINE_REQUESTS = 2000
 KNOWN = {  # settings under which others have published figures: nothing but arrivals as they are, once
     "round-robin": {},
     "least-loaded": {},

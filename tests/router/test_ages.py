@@ -38,6 +38,17 @@ def test_the_same_blocks_stand_for_a_prefix_in_every_prompt_that_has_it() -> Non
     assert set(pages_of(prefix, 16)) <= set(pages_of(prefix + rest, 16))
 
 
+def test_what_is_held_is_told_by_when_it_was_last_asked_for() -> None:
+    ages = ages_of(10)
+    assert ages.held(0.0) == []
+    ages.routed(range(4), 0.0)
+    ages.routed(range(100, 106), 100.0)
+    ages.routed(range(2), 200.0)
+    assert ages.held(210.0) == [(10.0, 2 * PAGE_TOKENS), (110.0, 6 * PAGE_TOKENS), (210.0, 2 * PAGE_TOKENS)]
+    ages.routed(range(2, 4), 209.9)  # nothing of then is left
+    assert [tokens for _, tokens in ages.held(210.0)][-1] == 6 * PAGE_TOKENS
+
+
 def test_an_empty_cache_loses_nothing() -> None:
     ages = ages_of(10)
     assert ages.lost_tokens(5 * PAGE_TOKENS, 0.0) == 0
@@ -80,7 +91,7 @@ def test_nothing_is_said_of_a_cache_of_unknown_size() -> None:
     ages = ages_of(10)
     ages.routed(range(10), 0.0)
     ages.describe(0, 0)
-    assert not ages.is_full and len(ages) == 0
+    assert not ages.may_evict and len(ages) == 0
     ages.routed(range(10), 1.0)
     assert ages.lost_tokens(10**6, 2.0) == 0
     ages.check()
@@ -88,11 +99,29 @@ def test_nothing_is_said_of_a_cache_of_unknown_size() -> None:
 
 def test_a_cache_that_is_nearly_empty_is_not_looked_at() -> None:
     ages = ages_of(10)
-    known = [ages.is_full]
+    known = [ages.may_evict]
     ages.routed(range(6), 0.0)
-    known.append(ages.is_full)
+    known.append(ages.may_evict)
     ages.clear()
-    assert [*known, ages.is_full] == [False, True, False]
+    assert [*known, ages.may_evict] == [False, True, False]
+
+
+def test_what_never_arrived_is_not_counted() -> None:
+    ages = ages_of(10)
+    ages.routed(range(10), 0.0)
+    ages.routed(range(100, 106), 1.0)
+    ages.forget(range(100, 200))
+    ages.check()
+    assert len(ages) == 4
+    assert ages.lost_tokens(6 * PAGE_TOKENS, 2.0) == 0
+
+
+def test_an_old_page_that_stays_does_not_make_groups_pile_up() -> None:
+    ages = ages_of(20)
+    for second in range(5000):
+        ages.routed([0, *range(100 + second % 5, 110)] if second % 100 else range(1000, 1003), 3.0 * second)
+        assert len(ages._groups) <= 2 * MOST_GROUPS + 1
+    ages.check()
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 30), max_size=12, unique=True), st.floats(0, 50)), max_size=60))

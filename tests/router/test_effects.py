@@ -6,7 +6,7 @@ import pytest
 from router.ages import PAGE_TOKENS, CacheAges
 from router.cost import Candidate, Question
 from router.decision import Decision
-from router.effects import LOSS_WEIGHT, PATIENCE
+from router.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
 from router.policy import choose
 from router.reuse import Reuse
 
@@ -58,6 +58,38 @@ def test_a_long_prompt_goes_behind_short_ones_and_delays_nobody() -> None:
     assert decision.effects is not None
     assert (decision.effects.overtaken, decision.effects.delayed) == ([0], [0])
     assert decision.ttft_s == pytest.approx((1800 + 80_000) / RATE)
+
+
+def test_who_goes_before_the_prompt_that_brings_its_prefix_computes_that_itself() -> None:
+    """r0 computes something, and a prompt waits there whose prefix is this one's too."""
+    waiting, held = replica(0, (1012.0, 50_000.0)), replica(1)
+    held.queued_tokens = 4000.0
+    decision = asked(50_500, [waiting, held], {0: 50_000.0, 1: 40_000.0}, awaited={0: 50_000.0})
+    assert decision.explain()[0].ttft_s == pytest.approx((1000 + 50_000 + 500) / RATE)
+    assert decision.chosen is held
+
+
+def test_the_place_in_a_queue_counts_from_when_the_request_came() -> None:
+    """It has waited for 30 s elsewhere, and goes before those that came meanwhile."""
+    crowd = replica(0, *[(1000.0, 300.0)] * 100)
+    late = asked(16_000, [crowd], came_s=970.0)
+    assert late.effects is not None and late.effects.delayed == [100 * 16_000]
+    assert late.ttft_s == pytest.approx((1000 + 16_000) / RATE)
+    assert asked(16_000, [crowd]).ttft_s == pytest.approx((31_000 + 16_000) / RATE)
+
+
+def test_losses_are_not_compared_with_what_nobody_knows() -> None:
+    unknown = replica(1, ages=CacheAges(Reuse()))
+    decision = asked(20_000, [full(0, 1.0), unknown])
+    assert decision.effects is not None and decision.effects.lost == [0, 0]
+
+
+def test_where_many_cost_the_same_some_are_looked_at_and_the_others_taken_for_as_bad() -> None:
+    many = [full(slot, 1.0) for slot in range(MOST_LOOKED_AT + 10)]
+    decision = asked(20_000, many)
+    assert decision.effects is not None
+    lost = {tokens for tokens in decision.effects.lost if tokens is not None}
+    assert len(lost) == 1 and min(decision.costs) == pytest.approx(max(decision.costs))
 
 
 def test_nobody_overtakes_more_than_is_known_to_be_queued() -> None:

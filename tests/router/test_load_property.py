@@ -21,7 +21,7 @@ def do(load: ReplicaLoad, step: Step, now_s: float) -> None:
     what, number, tokens, _ = step
     match what:
         case "sent" | "unstreamed":
-            load.sent(number, tokens, now_s, streamed=what == "sent", later_s=tokens / 8000 if number % 3 else None)
+            load.sent(number, tokens, now_s, streamed=what == "sent", priority_s=tokens / 8000 if number % 3 else None)
         case "begun":
             load.begun(number, now_s)
         case "ended":

@@ -29,14 +29,27 @@ def test_a_key_added_again_lives_until_the_later_deadline() -> None:
 
 def test_what_is_withdrawn_is_gone_but_for_what_was_added_again_since() -> None:
     optimistic = Optimistic()
-    optimistic.add(0, [10, 11], 5.0)
+    first = optimistic.add(0, [10, 11], 5.0)
     optimistic.add(1, [10, 11], 6.0)
-    optimistic.add(0, [10], 8.0)
-    optimistic.withdraw(0, [10, 11], 5.0)
-    optimistic.withdraw(2, [10], 5.0)
+    again = optimistic.add(0, [10], 8.0)
+    optimistic.withdraw(0, [10, 11], first)
+    optimistic.withdraw(2, [10], first)
     assert kept(optimistic) == {10: 3, 11: 2}
-    optimistic.withdraw(0, [10, 11], 8.0)
+    optimistic.withdraw(0, [10, 11], again)
     assert kept(optimistic) == {10: 2, 11: 2}
+
+
+def test_what_was_added_again_stays_though_it_is_waited_for_less_long() -> None:
+    """The second prompt's prefix is on its way already, so it expects to have its turn sooner."""
+    optimistic = Optimistic()
+    first = optimistic.add(0, [10, 11], 90.0)
+    optimistic.add(0, [10], 60.0)
+    optimistic.withdraw(0, [10, 11], first)
+    assert kept(optimistic) == {10: 1}
+    optimistic.expire(61.0)
+    assert kept(optimistic) == {10: 1}  # the first one's deadline is kept
+    optimistic.expire(90.0)
+    assert kept(optimistic) == {}
 
 
 def test_a_key_added_again_with_an_earlier_deadline_keeps_its_own() -> None:
@@ -47,7 +60,7 @@ def test_a_key_added_again_with_an_earlier_deadline_keeps_its_own() -> None:
     assert kept(optimistic) == {10: 1}
 
 
-def test_deadlines_need_not_come_in_order() -> None:
+def test_entries_need_not_come_in_order() -> None:
     optimistic = Optimistic()
     for deadline_s in (9.0, 3.0, 6.0):
         optimistic.add(0, [int(deadline_s)], deadline_s)
@@ -77,7 +90,7 @@ def test_what_events_say_already_needs_no_entry() -> None:
     assert len(optimistic) == 2
 
 
-def test_a_slot_used_again_inherits_nothing_not_even_deadlines() -> None:
+def test_a_slot_used_again_inherits_nothing_not_even_entries() -> None:
     optimistic = Optimistic()
     optimistic.add(0, [10, 11], 5.0)
     optimistic.drop(0)
@@ -96,4 +109,4 @@ def test_what_is_confirmed_or_expired_leaves_nothing_behind() -> None:
         optimistic.expire(float(now))
     assert len(optimistic._due) <= 11
     optimistic.expire(2000.0)
-    assert (kept(optimistic), optimistic._due, optimistic._deadlines) == ({}, [], {})
+    assert (kept(optimistic), optimistic._due, optimistic._entries) == ({}, [], {})

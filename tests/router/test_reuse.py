@@ -46,6 +46,14 @@ def test_habits_that_change_are_learned_anew() -> None:
     assert always > 0.99 and reuse.chance(0.1) < 0.7
 
 
+def test_chances_stay_chances_however_often_they_fade() -> None:
+    reuse = Reuse()
+    for second in range(60):
+        reuse.used([page % 1000 for page in range(FADES_EVERY)], float(second))
+        reuse.chance(0.0)
+        reuse.check()
+
+
 def test_pages_of_long_ago_are_forgotten() -> None:
     reuse = Reuse()
     reuse.used(range(2 * MOST_PAGES), 0.0)

@@ -187,8 +187,7 @@ class Scene:
         uncached = max(1, len(tokens) - int(matched.get(chosen.candidate.slot, 0)))
         sending = Sending(chosen.name, next(self.order), self.now_s, uncached)
         chosen.figures.sent(sending.sent_order, uncached, self.now_s)
-        expected = keys, self.now_s + TTL_S
-        self.index.optimistic.add(chosen.candidate.slot, *expected)
+        expected = keys, self.index.optimistic.add(chosen.candidate.slot, keys, self.now_s + TTL_S)
         self.lines.append(
             Logged(
                 ts=ZERO_S + self.now_s,
@@ -216,7 +215,7 @@ class Scene:
         sending.begun_order, sending.begun_at_s = next(self.order), self.now_s
         chosen.figures.begun(sending.sent_order, self.now_s)
 
-    def _ended(self, chosen: Replica, sending: Sending, expected: tuple[list[int], float] | None) -> None:
+    def _ended(self, chosen: Replica, sending: Sending, expected: tuple[list[int], int] | None) -> None:
         sending.ended_order, sending.ended_at_s = next(self.order), self.now_s
         chosen.figures.ended(sending.sent_order, self.now_s)
         if expected is not None:

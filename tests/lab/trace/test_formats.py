@@ -71,14 +71,24 @@ def test_a_file_may_name_full_blocks_only_and_those_that_are_begun_are_nobody_el
         ([1], "are not pairs"),
         ([1, 0], "are not pairs"),
         ([1, -3], "are not pairs"),
-        ([1, 10**12], "name 1,000,000,000,000 blocks for 300 tokens"),
-        (None, "neither hash_ids nor hash_runs"),
+        (None, "either hash_ids or hash_runs"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(tmp_path: Path, runs: list[int] | None, complaint: str) -> None:
     line = {"timestamp": 0, "input_length": 300, "output_length": 1, **({} if runs is None else {"hash_runs": runs})}
     with pytest.raises(BadTrace, match=f"line 1: .*{complaint}"):
         read_trace(written(tmp_path, [line]))
+
+
+def test_a_line_that_names_more_blocks_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 10**9, "output_length": 1, "hash_runs": [0, 10**9]}
+    for lines in ([line], [{"meta": {"block_size": 1}}, line]):
+        with pytest.raises(BadTrace, match="names 1,000,000,000 blocks; 100,000,000 can be read"):
+            read_trace(written(tmp_path, lines))
+
+
+def test_a_request_may_have_a_meta_of_its_own(tmp_path: Path) -> None:
+    assert len(read_trace(written(tmp_path, [mooncake(0, 10, [1], meta={"user": 3})])).requests) == 1
 
 
 @pytest.mark.parametrize("meta", [{"meta": {}}, {"meta": {"block_size": 0}}, {"meta": 3}])
