@@ -54,8 +54,11 @@ ENGINE_ADMIN_PATHS = frozenset(
     }
 )
 ADMIN_PATHS = OWN_ADMIN_PATHS | ENGINE_ADMIN_PATHS
-ADMIN_PREFIXES = ("/replicas/", "/debug/")
-READABLE = "/replicas"  # with GET, whoever has a key may see it
+ADMIN_PREFIXES = ("/replicas/", "/decisions/", "/debug/", "/dashboard/")
+# The dashboard's files are open like what probes ask for: they tell nothing. What they show is asked for here.
+PAGES, PAGES_BELOW = "/dashboard", "/dashboard/"
+FEED, REPLICA_PAGES = "/dashboard/feed", "/dashboard/replicas/"
+READABLE = frozenset({"/replicas", FEED})  # with GET, and the pages of replicas: whoever has a key may see them
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
@@ -99,6 +102,7 @@ class Admitted(Struct):
     key: Key | None = None  # None: no keys are in use, or the path is open
     usage: Usage | None = None  # None: nothing of it is counted
     shows_key: bool = False  # its headers have a key of ours, which is no replica's business
+    admin: bool = False  # may see all of what an administrator and others see different parts of
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt that its blocks are named with, from the client's own."""
@@ -141,7 +145,7 @@ class Admission:
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
             raise _headers_too_large(header_bytes, len(headers))
         admitted = Admitted(self._request_id(request_id))
-        if path in OPEN_PATHS:
+        if is_open(path):
             return admitted
         administration = path in ADMIN_PATHS or path.startswith(ADMIN_PREFIXES)
         key = None
@@ -154,7 +158,7 @@ class Admission:
         if key is None and self._demand_key:
             raise unauthorized()
         if administration:
-            self._check_admin(key, headers, path, client, method)
+            admitted.admin = self._is_admin(key, headers, path, client, method)
         elif key is not None:
             self._count(admitted, key, now_s)
         admitted.key = key
@@ -164,6 +168,10 @@ class Admission:
         if admitted.usage is not None:
             admitted.usage.in_flight -= 1
             admitted.usage = None
+
+    def knows(self, key: Key) -> bool:
+        """Whether there is one of its name still: of what goes on for hours, somebody has to ask."""
+        return key.name in self._usage
 
     def in_flight(self) -> dict[str, int]:
         """By the keys' names, for metrics; counted only where a limit is set."""
@@ -181,15 +189,19 @@ class Admission:
             return given.decode("ascii")
         return f"{self._prefix}{next(self._numbers)}"
 
-    def _check_admin(self, key: Key | None, headers: Headers, path: str, client: str | None, method: str) -> None:
-        if (key is not None and key.admin) or (path == READABLE and method == "GET"):
-            return
-        if self._admin_exists and key is None:
-            raise unauthorized()
+    def _is_admin(self, key: Key | None, headers: Headers, path: str, client: str | None, method: str) -> bool:
+        """Raises ApiError where only an administrator may go on."""
         if self._admin_exists:
-            raise _forbidden(f"{path} needs the admin key; send that one as 'Authorization: Bearer KEY'")
-        if not is_local(headers, client):
-            raise _forbidden(f"{path} is only for clients on the router's own machine; start it with --admin-key")
+            if key is not None and key.admin:
+                return True
+            refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
+        else:
+            if is_local(headers, client):
+                return True
+            refused = "is only for clients on the router's own machine; start it with --admin-key"
+        if method == "GET" and is_readable(path):
+            return False
+        raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
 
     def _count(self, admitted: Admitted, key: Key, now_s: float) -> None:
         if key.max_in_flight is None and key.requests_per_minute is None:
@@ -233,6 +245,21 @@ class WatchedKeys:
             return None
         self.problem = None
         return [*self._beside, *keys]
+
+
+# ---- what is asked for
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN_PATHS or (path.startswith(PAGES) and _is_page(path))
+
+
+def _is_page(path: str) -> bool:
+    return path == PAGES or (path.startswith(PAGES_BELOW) and path != FEED and not path.startswith(REPLICA_PAGES))
+
+
+def is_readable(path: str) -> bool:
+    return path in READABLE or path.startswith(REPLICA_PAGES)
 
 
 # ---- what is said of a request

@@ -1,4 +1,4 @@
-"""`warmroute router`, `explain` and `prefixes`. The router's options are the rows of `router.settings`."""
+"""`warmroute router`, `explain`, `prefixes` and `top`. The router's options are the rows of `router.settings`."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import click
 
 from api.lifeline import die_with_parent, parent_pid
 from api.options import SettingOption, SettingsCommand
+from api.settings import FiniteRange
 from router.config import RouterConfig
 from router.configure import config_from
 from router.settings import SECRET, TABLE, URL
@@ -153,3 +154,43 @@ def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) 
         click.echo(answer.decode(errors="replace"))
     else:
         draw(answer, sys.stdout)
+
+
+@click.command()
+@router_option
+@admin_key_option
+@click.option(
+    "--interval",
+    "interval_s",
+    cls=SettingOption,
+    type=FiniteRange(min=0.2, max=3600),
+    metavar="SECONDS",
+    default=1.0,
+    show_default=True,
+    help="How often to look; where answering takes the router long, it is asked less often.",
+)
+@click.option("--once", "only_once", is_flag=True, help="Print one frame and end. Rates are those between two looks.")
+def top(router_url: str, admin_key: str | None, interval_s: float, only_once: bool) -> None:
+    """Watch a router: its replicas, their event streams, what prompts share, and what was decided and why.
+
+    Press ? for the keys. A row can be looked into, and a replica drained, which asks first. While the router does not
+    answer, the last figures stay, marked as old.
+
+    \b
+    Examples:
+      warmroute top
+      warmroute top --router http://10.0.0.9:8000 --interval 5
+      warmroute top --once | grep down
+    """
+    import asyncio
+
+    if only_once:
+        from router.top.once import once  # an HTTP client and rich: not needed to refuse arguments
+
+        asyncio.run(once(router_url, admin_key, interval_s, sys.stdout))
+        return
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # it is drawn on stderr
+        raise click.UsageError("a live view needs a terminal; --once prints what there is to see")
+    from router.top.app import top as live  # a terminal's application framework
+
+    asyncio.run(live(router_url, admin_key, interval_s))

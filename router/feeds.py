@@ -9,7 +9,7 @@ from msgspec import Struct
 from events.actions import Action, Apply, Reset
 from events.messages import EventBatch
 from events.native import Status
-from events.resolver import Change, Cleared, Resolver, Stored
+from events.resolver import Change, Cleared, Removed, Resolver, Stored
 from events.stream import Stream
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
@@ -42,6 +42,15 @@ class FeedState(Struct, frozen=True):
     def repairs(self) -> int:
         """Requests for what was missing or doubted, the one at the start included."""
         return self.replays + self.snapshots
+
+
+class Traffic(Struct, frozen=True):
+    """What has come of one replica's stream so far."""
+
+    batches: int
+    stored: int  # blocks that got a key, as often as they came
+    removed: int
+    digests_compared: int
 
 
 class Feeds:
@@ -78,6 +87,10 @@ class Feeds:
         """None: no events of this replica are followed."""
         feed = self._feeds.get(name)
         return None if feed is None else feed.state(time.monotonic())
+
+    def traffic(self, name: str) -> Traffic | None:
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.traffic()
 
     def known(self, name: str) -> tuple[int, str | None] | None:
         """The last batch applied, and why what is known may not be all; None: this replica is not followed."""
@@ -116,6 +129,7 @@ class ReplicaFeed:
         self._block_sizes: set[int] = set()
         self._sizes_are_old = False  # of before the last reset: better than none until something is stored
         self._last_event_s: float | None = None
+        self._stored = self._removed = 0  # blocks, since ever
 
     def leave(self) -> None:
         self.left = True
@@ -142,14 +156,21 @@ class ReplicaFeed:
             digest_mismatches=stream.stats.digest_mismatches,
         )
 
+    def traffic(self) -> Traffic:
+        stats = self.view.stream.stats
+        return Traffic(stats.batches, self._stored, self._removed, stats.digests_compared)
+
     def _changed(self, change: Change) -> None:
         if self.left:  # by a callback, while a batch was being applied; its slot may be another's now
             return
         self._index.apply(self._slot, change)
         if isinstance(change, Stored):
+            self._stored += len(change.keys)
             size = change.event.block_size
             if size not in self._block_sizes or self._sizes_are_old:
                 self._sized(size)
+        elif isinstance(change, Removed):
+            self._removed += len(change.keys)
 
     def _sized(self, size: int) -> None:
         if size < 1:  # a tier that names blocks by hash alone does not say

@@ -11,6 +11,7 @@ from router.access_log import AccessLog
 from router.admission import Admission, WatchedKeys
 from router.config import RouterConfig
 from router.core import Router
+from router.dashboard.dashboard import Dashboard
 from router.discovery.file import ReplicasFile
 from router.discovery.kubernetes import EndpointSlices
 from router.discovery.registry import Registry
@@ -55,7 +56,8 @@ class Front:
             from router.tracing import Tracing  # an extra
 
             self.router.tracing = Tracing(config.otlp_endpoint)
-        app = build_app(self.router, self.upkeep)
+        self.dashboard = Dashboard(self.router)
+        app = build_app(self.router, self.upkeep, self.dashboard)
         limits: Limits = connection_limits(config.max_connections)
         protocol = front_protocol(limits, Openings(self.router).find)
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
@@ -69,6 +71,7 @@ class Front:
             asyncio.create_task(self.discovery.run(self.upkeep.apply)),
             asyncio.create_task(self.upkeep.tick()),
             asyncio.create_task(self._look_at_keys()),
+            asyncio.create_task(self.dashboard.run()),
         ]
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -88,6 +91,7 @@ class Front:
     async def drain(self, limit_s: float) -> int:
         """Take nothing new, and let what runs come to its end; returns how many requests did not."""
         self.router.draining = True
+        self.dashboard.close()  # those who watch are no work to be finished
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.router.open_requests:
@@ -96,6 +100,7 @@ class Front:
 
     async def close(self) -> None:
         self._server.should_exit = True
+        self.dashboard.close()
         serving, *others = self._tasks
         await asyncio.gather(serving, return_exceptions=True)
         for task in others:

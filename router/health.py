@@ -57,6 +57,10 @@ class Health:
     def silent(self) -> bool:
         return self.silent_s > 0
 
+    def heard_age_s(self, now_s: float) -> float | None:
+        """Since its last status; None: it sends none."""
+        return None if self._heard_s is None else now_s - self._heard_s
+
     # ---- what happened
 
     def success(self, now_s: float) -> None:

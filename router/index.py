@@ -132,10 +132,12 @@ class PrefixIndex:
                 held = list(map(or_, held, below))
         return Matches(hoped, lower, sure)
 
-    def holds(self, slot: int, keys: Iterable[int]) -> list[bool]:
-        """Which of the blocks the replica holds in any medium, by its events."""
-        masks = [holders.masks for holders in self._media.values()]
-        return [any(one.get(key, 0) >> slot & 1 for one in masks) for key in keys]
+    def holders(self, keys: Sequence[int]) -> list[int]:
+        """The mask of those that hold each block in any medium, by their events."""
+        held = [0] * len(keys)
+        for holders in self._media.values():
+            held = list(map(or_, held, _masks(holders.masks, keys)))
+        return held
 
     def blocks(self, slot: int) -> dict[str, int]:
         """Blocks by medium."""

@@ -45,7 +45,8 @@ async def _serve(config: RouterConfig, listener: socket.socket) -> int:
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.tls_cert else "http"
         with suppress(OSError):  # nobody reads it, and the router serves all the same
-            print(f"router on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
         await _first(signals.end.wait(), front.failed())
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))

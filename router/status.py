@@ -36,9 +36,22 @@ def replica_status(router: Router, member: Member) -> dict[str, Any]:
             "in_flight": candidate.in_flight,
             "prefill_tokens_per_s": round(candidate.prefill_tokens_per_s, 1),
             "empty_tokens": candidate.empty_tokens,
+            "total_blocks": member.load.total_blocks or None,
         },
         "index": {"blocks": blocks_of(router, member), "accuracy": round(member.accuracy.recent, 5)},
         "events": None if feed is None else _events(feed),
+        "heard_age_s": member.health.heard_age_s(router.now_s()),
+        "served": _served(member),
+    }
+
+
+def _served(member: Member) -> dict[str, int]:
+    """Of all models, since it is known; its rates, for who asks twice, at less than what /metrics costs."""
+    tallies = member.tallies.values()
+    return {
+        "requests": sum(sum(tally.statuses.values()) for tally in tallies),
+        "prompt_tokens": sum(tally.prompt_tokens for tally in tallies),
+        "matched_tokens": sum(tally.matched_tokens for tally in tallies),
     }
 
 

@@ -29,7 +29,8 @@ def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) ->
     """Lines that fit into 80 columns where host and model are short."""
     names = [model.name for model in view.models]
     who = [f"{model.ready} replica{'s' * (model.ready != 1)} of {model.name}" for model in view.models]
-    lines = ["", f"{_listed(who)} {'answer' if who[1:] or view.models[0].ready != 1 else 'answers'} at {url}", ""]
+    lines = ["", f"{_listed(who)} {'answer' if who[1:] or view.models[0].ready != 1 else 'answers'} at {url}"]
+    lines += [f"and can be watched at {url}/dashboard", ""]
     for model in names:
         lines += [f"  {each.name}  {each.url}  events {each.events or 'off'}" for each in view.of(model)]
     lines += ["", *remarks] if remarks else []

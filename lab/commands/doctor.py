@@ -8,8 +8,8 @@ from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
-from lab.doctor.rules import findings
 from lab.progress import progress
+from router.doctor.rules import findings
 from router.settings import SECRET, URL
 
 DEFAULT_ROUTER = "http://127.0.0.1:8000"

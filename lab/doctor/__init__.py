@@ -1,1 +1,1 @@
-"""What live metrics say is wrong, and which knob to turn: asking, figures, rules, words."""
+"""What live metrics say is wrong, and which knob to turn: asking, comparing, words; `router.doctor` judges."""

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from lab.doctor.samples import Samples
+from router.doctor.samples import Samples
 
 
 class Events(Struct, frozen=True):

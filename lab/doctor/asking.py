@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from lab.doctor.answers import Decision, Decisions, Loaded, Look, OfReplica, OfRouter, Replicas
-from lab.doctor.samples import BadMetrics, Samples
+from router.doctor.samples import BadMetrics, Samples
 
 ROUTER_TIMEOUT_S = 10.0
 REPLICA_TIMEOUT_S = 3.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from lab.doctor.figures import Figures
-from lab.doctor.findings import Finding
+from router.doctor.figures import Figures
+from router.doctor.findings import Finding
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 

@@ -11,22 +11,25 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import ApiError, draining, internal, invalid, method_not_allowed, not_found
+from api.errors import ApiError, draining, internal, invalid, method_not_allowed, not_found, quoted
 from api.http.answers import error_response, json_response
 from api.responses import Model, ModelList
 from router.access_log import line_of
-from router.admission import OPEN_PATHS
+from router.admission import is_open
 from router.core import Router
+from router.dashboard import files
+from router.dashboard.dashboard import Dashboard
+from router.dashboard.rows import query_of
 from router.exchange import too_large
 from router.http.document import DIRECT, control, direct, document
 from router.http.explaining import explained
 from router.http.opening import POST_ONLY
-from router.http.sharing import shared
 from router.metrics import CONTENT_TYPE, metrics_text
+from router.sharing import shared
 from router.spec import BadSpec, spec_of
 from router.status import index_status, not_ready, replica_status
 from router.upkeep import Upkeep
@@ -36,9 +39,10 @@ MAX_SMALL_BODY = 1024 * 1024
 
 
 class Endpoints:
-    def __init__(self, router: Router, upkeep: Upkeep) -> None:
+    def __init__(self, router: Router, upkeep: Upkeep, dashboard: Dashboard) -> None:
         self._router = router
         self._upkeep = upkeep
+        self._dashboard = dashboard
         self._sharing = asyncio.Lock()  # a tree is work for a thread: one at a time
 
     # ---- models
@@ -137,6 +141,14 @@ class Endpoints:
         remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]
         return json_response({"decisions": [one.record() for one in remembered]})
 
+    async def decision(self, request: Request) -> Response:
+        wanted = request.path_params["request_id"]
+        found = next((one for one in reversed(self._router.decisions) if one.request_id == wanted), None)
+        if found is None:
+            message = f"no decision about a request {quoted(wanted)} is remembered; see /decisions, and --decisions"
+            raise ApiError(404, message, code="decision_not_found")
+        return json_response(found.record())
+
     async def prefixes(self, request: Request) -> Response:
         limit = limit_of(request, 20)
         async with self._sharing:
@@ -144,6 +156,25 @@ class Endpoints:
 
     async def debug_index(self) -> Response:
         return json_response(index_status(self._router))
+
+    # ---- the dashboard
+
+    async def dashboard_index(self, request: Request) -> Response:
+        return _file(request, files.INDEX)
+
+    async def dashboard_file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        return _file(request, path) if path else RedirectResponse("../dashboard", 308)
+
+    async def dashboard_feed(self, request: Request) -> Response:
+        return self._dashboard.feed(query_of(request.query_params), request.state.admitted)
+
+    async def dashboard_replica(self, request: Request) -> Response:
+        member, prefixes = self._member(request), None
+        if request.state.admitted.admin:
+            prefixes = await self._dashboard.prefixes(member)
+            member = self._member(request)  # it may have left, or be another one by now
+        return json_response(self._dashboard.replica(member, prefixes))
 
 
 class Guard:
@@ -183,7 +214,7 @@ class Guard:
             await self._app(scope, receive, count)
         finally:
             router.admission.release(admitted)
-            if router.on_answer is not None and scope["path"] not in OPEN_PATHS:
+            if router.on_answer is not None and not is_open(scope["path"]):
                 router.on_answer(
                     line_of(
                         scope,
@@ -205,6 +236,16 @@ async def body_of(request: Request, limit: int) -> bytes:
     return bytes(received)
 
 
+def _file(request: Request, path: str) -> Response:
+    found = files.find(path)
+    if found is None:
+        raise not_found(request.url.path)
+    headers = files.HEADERS | {"ETag": found.etag}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.content_type)
+
+
 def limit_of(request: Request, usual: int) -> int:
     text = request.query_params.get("limit", str(usual))
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
@@ -212,9 +253,10 @@ def limit_of(request: Request, usual: int) -> int:
     return int(text)
 
 
-def build_app(router: Router, upkeep: Upkeep) -> FastAPI:
+def build_app(router: Router, upkeep: Upkeep, dashboard: Dashboard | None = None) -> FastAPI:
+    """Without a dashboard that runs, it has one that keeps nothing."""
     app = FastAPI(title="warmroute router", version=version("warmroute"), redirect_slashes=False)
-    _add_routes(app, Endpoints(router, upkeep))
+    _add_routes(app, Endpoints(router, upkeep, dashboard or Dashboard(router)))
     _add_error_answers(app)
     app.openapi = lambda: document(app, router.members.models)  # type: ignore[method-assign]
     app.add_middleware(Guard, router=router)
@@ -245,8 +287,14 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
     add("POST", "/replicas/{name}/resync", endpoints.resync)
     add("POST", "/explain", endpoints.explain)
     add("GET", "/decisions", endpoints.decisions)
+    add("GET", "/decisions/{request_id:path}", endpoints.decision)
     add("GET", "/prefixes", endpoints.prefixes)
     add("GET", "/debug/index", endpoints.debug_index)
+    add("GET", "/dashboard/replicas/{name}", endpoints.dashboard_replica)
+    # Made for one page; a stream without an end is nothing to try out of a document.
+    app.add_api_route("/dashboard/feed", endpoints.dashboard_feed, methods=["GET"], include_in_schema=False)
+    for path, page in (("/dashboard", endpoints.dashboard_index), ("/dashboard/{path:path}", endpoints.dashboard_file)):
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:

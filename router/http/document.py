@@ -24,7 +24,7 @@ ERRORS = {
     400: "The request cannot be understood, or asks for what cannot be given",
     401: "The API key is missing or wrong",
     403: "Only an administrator may ask for this",
-    404: "There is no such model, replica or path",
+    404: "There is no such model, replica, decision or path",
     409: "Discovery names this replica: it would be back at once",
     413: "The body, or the prompt, is too long",
     429: "The key's limit is reached, or every replica is at its own; Retry-After says when to try again",
@@ -63,6 +63,8 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}
         case _, "/decisions":
             found = _answers("The newest first", _ANY) | {"parameters": [_LIMIT]}
+        case _, "/decisions/{request_id:path}":
+            found = _answers("One of them", _ANY) | {"parameters": [_in_path("request_id")]}
         case _, "/prefixes":
             found = _answers("What saves most first", _ANY) | {"parameters": [_LIMIT]}
         case _:

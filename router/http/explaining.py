@@ -7,7 +7,11 @@ from msgspec import Struct
 
 from router.admission import Admitted
 from router.core import Router
-from router.index import Matches, PrefixIndex
+from router.cost import Candidate
+from router.dashboard.pauses import paused
+from router.decision import Verdict
+from router.holders import slots_of
+from router.index import Matches
 from router.members import APPROXIMATE, ServedModel
 from router.prompt import Peek, Prompt, read_peek
 
@@ -21,6 +25,7 @@ class CandidateView(Struct):
     queued_tokens: float
     running: int
     in_flight: int
+    lost_tokens: float | None
     ttft_s: float
     cost: float | None
     available: bool
@@ -51,28 +56,15 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
         prompt = await asyncio.to_thread(_prompt, model, body, peek, salt)
         model = router.members.model(peek.model)  # its replicas may be others by now
     question, matches = router.question(model, prompt, peek.prompt_cache_key)
-    decision = router.choose(model, question)
+    decision, members = router.choose(model, question).at_rest(), list(model.members)
     size = _main_size(model, prompt)
+    keys, index = prompt.keys(size), router.guesses if size == APPROXIMATE else router.index
+    hits = runs_of(index.holders(keys))
     tokens = size or prompt.approximate_block_tokens
     verdicts = [
-        CandidateView(
-            name=verdict.name,
-            matched_tokens=verdict.matched_tokens,
-            lower_tokens=verdict.matched_tokens + verdict.lower_tokens,
-            sure_tokens=_sure(matches, member.slot) * tokens,
-            uncached_tokens=verdict.uncached_tokens,
-            queued_tokens=verdict.queued_tokens,
-            running=verdict.running,
-            in_flight=verdict.in_flight,
-            ttft_s=verdict.ttft_s,
-            cost=verdict.cost_s,
-            available=member.candidate.unavailable is None,
-            why=verdict.why,
-        )
-        for verdict, member in zip(decision.explain(), model.members, strict=True)
+        _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)
+        async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
     ]
-    keys = prompt.keys(size)
-    index = router.guesses if size == APPROXIMATE else router.index
     return Explained(
         model=peek.model,
         policy=router.config.policy,
@@ -83,7 +75,25 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
         blocks=len(keys),
         chosen=decision.chosen.name if decision.chosen else None,
         candidates=verdicts,
-        hits={member.name: runs_of(index, keys, member.slot) for member in model.members},
+        hits={member.name: hits.get(member.slot, []) for member in members},
+    )
+
+
+def _view(verdict: Verdict, candidate: Candidate, sure_tokens: float) -> CandidateView:
+    return CandidateView(
+        name=verdict.name,
+        matched_tokens=verdict.matched_tokens,
+        lower_tokens=verdict.matched_tokens + verdict.lower_tokens,
+        sure_tokens=sure_tokens,
+        uncached_tokens=verdict.uncached_tokens,
+        queued_tokens=verdict.queued_tokens,
+        running=verdict.running,
+        in_flight=verdict.in_flight,
+        lost_tokens=verdict.lost_tokens,
+        ttft_s=verdict.ttft_s,
+        cost=verdict.cost_s,
+        available=candidate.unavailable is None,
+        why=verdict.why,
     )
 
 
@@ -103,12 +113,15 @@ def _sure(matches: dict[int, Matches], slot: int) -> int:
     return max((found.sure.get(slot, 0) for found in matches.values()), default=0)
 
 
-def runs_of(index: PrefixIndex, keys: Sequence[int], slot: int) -> list[tuple[int, int]]:
-    """First and last block of every run that a replica holds, also behind a gap, where it cannot be used."""
-    runs: list[tuple[int, int]] = []
-    for block, held in enumerate(index.holds(slot, keys)):
-        if held and runs and runs[-1][1] == block - 1:
-            runs[-1] = (runs[-1][0], block)
-        elif held:
-            runs.append((block, block))
+def runs_of(holders: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """First and last block of every run that a slot holds, also behind a gap, where it cannot be used."""
+    runs: dict[int, list[tuple[int, int]]] = {}
+    begun: dict[int, int] = {}  # by slot
+    last = 0
+    for block, mask in enumerate((*holders, 0)):
+        if mask != last:  # blocks of one chain mostly have the same holders
+            for slot in slots_of(last & ~mask):
+                runs.setdefault(slot, []).append((begun.pop(slot), block - 1))
+            begun.update(dict.fromkeys(slots_of(mask & ~last), block))
+            last = mask
     return runs

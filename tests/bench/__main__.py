@@ -20,14 +20,17 @@ PARTS = (
     "router",
     "request_log",
     "prefixes",
+    "dashboard",
+    "top",
     "idle",
     "fleet",
     "rolling",
-    "policies",
     "spread",
 )
-# Takes most of an hour, and routers that are no part of the project; writes to docs/.
-BY_NAME = ("peers", "pictures")
+# Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
+# The last one writes to docs/, with tmux.
+BY_NAME = ("peers", "policies", "pictures", "screenshots", "heap", "terminal")
+SIZED = ("native", "peers", "heap")
 
 
 def machine() -> str:
@@ -48,14 +51,14 @@ def main() -> None:
         help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}",
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
-    parser.add_argument("--small", action="store_true", help="native: a smaller model; peers: a short trial")
+    parser.add_argument("--small", action="store_true", help="native: a smaller model; peers, heap: a short trial")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
         sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *BY_NAME))}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        options = {"small": True} if arguments.small and part in ("native", "peers") else {}
+        options = {"small": True} if arguments.small and part in SIZED else {}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

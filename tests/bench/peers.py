@@ -32,7 +32,7 @@ from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.trace.shaping import coarsened, sped_up
 from router.target import parse_target
-from tests.bench.policies import LOADS
+from tests.bench.policies import LOAD, LOADS
 from tests.chaos.replicas import children, cpu_s, free_ports
 from tests.chaos.routers import Fleet, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
@@ -46,7 +46,6 @@ CACHE_BLOCKS = DEFAULT_CAPACITY_TOKENS // SCALE // BLOCK_TOKENS
 STEP_TOKENS = 2048 // SCALE
 LONGEST_TOKENS = 16_000
 MODEL_TOKENS = 16_384  # with what a chat template adds
-USUAL_LOAD = 0.9  # of all prompts' tokens; 1 is what replicas that have no cache could just do
 DECODE_STEP_TOKENS = 12.5  # a token generated takes as long as so many of a prompt; this keeps a full step's share
 PICTURE = Path(__file__).parents[2] / "docs" / "peers.svg"
 COLUMNS = ("TTFT mean", "TTFT p99", "hit rate", "router CPU per 1,000 requests", "failed")
@@ -239,7 +238,7 @@ def speeds(paced: Trace) -> list[object]:
 
 
 def load_of(trace: Trace) -> float:
-    return LOADS.get(trace.name, USUAL_LOAD)
+    return LOADS.get(trace.name, LOAD)
 
 
 def prefill_tokens_per_s(paced: Trace) -> float:

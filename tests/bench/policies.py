@@ -1,30 +1,48 @@
 """What policies make of traffic, simulated: hits and times to first token, beside bounds, delays and wrong reports.
 
-The traces are made by chance (tests/lab/traffic.py). Loads are of raw prompts, cached or not; 1 is what replicas that
-have no cache could just do.
+WARMROUTE_TRACES names a folder with *.jsonl or *.jsonl.gz of Mooncake's kind; without it the traces are made by chance
+(tests/lab/traffic.py). Loads are of raw prompts, cached or not; 1 is what replicas that have no cache could just do.
+Blocks of 64 tokens are taken by 16 where prompts are long. It takes most of an hour.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import router.effects
-from lab.simulation.comparison import Row, compared
+from lab.simulation.comparison import compared
+from lab.simulation.outcome import Outcome
 from lab.simulation.report import duration
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS, Settings
+from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened
 from tests.lab.traffic import agents, conversations, unshared
 
-REQUESTS = 4000
-ENGINE_REQUESTS = 2000
+FOLDER = "WARMROUTE_TRACES"
 RUNS = 2
 JITTER_S = 0.3
-LARGE_CAPACITY_TOKENS = 2_000_000
-LOADS = {"conversations": 0.9, "agents": 3.0, "unshared": 0.9}
-PATIENCES = (0.0, 1.0, 2.0, 4.0, 8.0)
+LOAD = 0.9
+LOADS = {"hotprefix_semisynth_a": 1.2, "agents": 3.0}
+REQUESTS = 4000  # of those that are made
+MADE: dict[str, Callable[[int], Trace]] = {"conversations": conversations, "agents": agents, "unshared": unshared}
+LONG_TOKENS = 16_384  # mean of a trace whose small blocks are taken together
+SMALL_BLOCK, COARSER = 64, 16
+CAPACITIES = (DEFAULT_CAPACITY_TOKENS, 2_000_000)
+ENGINE_LOADS = (0.6, 0.8)
+ENGINE_REQUESTS = 2000
+KNOWN = {  # settings under which others have published figures: nothing but arrivals as they are, once
+    "round-robin": {},
+    "least-loaded": {},
+    "prefix, by events alone": {"optimistic": False},
+    "cost": {},
+}
 CAUTIONS: dict[str, dict[str, Any]] = {
-    "events at once": {},
+    "as is": {},
     "events 1 s late": {"event_delay_s": 1.0},
     "events 5 s late": {"event_delay_s": 5.0},
     "1 % of batches lost, and repaired at the next": {"event_loss": 0.01},
@@ -33,96 +51,157 @@ CAUTIONS: dict[str, dict[str, Any]] = {
     "two routers": {"routers": 2},
     "two routers, events 1 s late": {"routers": 2, "event_delay_s": 1.0},
 }
+EFFECTS: dict[str, dict[str, float]] = {
+    "neither": {"PATIENCE": 0.0, "LOSS_WEIGHT": 0.0},
+    "the order alone": {"LOSS_WEIGHT": 0.0},
+    "the price alone": {"PATIENCE": 0.0},
+    "**both**": {},
+    "both, patience 1": {"PATIENCE": 1.0},
+    "both, patience 4": {"PATIENCE": 4.0},
+    "both, a loss counts half": {"LOSS_WEIGHT": 1.0},
+    "both, a loss counts twice": {"LOSS_WEIGHT": 4.0},
+}
 
 
 class Case(NamedTuple):
-    trace: Trace
+    trace: str  # a file, or one of MADE
+    policy: str  # or "pooled"
     settings: Settings
-
-    def rows(self, policies: Iterable[str], *, bounds: bool = True, seeds: int = RUNS) -> list[Row]:
-        load = LOADS[self.trace.name]
-        paced = at_rate(self.trace, load * self.settings.replicas * self.settings.prefill_tokens_per_s)
-        return compared(paced, self.settings, list(policies), seeds=seeds, jitter_s=JITTER_S, bounds=bounds)
-
-
-@contextmanager
-def patience(factor: float) -> Iterator[None]:
-    """The default policy with another order of computing; 0: in order of arrival."""
-    usual, router.effects.PATIENCE = router.effects.PATIENCE, factor
-    try:
-        yield
-    finally:
-        router.effects.PATIENCE = usual
+    load: float
+    constants: Mapping[str, float] = {}  # of router.effects
+    runs: int = RUNS
+    jitter_s: float = JITTER_S
+    requests: int | None = None
 
 
 def run(rounds: int) -> None:
     del rounds  # the seeds are fixed
-    traces = [conversations(REQUESTS), coarsened(agents(REQUESTS), 16), unshared(REQUESTS)]
-    print(f"\nSimulated: {REQUESTS:,} requests a trace, mean of {RUNS} runs with {JITTER_S} s of jitter.\n")
-    for trace in traces:
-        _grid(trace)
-    print("\nThe engine's own scheduler, chunks and batches, 8 replicas:\n")
-    _head("traffic")
-    for trace in traces[:2]:
-        _policies(trace.name, Case(_short(trace), Settings(replicas=8, model="engine")))
-    print("\n`cost` with other orders of computing, 8 replicas:\n")
-    _head("traffic")
-    for trace in traces[:2]:
-        _patience(trace, "fifo")
-        _patience(trace, "engine")
-    print("\nWhat the router is told late, wrongly or not at all, 8 replicas, `cost`:\n")
-    _head("traffic")
-    for trace in traces[:2]:
-        for name, changes in CAUTIONS.items():
-            row = Case(trace, Settings(replicas=8, **changes)).rows(["cost"], bounds=False)[0]
-            _line(trace.name, name, row)
+    sources = traces()
+    with ProcessPoolExecutor() as processes:
+        _known(processes, sources)
+        for source in sources:
+            _grid(processes, source)
+        print(f"\nThe order of computing and the price of what is driven out, {_fleet(8)}:\n")
+        _table(
+            processes,
+            "trace",
+            {
+                (_name(source), name): Case(source, "cost", _settings(8), _load(source), constants)
+                for source in sources
+                for name, constants in EFFECTS.items()
+            },
+        )
+        print(f"\nWhat a router is told late, wrongly or not at all, `cost`, {_fleet(8)}:\n")
+        _table(
+            processes,
+            "trace",
+            {
+                (_name(source), name): Case(source, "cost", _settings(8, **told), _load(source))
+                for source in sources
+                for name, told in CAUTIONS.items()
+            },
+        )
+        print(f"\nThe engine's own scheduler, chunks and batches, {ENGINE_REQUESTS:,} requests, 8 replicas:\n")
+        _table(
+            processes, "trace", {(_name(source), name): case for source in sources for name, case in _on_engine(source)}
+        )
 
 
-def _patience(trace: Trace, model: Literal["fifo", "engine"]) -> None:
-    case = Case(_short(trace), Settings(replicas=8, model=model))
-    for factor in PATIENCES:
-        with patience(factor):
-            _line(f"{trace.name}, {model}", f"patience {factor:g}", case.rows(["cost"], bounds=False)[0])
+def traces() -> list[str]:
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return list(MADE)
+    files = sorted(map(str, Path(folder).glob("*.jsonl*")))
+    if not files:
+        raise SystemExit(
+            f"{FOLDER}: {folder!r} has no *.jsonl or *.jsonl.gz; name a folder with Mooncake's kind of traces"
+        )
+    return files
 
 
-def _short(trace: Trace) -> Trace:
-    return Trace(trace.name, trace.block_tokens, trace.requests[:ENGINE_REQUESTS])
+def _name(trace: str) -> str:
+    return Path(trace).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
-def _grid(trace: Trace) -> None:
-    print(f"\n{trace.name}, raw load {LOADS[trace.name]}: hits, mean and 99th percentile of TTFT\n")
-    names = ("least-loaded", "prefix", "cost, in order of arrival", "**cost**", "pooled", "ideal")
-    print(f"| replicas, cache of each | {' | '.join(names)} |\n| {'--- | ' * (len(names) + 1)}")
-    for replicas in (4, 8, 16):
-        for capacity in (DEFAULT_CAPACITY_TOKENS, LARGE_CAPACITY_TOKENS):
-            case = Case(trace, Settings(replicas=replicas, capacity_tokens=capacity))
-            rows = {row.name: row for row in case.rows(["least-loaded", "prefix", "cost"])}
-            with patience(0.0):
-                plain = case.rows(["cost"], bounds=False)[0]
-            shown = (rows["least-loaded"], rows["prefix"], plain, rows["cost"], rows["pooled"], rows["ideal"])
-            print(f"| {replicas}, {capacity:,} | {' | '.join(map(_cell, shown))} |", flush=True)
+def _load(trace: str) -> float:
+    return LOADS.get(_name(trace), LOAD)
 
 
-def _cell(row: Row) -> str:
-    mean = row.mean
-    return f"{mean.hit_rate:.1%}, {duration(mean.ttft_mean_s)}, {duration(mean.ttft_p99_s)}"
+def _fleet(replicas: int) -> str:
+    return f"{replicas} replicas of {DEFAULT_CAPACITY_TOKENS:,} tokens"
 
 
-def _policies(name: str, case: Case) -> None:
-    rows = case.rows(["round-robin", "least-loaded", "prefix", "cost"], bounds=False)
-    with patience(0.0):
-        plain = case.rows(["cost"], bounds=False)[0]
-    for row in rows:
-        if row.name == "cost":
-            _line(name, "cost, in order of arrival", plain)
-        _line(name, "**cost**" if row.name == "cost" else row.name, row)
+def _settings(replicas: int, **more: Any) -> Settings:
+    return Settings(replicas=replicas, **more)
 
 
-def _head(first: str) -> None:
+def _on_engine(source: str) -> Iterable[tuple[str, Case]]:
+    settings = Settings(replicas=8, model="engine")
+    for load in ENGINE_LOADS:
+        for policy in ("round-robin", "least-loaded", "cost"):
+            yield f"{policy}, load {load}", Case(source, policy, settings, load, requests=ENGINE_REQUESTS)
+        plain = Case(source, "cost", settings, load, EFFECTS["neither"], requests=ENGINE_REQUESTS)
+        yield f"cost without order and price, load {load}", plain
+
+
+# ---- tables
+
+
+def _known(processes: ProcessPoolExecutor, sources: Sequence[str]) -> None:
+    print(f"\nOnce, arrivals as they are, load {LOAD}, {_fleet(8)}:\n")
+    cases = {}
+    for source in sources:
+        for name, more in KNOWN.items():
+            policy = name.partition(",")[0]
+            cases[_name(source), name] = Case(source, policy, _settings(8, **more), LOAD, runs=1, jitter_s=0.0)
+        cases[_name(source), "pooled"] = Case(source, "pooled", _settings(8), LOAD, runs=1, jitter_s=0.0)
+    _table(processes, "trace", cases)
+
+
+def _grid(processes: ProcessPoolExecutor, source: str) -> None:
+    policies = ("least-loaded", "cost", "pooled")
+    print(f"\n{_name(source)}, load {_load(source)}: hits, mean and 99th percentile of TTFT\n")
+    print(f"| replicas, cache of each | least-loaded | **cost** | pooled |\n| {'--- | ' * 4}")
+    fleets = [(replicas, tokens) for replicas in (4, 8, 16) for tokens in CAPACITIES]
+    cells = [
+        Case(source, policy, Settings(replicas=replicas, capacity_tokens=tokens), _load(source))
+        for replicas, tokens in fleets
+        for policy in policies
+    ]
+    outcomes = processes.map(outcome, cells)
+    for replicas, tokens in fleets:
+        row = [_cell(next(outcomes)) for _ in policies]
+        print(f"| {replicas}, {tokens:,} | {' | '.join(row)} |", flush=True)
+
+
+def _cell(one: Outcome) -> str:
+    return f"{one.hit_rate:.1%}, {duration(one.ttft_mean_s)}, {duration(one.ttft_p99_s)}"
+
+
+def _table(processes: ProcessPoolExecutor, first: str, cases: Mapping[tuple[str, str], Case]) -> None:
     print(f"| {first} | policy | hits | mean TTFT | p50 | p90 | p99 |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for (trace, name), one in zip(cases, processes.map(outcome, cases.values()), strict=True):
+        times = (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s)
+        print(f"| {trace} | {name} | {one.hit_rate:.1%} | {' | '.join(map(duration, times))} |", flush=True)
 
 
-def _line(first: str, name: str, row: Row) -> None:
-    mean = row.mean
-    times = (mean.ttft_mean_s, mean.ttft_p50_s, mean.ttft_p90_s, mean.ttft_p99_s)
-    print(f"| {first} | {name} | {mean.hit_rate:.1%} | {' | '.join(map(duration, times))} |", flush=True)
+# ---- in a process of its own
+
+
+def outcome(case: Case) -> Outcome:
+    trace = _trace(case.trace)
+    if case.requests is not None:
+        trace = Trace(trace.name, trace.block_tokens, trace.requests[: case.requests])
+    paced = at_rate(trace, case.load * case.settings.replicas * case.settings.prefill_tokens_per_s)
+    is_bound = case.policy == "pooled"
+    policies = [] if is_bound else [case.policy]
+    with patch.dict(vars(router.effects), case.constants):
+        rows = compared(paced, case.settings, policies, seeds=case.runs, jitter_s=case.jitter_s, bounds=is_bound)
+    return rows[0].mean
+
+
+@cache
+def _trace(named: str) -> Trace:
+    trace = MADE[named](REQUESTS) if named in MADE else read_trace(Path(named))
+    is_long = trace.input_tokens > LONG_TOKENS * len(trace.requests)
+    return coarsened(trace, COARSER) if is_long and trace.block_tokens <= SMALL_BLOCK else trace

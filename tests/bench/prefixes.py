@@ -13,8 +13,8 @@ import uvloop
 
 from events.blocks import block_keys, root_key
 from router.facts import Facts
-from router.http.sharing import shared
 from router.prefixes.recent import MOST_BLOCKS, Routed
+from router.sharing import shared
 from router.spec import parse_replica
 from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
 from tests.bench.measure import cpu_us, heading, row

@@ -54,13 +54,13 @@ class Scene:
         attempt: Any = SimpleNamespace(
             member=self.members[0], token_ids={0: [b"abcd"] * 64}, framed=True, streams=True, fault=None,
             sent_order=5, sent_s=1234.568, begun_order=6, begun_s=1234.667, ended_order=7, ended_s=1235.0,
-            uncached_tokens=2048,
+            uncached_tokens=2048, priority_s=0.5, awaited_s=30.0,
         )  # fmt: skip
 
         def requests() -> None:
             for number in range(REQUESTS):
                 noted = self.routing.noted = Noted()
-                noted.decided(number, 1234.567, self.decision, self.members, self.feeds)
+                noted.decided(number, self.decision, self.members, self.feeds)
                 noted.attempts.append(attempt)
                 log.over(self.routing, 1235.0)
 

@@ -479,6 +479,6 @@ def test_what_not_to_expect_of_it_is_announced(model: str, engine: Engine, said:
 
 def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
     said = announcement("http://[::1]:8000", seen(), (), guarded=True)
-    assert "1 replica of demo answers at http://[::1]:8000" in said
+    assert "1 replica of demo answers at http://[::1]:8000\nand can be watched at http://[::1]:8000/dashboard\n" in said
     assert "events off" in said
     assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said

@@ -106,14 +106,28 @@ def test_the_scheme_is_written_in_any_case(scheme: bytes) -> None:
     assert admission.admit([(b"authorization", scheme + b"a-key ")], CHAT, REMOTE, 0.0).key is not None
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-def test_probes_need_no_key(path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/dashboard", "/dashboard/", "/dashboard/js/main.js"]
+)
+def test_probes_and_pages_need_no_key(path: str) -> None:
     assert Admission([key("a")], demand_key=True).admit([HOST], path, REMOTE, 0.0).key is None
 
 
 # ---- administration
 
-ADMIN = ["/replicas", "/replicas/a/drain", "/debug", "/debug/index", "/decisions", "/explain", "/prefixes"]
+ADMIN = [
+    *(
+        "/replicas",
+        "/replicas/a/drain",
+        "/debug",
+        "/debug/index",
+        "/decisions",
+        "/decisions/x",
+        "/explain",
+        "/prefixes",
+    ),
+    *("/dashboard/feed", "/dashboard/replicas/a", "/dashboard/replicas/"),  # but with GET
+]
 
 
 @pytest.mark.parametrize("path", ADMIN)
@@ -151,6 +165,29 @@ def test_the_list_of_replicas_is_for_whoever_has_a_key() -> None:
     admission.admit(bearing("a"), "/replicas", REMOTE, 0.0, method="GET")
     assert refused(admission, bearing("a"), "/replicas", REMOTE, method="DELETE").status == 403
     assert refused(admission, bearing("a"), "/replicas/a", REMOTE, method="GET").status == 403
+
+
+@pytest.mark.parametrize("path", ["/replicas", "/dashboard/feed", "/dashboard/replicas/a"])
+def test_who_may_read_is_told_apart_from_who_administers(path: str) -> None:
+    def sees_all(admission: Admission, headers: Headers, client: str) -> bool:
+        return admission.admit(headers, path, client, 0.0, method="GET").admin
+
+    guarded = Admission([key("a"), key("root", admin=True)], demand_key=True)
+    assert sees_all(guarded, bearing("root"), REMOTE)
+    assert not sees_all(guarded, bearing("a"), "127.0.0.1")
+    assert refused(guarded, [HOST], path, "127.0.0.1", method="GET").status == 401
+    for admission in (Admission(), Admission([key("a")])):
+        assert sees_all(admission, [HOST], "127.0.0.1")
+        assert not sees_all(admission, [HOST], REMOTE)
+    administered = Admission([key("root", admin=True)])
+    assert not sees_all(administered, [HOST], "127.0.0.1")
+    assert sees_all(administered, bearing("root"), REMOTE)
+
+
+def test_a_key_is_known_until_it_is_taken_away() -> None:
+    admission = Admission([key("a"), key("b")])
+    admission.use([key("a")])
+    assert (admission.knows(key("a")), admission.knows(key("b"))) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,23 @@ async def test_native_and_foreign_replicas_fill_one_index() -> None:
             assert router.index.blocks(slots[0]) == {"GPU": 5, "CPU": 4}
 
 
+async def test_what_comes_of_a_stream_is_counted() -> None:
+    with Publisher(config()) as one:
+        async with routing() as router:
+            router.follow("one", native(one))
+            assert router.feeds.traffic("nobody") is None
+            await router.exact("one")
+            one.publish([chain(6)])
+            await router.exact("one", 0)
+            one.publish([BlockRemoved([KEYS[5], KEYS[4]], "GPU")])
+            one.publish([chain(5, 4)])
+            await router.exact("one", 2)
+            await reporting(one, lambda: router.feeds.traffic("one").digests_compared > 0)  # type: ignore[union-attr]
+            traffic = router.feeds.traffic("one")
+            assert traffic is not None
+            assert (traffic.batches, traffic.stored, traffic.removed) == (3, 7, 2)
+
+
 async def test_a_replica_that_leaves_takes_its_blocks_along_and_its_slot_is_used_again() -> None:
     with Publisher(config()) as one, Publisher(config()) as other:
         one.publish([chain(6)])

@@ -61,6 +61,13 @@ def test_700_replicas_may_hold_one_block() -> None:
 # ---- media
 
 
+def test_holders_of_blocks_are_told_in_any_medium_and_behind_gaps() -> None:
+    index = holding(2, 4)
+    index.store(0, [KEYS[3]], "CPU")
+    assert index.holders([*KEYS[:5], 999]) == [0b11, 0b11, 0b10, 0b11, 0, 0]
+    assert index.holders([]) == []
+
+
 def test_lower_media_count_together_with_gpu_memory() -> None:
     index = holding(4, 10)
     index.store(0, KEYS[4:6], "CPU")

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lab.doctor.answers import Candidate, Decision, Events, Known, Loaded, Look, OfReplica, OfRouter
-from lab.doctor.comparing import Between, figures_of
-from lab.doctor.figures import Figures
+from lab.doctor.comparing import figures_of
 from lab.doctor.report import figures_in_words, lines, summary
-from lab.doctor.rules import findings
-from lab.doctor.samples import BadMetrics, Samples
+from router.doctor.comparing import Between
+from router.doctor.figures import Figures
+from router.doctor.rules import findings
+from router.doctor.samples import BadMetrics, Samples
 
 URL = "http://10.0.0.1:8000"
 

@@ -30,12 +30,15 @@ from tests.router.scripted import (
 GOOD = b'{"choices":[]}'
 KEY, ADMIN = "client-key", "admin-key"
 KEYS = tuple(keys_from_options([KEY], ADMIN))
-OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics")}
+PAGES = {(method, path) for method in ("GET", "HEAD") for path in ("/dashboard", "/dashboard/index.html")}
+OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
+FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
     ("GET", "/v1/models"),
     ("GET", "/v1/models/m"),
     ("GET", "/version"),
     ("GET", "/replicas"),
+    ("GET", "/dashboard/replicas/r0"),
     ("POST", CHAT),
     ("POST", COMPLETIONS),
     ("POST", "/v1/embeddings"),
@@ -54,6 +57,7 @@ FOR_ADMINS = {
     ("POST", "/replicas/r0/resync"),
     ("POST", "/explain"),
     ("GET", "/decisions"),
+    ("GET", "/decisions/asked"),
     ("GET", "/prefixes"),
     ("GET", "/debug/index"),
 }
@@ -68,15 +72,21 @@ async def ask(client: Client, method: str, path: str, **headers: str) -> Answer:
     return await client.ask(method, path, chat() if method == "POST" else None, **headers)
 
 
+def filled(path: str, named: dict[str, str]) -> str:
+    for part, value in named.items():
+        path = path.replace(part, value)
+    return path
+
+
 # ---- who may ask
 
 
 async def test_the_lists_above_are_all_that_is_served() -> None:
     async with served() as running:
         app = build_app(running.router, running.front.upkeep)
-        routes = {(m, r.path.replace("{name}", "r0").replace("{model:path}", "m")) for r in app.routes
-                  if isinstance(r, APIRoute) for m in r.methods or ()}  # fmt: skip
-        assert routes <= OPEN | FOR_CLIENTS | FOR_ADMINS
+        named = {"{name}": "r0", "{model:path}": "m", "{request_id:path}": "asked", "{path:path}": "index.html"}
+        routes = {(m, filled(r.path, named)) for r in app.routes if isinstance(r, APIRoute) for m in r.methods or ()}
+        assert routes <= OPEN | FOR_CLIENTS | FOR_ADMINS | {FEED}
         assert not (OPEN | FOR_ADMINS) - routes
 
 

@@ -1,0 +1,285 @@
+"""What the rules of `warmroute doctor` say of this router now: they are judged by two looks at it from within.
+
+What only a replica's own /metrics say is known of small fleets (`asking.py`); elsewhere rules that need it are silent.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from router.core import Router
+from router.cost import INFINITE
+from router.dashboard.asking import Asking
+from router.dashboard.pauses import paused
+from router.dashboard.rows import Fleet, Row
+from router.doctor.figures import Choice, Figures, Replica, Routed, RouterFigures
+from router.doctor.findings import Finding
+from router.doctor.rules import RULES, found
+from router.index import GPU
+from router.members import Member
+from router.record import Remembered
+
+EVERY_S = 5.0
+LOOKS = 3  # the oldest is compared with the newest
+READINGS = 12  # of queues, which are taken with each frame
+FEW_READINGS = 3  # with fewer, what is behind now may not have been so for long
+MOST_CHOICES = 500
+MOST_CONSIDERED = 200_000  # candidates, of all choices together
+MOST_ALERTS = 50
+CONSIDERED_AT_A_TIME = 2000
+ROWS_AT_A_TIME = 500  # which are only read
+
+
+class Alert(Struct):
+    rule: str
+    replica: str | None
+    what: str
+    turn: str
+    figures: dict[str, float | str]
+    anchor: str
+
+
+class Judged(Struct):
+    judged_at: float | None = None
+    window_s: float = 0.0
+    truncated: int = 0
+    alerts: list[Alert] = []
+
+
+class Counted(NamedTuple):
+    """Of one replica, whatever only grows; the names are those of the figures."""
+
+    lost_batches: int
+    gaps: int
+    repairs: int
+    digest_mismatches: int
+    restarts: int
+    resyncs: int
+    faults: int
+    predictions: int
+    wrong_predictions: int
+    wrong_blocks: int
+    requests: int
+    refused: int
+    prompt_tokens: int
+    matched_tokens: int
+    resent_tokens: int
+    salted: int
+    new_salts: int
+    reported_blocks: int
+
+
+NOTHING = Counted(*[0] * len(Counted._fields))
+
+
+class Seen(NamedTuple):
+    """One replica at one moment."""
+
+    member: Member
+    counted: Counted
+    gpu_blocks: int
+
+
+class Look(NamedTuple):
+    at_s: float
+    replicas: dict[str, Seen]
+    refused: Counter[str]
+    approximate: Counter[str]
+    newest: Remembered | None
+
+
+class Reading(NamedTuple):
+    busy: float
+    queued_tokens: float
+    lag_batches: int
+
+
+class Alerts:
+    """`see` each frame while somebody watches, and `forget` some time after nobody does any more."""
+
+    def __init__(self, router: Router) -> None:
+        self.judged = Judged()
+        self._router = router
+        self._asking = Asking(router)
+        self._looks: deque[Look] = deque(maxlen=LOOKS)
+        self._readings: deque[dict[str, Reading]] = deque(maxlen=READINGS)
+
+    def forget(self) -> None:
+        self.judged = Judged()
+        self._looks.clear()
+        self._readings.clear()
+        self._asking.forget()
+
+    async def see(self, fleet: Fleet) -> None:
+        self._readings.append({row.name: _reading(row) async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)})
+        if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
+            self._looks.append(await self._look(fleet.at_s))
+            await self._judge(fleet)
+            self._asking.ask()
+
+    async def _look(self, at_s: float) -> Look:
+        router = self._router
+        replicas = {}
+        async for member in paused(list(router.members)):
+            gpu_blocks = router.index.blocks(member.slot).get(GPU, 0) if _is_there(router, member) else 0
+            replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
+        approximate: Counter[str] = Counter()
+        for model in router.members.models.values():
+            approximate.update(model.tokens.approximate_reasons)
+        newest = router.decisions[-1] if router.decisions else None
+        return Look(at_s, replicas, router.counts.refused.copy(), approximate, newest)
+
+    async def _judge(self, fleet: Fleet) -> None:
+        figures = await self._figures(fleet, self._looks[0], self._looks[-1])
+        findings: list[Finding] = []
+        for rule in RULES:
+            await asyncio.sleep(0)
+            findings += found(rule, figures)
+        self.judged = Judged(
+            judged_at=round(time.time(), 3),
+            window_s=round(figures.window_s, 1),
+            truncated=max(0, len(findings) - MOST_ALERTS),
+            alerts=[
+                Alert(one.rule, one.replica, one.what, one.turn, one.figures, one.rule)
+                for one in findings[:MOST_ALERTS]
+            ],
+        )
+
+    # ---- figures
+
+    async def _figures(self, fleet: Fleet, first: Look, last: Look) -> Figures:
+        replicas = [replica async for replica in paused(self._replicas(fleet, first, last))]
+        router = await self._of_router(first, last)
+        return Figures(window_s=max(last.at_s - first.at_s, 1e-3), router=router, replicas=tuple(replicas))
+
+    def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[Replica]:
+        for row in fleet.rows:
+            now = last.replicas.get(row.name)
+            if now is None or not _is_there(self._router, now.member):
+                continue
+            before = first.replicas.get(row.name)
+            if before is None or before.member is not now.member:  # it has come in between
+                before = Seen(now.member, NOTHING, 0)
+            follows = row.lag_batches is not None
+            own = self._asking.own(
+                now.member, (now.gpu_blocks, now.gpu_blocks - before.gpu_blocks) if follows else None
+            )
+            readings = [reading[row.name] for reading in self._readings if row.name in reading]
+            yield Replica(
+                name=row.name,
+                engine=row.engine,
+                model=row.model or "",
+                block_tokens=(own.block_tokens if own else 0) or now.member.block_size,
+                own=own,
+                routed=_routed(row, readings, before.counted, now),
+            )
+
+    async def _of_router(self, first: Look, last: Look) -> RouterFigures:
+        choices: list[Choice] = []
+        missed = tokens = 0.0
+        async for one in paused(self._decided_since(first.newest), by=_choices_at_a_time(self._router)):
+            ours, others = held(one)
+            missed += max(0.0, others - ours)
+            tokens += one.tokens
+            begun_s = one.ts - (one.routing_s[2] - one.routing_s[0])
+            choices.append(Choice(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
+        return RouterFigures(
+            policy=self._router.config.policy,
+            requests=sum(
+                now.counted.requests - before.counted.requests
+                for name, now in last.replicas.items()
+                if (before := first.replicas.get(name)) is not None and before.member is now.member
+            ),
+            refused={code: float(count) for code, count in (last.refused - first.refused).items()},
+            approximate={reason: float(count) for reason, count in (last.approximate - first.approximate).items()},
+            missed_tokens=missed,
+            chosen_tokens=tokens,
+            choices=tuple(choices),
+        )
+
+    def _decided_since(self, before: Remembered | None) -> list[Remembered]:
+        """Newest first, and no more than can be looked at in passing."""
+        most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
+        decided = []
+        for one in islice(reversed(self._router.decisions), most):
+            if one is before:
+                break
+            if one.chosen is not None:
+                decided.append(one)
+        return decided
+
+
+def _choices_at_a_time(router: Router) -> int:
+    return max(1, CONSIDERED_AT_A_TIME // max(1, len(router.members)))
+
+
+def held(one: Remembered) -> tuple[float, float]:
+    """How much of its prompt the chosen replica held, and the best of the others that could have taken it."""
+    decision = one.decision
+    matched = decision.question.matched
+    ours, others = 0.0, 0.0
+    for candidate, cost in zip(decision.candidates, decision.costs, strict=True) if matched else ():
+        tokens = matched.get(candidate.slot, 0)
+        if candidate.name == one.chosen:
+            ours = tokens
+        elif tokens > others and cost != INFINITE:
+            others = tokens
+    return ours, others
+
+
+# ---- one replica
+
+
+def _is_there(router: Router, member: Member) -> bool:
+    """It may have left while requests had their turn, and its slot may be another's."""
+    return router.members.by_name.get(member.name) is member
+
+
+def _reading(row: Row) -> Reading:
+    return Reading(max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0)
+
+
+def _counted(router: Router, member: Member) -> Counted:
+    feed, tallies, accuracy = router.feeds.state(member.name), member.tallies.values(), member.accuracy
+    return Counted(
+        lost_batches=feed.lost_batches if feed else 0,
+        gaps=feed.gaps if feed else 0,
+        repairs=feed.repairs if feed else 0,
+        digest_mismatches=feed.digest_mismatches if feed else 0,
+        restarts=feed.restarts if feed else 0,
+        resyncs=member.resyncs,
+        faults=member.faults,
+        predictions=accuracy.compared,
+        wrong_predictions=accuracy.different,
+        wrong_blocks=accuracy.error_blocks,
+        requests=sum(sum(tally.statuses.values()) for tally in tallies),
+        refused=sum(tally.statuses.get(429, 0) for tally in tallies),
+        prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
+        matched_tokens=sum(tally.matched_tokens for tally in tallies),
+        resent_tokens=sum(tally.resent_tokens for tally in tallies),
+        salted=sum(tally.salted for tally in tallies),
+        new_salts=sum(tally.new_salts for tally in tallies),
+        reported_blocks=sum(tally.blocks_reported for tally in tallies),
+    )
+
+
+def _routed(row: Row, readings: Sequence[Reading], before: Counted, now: Seen) -> Routed:
+    since = {name: max(0, last - first) for name, first, last in zip(Counted._fields, before, now.counted, strict=True)}
+    return Routed(
+        available=row.why is None,
+        why=row.why,
+        breaker=row.breaker,
+        state=row.state,
+        inexact=row.inexact,
+        has_events=row.lag_batches is not None,
+        lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
+        index_blocks=now.gpu_blocks,
+        busy=tuple(one.busy for one in readings),
+        queued_tokens=tuple(one.queued_tokens for one in readings),
+        **since,
+    )

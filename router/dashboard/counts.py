@@ -1,0 +1,98 @@
+"""What a replica has done, added up over its models, and how much of it since an earlier moment."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, sub
+
+from msgspec import Struct
+
+from router.feeds import Feeds
+from router.members import Member
+from router.tally import FIRST_TOKEN_S, Tally
+
+FAILED = 500  # of statuses, and those above
+_NONE = (0,) * (len(FIRST_TOKEN_S) + 1)
+
+
+class Counts(Struct):
+    """Only grows, until the replica is another one."""
+
+    requests: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    reported_tokens: int = 0
+    predictions: int = 0
+    batches: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    first_token: Sequence[int] = _NONE  # of times to first token, by FIRST_TOKEN_S
+
+    def count(self, tally: Tally, block_size: int) -> None:
+        for status, requests in tally.statuses.items():
+            self.requests += requests
+            if status >= FAILED:
+                self.errors += requests
+        self.prompt_tokens += tally.prompt_tokens
+        self.matched_tokens += tally.matched_tokens
+        self.reported_tokens += tally.blocks_reported * block_size
+        counts = tally.first_token_s.counts
+        self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
+
+    def add(self, other: "Counts") -> None:
+        self.requests += other.requests
+        self.errors += other.errors
+        self.prompt_tokens += other.prompt_tokens
+        self.matched_tokens += other.matched_tokens
+        self.reported_tokens += other.reported_tokens
+        self.predictions += other.predictions
+        if other.first_token is not _NONE:
+            self.first_token = list(map(add, self.first_token, other.first_token))
+
+    def since(self, before: "Counts") -> "Counts":
+        return Counts(
+            self.requests - before.requests,
+            self.errors - before.errors,
+            self.prompt_tokens - before.prompt_tokens,
+            self.matched_tokens - before.matched_tokens,
+            max(0, self.reported_tokens - before.reported_tokens),  # its blocks may have another size now
+            self.predictions - before.predictions,
+            max(0, self.batches - before.batches),  # its stream may be followed anew
+            max(0, self.stored_blocks - before.stored_blocks),
+            max(0, self.removed_blocks - before.removed_blocks),
+            _NONE if self.requests == before.requests else list(map(sub, self.first_token, before.first_token)),
+        )
+
+    # ---- what it means
+
+    def hit_predicted(self) -> float | None:
+        """Of the prompt tokens, those predicted to be cached where they went."""
+        return round(self.matched_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
+
+    def hit_reported(self) -> float | None:
+        """Of the prompt tokens, those that answers said were cached; None: no answer said so."""
+        if not self.predictions or not self.prompt_tokens:
+            return None
+        return round(min(1.0, self.reported_tokens / self.prompt_tokens), 4)
+
+    def ttft_s(self, share: float) -> float | None:
+        """What so much of the requests did not wait longer for, within its bucket as if they were spread evenly."""
+        total = sum(self.first_token)
+        if not total:
+            return None
+        wanted, low_s, before = share * total, 0.0, 0
+        for reached, bound_s in zip(accumulate(self.first_token), FIRST_TOKEN_S, strict=False):
+            if reached >= wanted:
+                return round(low_s + (bound_s - low_s) * (wanted - before) / (reached - before), 6)
+            low_s, before = bound_s, reached
+        return FIRST_TOKEN_S[-1]
+
+
+def counts_of(member: Member, feeds: Feeds) -> Counts:
+    counts = Counts(predictions=member.accuracy.compared)
+    for tally in member.tallies.values():
+        counts.count(tally, member.block_size)
+    traffic = feeds.traffic(member.name)
+    if traffic is not None:
+        counts.batches, counts.stored_blocks, counts.removed_blocks = traffic.batches, traffic.stored, traffic.removed
+    return counts

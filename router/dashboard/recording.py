@@ -1,0 +1,290 @@
+"""A recording of event streams, as the pages see it: what was held over time, what went wrong, the tree at a moment.
+
+No sockets here: `viewing.py` serves it.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from msgspec import Struct
+
+from events.actions import Action
+from events.analysis.trunks import Run, Size, all_runs, runs_below, sizes, token_ids
+from events.feed import Feed
+from events.messages import EventBatch
+from events.recording import Recording, feed_record
+from events.records import Record
+from events.resolver import Change, Cleared, Removed, Stored
+from events.tool.words import Decode
+from events.tree import Node, Tree
+from events.view import CacheView
+from router.sharing import Prefix
+
+BUCKETS = 240
+MOST_MARKS = 500  # the first ones; how many there are is said
+MOST_PARTS = 300
+SHOWN_TOKENS = 128
+SHOWN_CHARACTERS = 200
+KINDS = {
+    "gaps": "gap",
+    "lost_batches": "lost",
+    "replays": "repair",
+    "snapshots": "repair",
+    "restarts": "restart",
+    "reconnects": "reconnect",
+    "digest_mismatches": "mismatch",
+}
+SESSION = "session"
+
+
+class Mark(Struct):
+    """Something that happened to a stream."""
+
+    at: float
+    replica: str
+    kind: str
+    count: int
+
+
+class Timeline(Struct):
+    """Columns of equal length, oldest first; `resident` are the blocks of each replica."""
+
+    at: list[float]
+    stored: list[int]
+    removed: list[int]
+    resident: dict[str, list[int]]
+
+
+class About(Struct):
+    name: str
+    replicas: list[str]
+    begin: float
+    end: float
+    redacted: bool
+    texts: bool
+    damage: list[str]
+    marks: list[Mark]
+    more_marks: int
+    timeline: Timeline
+
+
+class Held(Struct):
+    name: str
+    blocks: int
+    inexact: str | None  # why it may differ from what the replica held
+
+
+class Moment(Struct):
+    at: float
+    replicas: list[Held]
+    parts: int  # in all; the largest are in `prefixes`
+    prefixes: list[Prefix]
+
+
+class Player:
+    """Plays a recording from its beginning into a tree, as far as it is asked to."""
+
+    def __init__(self, recording: Recording, heard: Callable[[int, Change], None] | None = None) -> None:
+        """`heard` is told every change, with the number of its source."""
+        self.tree = Tree()
+        self._heard = heard
+        self._changes: list[Change] = []
+        self.views: list[CacheView] = []
+        self._feeds: list[Feed] = []
+        for number, source in enumerate(recording.sources):
+            view = recording.view(source, on_change=self._changes.append, on_action=self._acted(number))
+            self.views.append(view)
+            self._feeds.append(Feed(view))
+        self._records = recording.records()
+        self._next: Record | None = None
+        self.at_s = 0.0
+
+    def play(self, until_s: float) -> None:
+        """Time goes forward only: for an earlier moment a new player is needed."""
+        for _ in self.steps(until_s):
+            pass
+
+    def steps(self, until_s: float) -> Iterator[Record]:
+        """Each record, once it is played."""
+        while (record := self._next or next(self._records, None)) is not None:
+            self._next = record
+            if record.time > until_s:
+                return
+            self._next = None
+            self.at_s = record.time
+            feeds = self._feeds if record.kind == SESSION else [self._feeds[record.source]]
+            for feed in feeds:
+                feed_record(feed, record)
+            yield record
+
+    def _acted(self, number: int) -> Callable[[Action, EventBatch | None], None]:
+        def acted(_: Action, batch: EventBatch | None) -> None:
+            changes = self._changes.copy()
+            self._changes.clear()
+            if self._heard is not None:
+                for change in changes:
+                    self._heard(number, change)
+            self.tree.apply(self.views[number].name, changes, batch.ts if batch is not None else self.at_s)
+
+        return acted
+
+
+# ---- over time
+
+
+def about(recording: Recording, *, texts: bool) -> About:
+    """Plays the whole of it once."""
+    begin_s, end_s = span(recording)
+    names = [source.name for source in recording.sources]
+    marks, more_marks, timeline = _played(recording, names, begin_s, end_s)
+    return About(
+        name=recording.path.name,
+        replicas=names,
+        begin=begin_s,
+        end=end_s,
+        redacted=recording.header.redacted,
+        texts=texts,
+        damage=[str(damage) for damage in recording.damage],
+        marks=marks,
+        more_marks=more_marks,
+        timeline=timeline,
+    )
+
+
+def span(recording: Recording) -> tuple[float, float]:
+    begin_s = next((record.time for record in recording.records()), recording.header.created)
+    return begin_s, max((entry.time for entry in recording.index()), default=begin_s)
+
+
+def _played(recording: Recording, names: list[str], begin_s: float, end_s: float) -> tuple[list[Mark], int, Timeline]:
+    counted = [0, 0]  # blocks stored and removed, in this bucket
+
+    def heard(_: int, change: Change) -> None:
+        if isinstance(change, Stored):
+            counted[0] += len(change.keys)
+        elif isinstance(change, Removed):
+            counted[1] += len(change.keys)
+        elif isinstance(change, Cleared):
+            counted[1] += sum(len(keys) for _, keys in change.held)
+
+    player = Player(recording, heard)
+    marking = Marking(player.views, names)
+    timeline = Timeline([], [], [], {name: [] for name in names})
+    every_s = max((end_s - begin_s) / BUCKETS, 0.001)
+    for bucket in range(1, BUCKETS + 1):
+        until_s = end_s if bucket == BUCKETS else begin_s + bucket * every_s
+        for record in player.steps(until_s):
+            marking.look(record)
+        timeline.at.append(round(until_s, 3))
+        timeline.stored.append(counted[0])
+        timeline.removed.append(counted[1])
+        counted[:] = 0, 0
+        for name, view in zip(names, player.views, strict=True):
+            timeline.resident[name].append(view.resolver.digest().blocks)
+    return marking.marks, marking.more, timeline
+
+
+class Marking:
+    """Sees by the counters of streams what happened to them."""
+
+    def __init__(self, views: list[CacheView], names: list[str]) -> None:
+        self.marks: list[Mark] = []
+        self.more = 0
+        self._views = views
+        self._names = names
+        self._before = [dict.fromkeys(KINDS, 0) for _ in views]
+
+    def look(self, record: Record) -> None:
+        """To be called after each record is played."""
+        if record.kind == SESSION:
+            self._mark(Mark(record.time, "", SESSION, 1))
+            return
+        before, stats = self._before[record.source], self._views[record.source].stream.stats
+        for name, kind in KINDS.items():
+            now: int = getattr(stats, name)
+            # The first snapshot and the first replay are how a stream is begun.
+            if now > before[name] and not (kind == "repair" and not self._is_begun(record.source)):
+                self._mark(Mark(round(record.time, 3), self._names[record.source], kind, now - before[name]))
+            before[name] = now
+
+    def _is_begun(self, number: int) -> bool:
+        return self._views[number].stream.stats.batches > 0
+
+    def _mark(self, mark: Mark) -> None:
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append(mark)
+        else:
+            self.more += 1
+
+
+# ---- at a moment
+
+
+class Moments:
+    """The tree at any moment; one that is later than the last is reached by playing on."""
+
+    def __init__(self, recording: Recording, decode: Decode | None) -> None:
+        self._recording = recording
+        self._decode = decode
+        self._player = Player(recording)
+        self._reached_s = 0.0
+
+    def at(self, at_s: float) -> Moment:
+        if at_s < self._reached_s:
+            self._player = Player(self._recording)
+        self._player.play(at_s)
+        self._reached_s = at_s
+        prefixes, parts = parts_of(self._player.tree, at_s, self._recording.sources[0].model, self._decode)
+        held = [Held(view.name, view.resolver.digest().blocks, view.inexact) for view in self._player.views]
+        return Moment(at=at_s, replicas=held, parts=parts, prefixes=prefixes)
+
+
+def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tuple[list[Prefix], int]:
+    """The runs of the largest subtrees, each below the one that it goes on from; and how many there are in all."""
+    found = sizes(tree)
+    order = count()
+    # A subtree is never larger than the one it is part of, so that no run comes before its parent.
+    pending: list[tuple[int, int, Run, int, frozenset[str] | None, list[Prefix]]] = []
+    prefixes: list[Prefix] = []
+
+    def add(below: Node, begin: int, holders: frozenset[str] | None, into: list[Prefix]) -> None:
+        for run in runs_below(below, found):
+            heapq.heappush(pending, (-found[run.first.key].tokens, next(order), run, begin, holders, into))
+
+    for top in tree.tops():
+        add(top, 0, None, prefixes)
+    shown = 0
+    while pending and shown < MOST_PARTS:
+        _, _, run, begin, above, into = heapq.heappop(pending)
+        holders = frozenset(holder.replica for holder in run.held)
+        holders = holders if above is None else holders & above
+        prefix = _prefix(run, begin, holders, found[run.first.key], at_s, model, decode)
+        into.append(prefix)
+        shown += 1
+        add(run.last, begin + run.tokens, holders, prefix.below)
+    return prefixes, sum(1 for _ in all_runs(tree))
+
+
+def _prefix(
+    run: Run, begin: int, holders: frozenset[str], size: Size, at_s: float, model: str, decode: Decode | None
+) -> Prefix:
+    return Prefix(
+        model=model,
+        exact=True,
+        begin=begin,
+        tokens=run.tokens,
+        prompts=size.leaves,
+        idle_s=round(max(0.0, at_s - max(node.last_event_s for node in run.nodes)), 3),
+        held_by=len(holders),
+        replicas=sorted(holders),
+        text=_text(run, decode),
+        below=[],
+        id=f"{run.first.key:016x}",
+    )
+
+
+def _text(run: Run, decode: Decode | None) -> str | None:
+    if decode is None or not run.packed:
+        return None
+    return decode(list(token_ids(run.packed[: 4 * SHOWN_TOKENS])))[:SHOWN_CHARACTERS]

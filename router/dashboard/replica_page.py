@@ -1,0 +1,204 @@
+"""All that the router knows of one replica."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from msgspec import Struct
+
+from router.core import Router
+from router.dashboard.counts import Counts
+from router.dashboard.rows import Looking, Row
+from router.dashboard.sampling import EVERY_S, OF_REPLICA, REPLICA_POINTS, Sampling
+from router.dashboard.series import Series
+from router.members import APPROXIMATE, Member
+from router.prefixes.tree import Run
+from router.sharing import Kind, Told, prefix_of, text_of
+from router.status import replica_status
+
+MOST_PREFIXES = 50
+
+
+class StreamOf(Struct):
+    batches: int
+    stored_blocks: int
+    removed_blocks: int
+    batches_per_s: float
+    stored_per_s: float
+    removed_per_s: float
+    gaps: int
+    lost_batches: int
+    replays: int
+    snapshots: int
+    reconnects: int
+    restarts: int
+    digest_checks: int
+    digest_mismatches: int
+    lag_batches: int
+    last_event_age_s: float | None
+
+
+class HeldPrefix(Struct):
+    """A beginning that recent prompts share, and how much of it this replica holds."""
+
+    model: str
+    exact: bool
+    tokens: int
+    held_tokens: int
+    held: bool
+    prompts: int
+    idle_s: float
+    held_by: int
+    text: str | None  # how it begins
+    adds: str | None  # to one that is shown, too, and that it goes on from
+
+
+class Aged(Struct):
+    """Tokens that were last asked for so long ago."""
+
+    idle_s: float
+    tokens: int
+
+
+class CacheOf(Struct):
+    blocks: dict[str, int]
+    block_size: int | None
+    empty_tokens: int | None
+    total_blocks: int | None
+    ages: list[Aged] | None  # by what was sent there; None: nobody keeps account of it
+    prefixes: list[HeldPrefix] | None
+
+
+class CountsOf(Struct):
+    requests: int
+    errors: int
+    prompt_tokens: int
+    matched_tokens: int
+    predictions: int
+    wrong_predictions: int
+    resyncs: int
+    faults: int
+
+
+class ReplicaPage(Struct):
+    replica: dict[str, Any]
+    row: Row
+    stream: StreamOf | None
+    cache: CacheOf
+    counts: CountsOf
+    history: dict[str, Any]
+
+
+def page_of(
+    router: Router, sampling: Sampling, looking: Looking, member: Member, prefixes: list[HeldPrefix] | None
+) -> ReplicaPage:
+    """`prefixes`: None for who may not know them."""
+    row, recent = looking.row(member)
+    sampled = sampling.sampled(member)
+    series = Series(OF_REPLICA, REPLICA_POINTS) if sampled is None else sampled.series
+    return ReplicaPage(
+        replica=replica_status(router, member),
+        row=row,
+        stream=_stream(router, member, recent, sampling.over_s()),
+        cache=_cache(router, member, prefixes),
+        counts=_counts(member),
+        history={"interval_s": EVERY_S, **series.columns()},
+    )
+
+
+def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> StreamOf | None:
+    feed, traffic = router.feeds.state(member.name), router.feeds.traffic(member.name)
+    if feed is None or traffic is None:
+        return None
+    age_s = feed.last_event_age_s
+    return StreamOf(
+        batches=traffic.batches,
+        stored_blocks=traffic.stored,
+        removed_blocks=traffic.removed,
+        batches_per_s=round(recent.batches / over_s, 3),
+        stored_per_s=round(recent.stored_blocks / over_s, 3),
+        removed_per_s=round(recent.removed_blocks / over_s, 3),
+        gaps=feed.gaps,
+        lost_batches=feed.lost_batches,
+        replays=feed.replays,
+        snapshots=feed.snapshots,
+        reconnects=feed.reconnects,
+        restarts=feed.restarts,
+        digest_checks=traffic.digests_compared,
+        digest_mismatches=feed.digest_mismatches,
+        lag_batches=feed.lag_batches,
+        last_event_age_s=None if age_s is None else round(age_s, 3),
+    )
+
+
+def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) -> CacheOf:
+    index = router.guesses if router.feeds.state(member.name) is None else router.index
+    empty = member.candidate.empty_tokens
+    return CacheOf(
+        blocks=index.blocks(member.slot),
+        block_size=member.block_size or None,
+        empty_tokens=None if empty is None else round(empty),
+        total_blocks=member.load.total_blocks or None,
+        ages=_ages(router, member),
+        prefixes=prefixes,
+    )
+
+
+def _ages(router: Router, member: Member) -> list[Aged] | None:
+    ages = member.candidate.ages
+    if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # no other one asks for them
+        return None
+    return [Aged(round(idle_s, 1), tokens) for idle_s, tokens in ages.held(router.now_s())]
+
+
+def _counts(member: Member) -> CountsOf:
+    done = Counts()
+    for tally in member.tallies.values():
+        done.count(tally, member.block_size)
+    return CountsOf(
+        requests=done.requests,
+        errors=done.errors,
+        prompt_tokens=done.prompt_tokens,
+        matched_tokens=done.matched_tokens,
+        predictions=member.accuracy.compared,
+        wrong_predictions=member.accuracy.different,
+        resyncs=member.resyncs,
+        faults=member.faults,
+    )
+
+
+# ---- what it holds
+
+
+async def held_prefixes(router: Router, member: Member, told: Told) -> list[HeldPrefix]:
+    """Those it holds most of what could be saved by first; of models that it does not serve, none."""
+    found = []
+    for run in told.runs[:MOST_PREFIXES]:
+        await asyncio.sleep(0)
+        path = run.path()
+        kind = told.kinds[path[0]]
+        if kind.model in member.models and (kind.block_size == APPROXIMATE) == (member.block_size == APPROXIMATE):
+            found.append(_held(router, member, kind, path))
+    return sorted(found, key=lambda one: one.held_tokens * one.prompts, reverse=True)
+
+
+def _held(router: Router, member: Member, kind: Kind, path: Sequence[Run]) -> HeldPrefix:
+    prefix = prefix_of(router, kind, path, router.now_s())
+    keys = list(chain.from_iterable(each.keys for each in path))
+    index = router.guesses if kind.block_size == APPROXIMATE else router.index
+    blocks = index.match(keys, 1 << member.slot).lower.get(member.slot, 0)
+    if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another size are no keys of its blocks
+        blocks = 0
+    return HeldPrefix(
+        model=prefix.model,
+        exact=prefix.exact,
+        tokens=len(keys) * kind.block_tokens,
+        held_tokens=blocks * kind.block_tokens,
+        held=blocks == len(keys),
+        prompts=prefix.prompts,
+        idle_s=prefix.idle_s,
+        held_by=prefix.held_by,
+        text=text_of(path[-1:]),
+        adds=prefix.text if len(path) > 1 else None,
+    )

@@ -1,0 +1,299 @@
+"""The whole fleet at one moment: its totals, and a row for each replica, of which a page shows some."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from api.errors import invalid
+from router.core import Router
+from router.dashboard.counts import Counts
+from router.dashboard.pauses import paused
+from router.dashboard.sampling import Sampling, unserved_by
+from router.doctor.index_rules import LAG_BATCHES
+from router.feeds import FeedState
+from router.members import APPROXIMATE, Member
+
+MOST_ROWS = 100
+MOST_OFFSET = 1_000_000
+LONGEST_FILTER = 100
+INEXACT = ("partial", "syncing")
+DRAINS = "it drains"  # what a replica says of itself, as the router puts it
+STATES = ("exact", *INEXACT, "approximate", "down", "draining")
+
+Order: TypeAlias = Literal["asc", "desc"]
+
+
+class Row(Struct):
+    """One replica; rates and shares are of the last seconds."""
+
+    name: str
+    model: str | None
+    models: int
+    engine: str
+    status: Literal["up", "down", "draining"]
+    why: str | None
+    state: str
+    inexact: str | None
+    severity: int
+    in_flight: int
+    running: int
+    waiting: int
+    queued_tokens: int
+    prefill_tokens_per_s: float
+    requests_per_s: float
+    hit_predicted: float | None
+    hit_reported: float | None
+    ttft_p50_s: float | None
+    blocks: int
+    accuracy: float
+    lag_batches: int | None
+    faults: int
+    breaker: str
+    cache_used: float | None = None  # the share of its blocks that hold something
+    heard_age_s: float | None = None  # since its last status, or its last event
+    # Of its event stream; None: it has none.
+    gaps: int | None = None
+    repairs: int | None = None  # without the one at the start
+    restarts: int | None = None
+    digest_mismatches: int | None = None
+    lost_batches: int | None = None
+
+
+class Totals(Struct):
+    replicas: int
+    up: int
+    in_flight: int
+    waiting_here: int
+    running: int
+    waiting: int
+    queued_tokens: int
+    requests_per_s: float
+    errors_per_s: float
+    prompt_tokens_per_s: float
+    hit_predicted: float | None
+    hit_reported: float | None
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    ttft_p99_s: float | None
+    blocks: int
+    index_bytes: int
+
+
+class Fleet(NamedTuple):
+    at: float  # unix time
+    at_s: float  # by the router's clock
+    totals: Totals
+    states: dict[str, int]
+    rows: list[Row]
+
+
+class Looking:
+    """Looks at the whole fleet, with pauses in which requests are served."""
+
+    def __init__(self, router: Router, sampling: Sampling) -> None:
+        self._router = router
+        self._sampling = sampling
+
+    async def look(self) -> Fleet:
+        router = self._router
+        recent, rows = Counts(), []
+        async for member in paused(list(router.members)):
+            if router.members.by_name.get(member.name) is member:  # it may have left while requests had their turn
+                row, counts = self.row(member)
+                recent.add(counts)
+                rows.append(row)
+        await asyncio.sleep(0)
+        states = Counter(row.state for row in rows) + Counter(row.status for row in rows)
+        return Fleet(
+            at=round(time.time(), 3),
+            at_s=router.now_s(),
+            totals=self._totals(rows, recent),
+            states={state: states[state] for state in STATES},
+            rows=rows,
+        )
+
+    def row(self, member: Member) -> tuple[Row, Counts]:
+        router, candidate = self._router, member.candidate
+        recent = self._sampling.recently(member)
+        feed = router.feeds.state(member.name)
+        state = _state(member, feed)
+        status = _status(member)
+        index = router.guesses if feed is None else router.index
+        return Row(
+            name=member.name,
+            model=member.models[0] if member.models else None,
+            models=len(member.models),
+            engine=member.spec.engine,
+            status=status,
+            why=candidate.unavailable,
+            state=state,
+            inexact=None if feed is None else feed.reason,
+            severity=_severity(member, status, state, feed, recent),
+            in_flight=candidate.in_flight,
+            running=candidate.running,
+            waiting=candidate.waiting,
+            queued_tokens=round(candidate.queued_tokens),
+            prefill_tokens_per_s=round(candidate.prefill_tokens_per_s, 1),
+            requests_per_s=round(recent.requests / self._sampling.over_s(), 3),
+            hit_predicted=recent.hit_predicted(),
+            hit_reported=recent.hit_reported(),
+            ttft_p50_s=recent.ttft_s(0.5),
+            blocks=sum(index.blocks(member.slot).values()),
+            accuracy=round(member.accuracy.recent, 5),
+            lag_batches=None if feed is None else feed.lag_batches,
+            faults=member.faults,
+            breaker=member.health.breaker,
+            cache_used=_cache_used(member),
+            heard_age_s=_heard_age_s(member, feed, router.now_s()),
+            gaps=None if feed is None else feed.gaps,
+            repairs=None if feed is None else max(0, feed.repairs - 1),
+            restarts=None if feed is None else feed.restarts,
+            digest_mismatches=None if feed is None else feed.digest_mismatches,
+            lost_batches=None if feed is None else feed.lost_batches,
+        ), recent
+
+    def _totals(self, rows: list[Row], recent: Counts) -> Totals:
+        router, over_s = self._router, self._sampling.over_s()
+        unserved = unserved_by(router) - self._sampling.unserved_before
+        return Totals(
+            replicas=len(rows),
+            up=sum(row.why is None for row in rows),
+            in_flight=sum(row.in_flight for row in rows),
+            waiting_here=len(router.waiting),
+            running=sum(row.running for row in rows),
+            waiting=sum(row.waiting for row in rows),
+            queued_tokens=sum(row.queued_tokens for row in rows),
+            requests_per_s=round(recent.requests / over_s, 3),
+            errors_per_s=round((recent.errors + unserved) / over_s, 3),
+            prompt_tokens_per_s=round(recent.prompt_tokens / over_s, 1),
+            hit_predicted=recent.hit_predicted(),
+            hit_reported=recent.hit_reported(),
+            ttft_p50_s=recent.ttft_s(0.5),
+            ttft_p90_s=recent.ttft_s(0.9),
+            ttft_p99_s=recent.ttft_s(0.99),
+            blocks=sum(row.blocks for row in rows),
+            index_bytes=router.index.bytes_used(),
+        )
+
+
+def _status(member: Member) -> Literal["up", "down", "draining"]:
+    if member.candidate.unavailable is None:
+        return "up"
+    return "draining" if member.health.draining or member.health.resting == DRAINS else "down"
+
+
+def _state(member: Member, feed: FeedState | None) -> str:
+    """As `router.status` says it, of a feed that is known already."""
+    if feed is None or member.block_size == APPROXIMATE:
+        return "approximate"
+    return "exact" if feed.exact else "partial" if feed.partial else "syncing"
+
+
+def _cache_used(member: Member) -> float | None:
+    empty, total = member.candidate.empty_tokens, member.load.total_blocks * member.block_size
+    return None if empty is None or not total else round(max(0.0, 1 - empty / total), 4)
+
+
+def _heard_age_s(member: Member, feed: FeedState | None, now_s: float) -> float | None:
+    age_s = member.health.heard_age_s(now_s)
+    if age_s is None and feed is not None:
+        age_s = feed.last_event_age_s
+    return None if age_s is None else round(age_s, 3)
+
+
+def _severity(member: Member, status: str, state: str, feed: FeedState | None, recent: Counts) -> int:
+    """2: it serves nobody; 1: something is to be looked at; 0."""
+    if status == "down" or member.health.breaker == "open":
+        return 2
+    behind = feed is not None and feed.lag_batches >= LAG_BATCHES
+    return int(
+        status == "draining" or state in INEXACT or behind or recent.errors > 0 or member.health.breaker != "closed"
+    )
+
+
+# ---- which rows
+
+
+class Query(NamedTuple):
+    """What a page asks to see; equal ones are answered once."""
+
+    sort: str = "worst"
+    order: Order = "desc"
+    filter: str = ""
+    offset: int = 0
+    limit: int = MOST_ROWS
+
+
+class Shown(Struct):
+    sort: str
+    order: str
+    filter: str
+    offset: int
+    limit: int
+    matching: int
+
+
+SORTS = {
+    "worst": lambda row: (row.severity, row.queued_tokens, row.in_flight),
+    "name": lambda row: row.name,
+    "queued": lambda row: row.queued_tokens,
+    "in_flight": lambda row: row.in_flight,
+    "requests": lambda row: row.requests_per_s,
+    "hits": lambda row: _known(row.hit_predicted),
+    "ttft": lambda row: _known(row.ttft_p50_s),
+    "blocks": lambda row: row.blocks,
+    "accuracy": lambda row: row.accuracy,
+    "lag": lambda row: _known(row.lag_batches),
+}
+ORDERS: dict[str, Order] = {"asc": "asc", "desc": "desc"}
+SMALLEST_FIRST = ("name", "accuracy")  # where no order is asked for
+
+
+def _known(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def query_of(asked: Mapping[str, str]) -> Query:
+    """ApiError where a value cannot be used."""
+    sort = asked.get("sort") or "worst"
+    if sort not in SORTS:
+        raise invalid(f"sort is {sort[:20]!r}; use one of {', '.join(SORTS)}", "sort")
+    usual: Order = "asc" if sort in SMALLEST_FIRST else "desc"
+    order = asked.get("order") or usual
+    if order not in ORDERS:
+        raise invalid(f"order is {order[:20]!r}; use asc or desc", "order")
+    wanted = asked.get("filter", "")
+    if len(wanted) > LONGEST_FILTER:
+        raise invalid(f"filter has {len(wanted)} characters; use {LONGEST_FILTER} at most", "filter")
+    return Query(
+        sort,
+        ORDERS[order],
+        wanted.strip().lower(),
+        _number(asked, "offset", 0, 0, MOST_OFFSET),
+        _number(asked, "limit", MOST_ROWS, 1, MOST_ROWS),
+    )
+
+
+def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: int) -> int:
+    text = asked.get(name) or str(usual)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise invalid(f"{name} is {text[:20]!r}; use a whole number from {least} to {most}", name)
+    return int(text)
+
+
+def chosen(fleet: Fleet, query: Query) -> tuple[Shown, list[Row]]:
+    rows = [row for row in fleet.rows if _fits(row, query.filter)] if query.filter else list(fleet.rows)
+    rows.sort(key=lambda row: row.name)  # so that equal ones stay where they are
+    if query.sort != "name" or query.order == "desc":
+        rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
+    return Shown(*query, matching=len(rows)), rows[query.offset : query.offset + query.limit]
+
+
+def _fits(row: Row, wanted: str) -> bool:
+    if wanted in STATES:
+        return wanted in (row.state, row.status)
+    return wanted in row.name.lower() or wanted in (row.model or "").lower() or wanted in row.engine

@@ -1,0 +1,146 @@
+"""A point for the whole fleet and for each replica every few seconds, kept for a while whether anybody looks or not."""
+
+import asyncio
+import logging
+import time
+
+from msgspec import Struct
+
+from router.core import Router
+from router.dashboard.counts import Counts, counts_of
+from router.dashboard.pauses import paused
+from router.dashboard.series import Series
+from router.members import Member
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+LEAST_S = 1.0  # a rate of less says nothing
+FLEET_POINTS = 360  # half an hour
+REPLICA_POINTS = 120  # ten minutes
+OF_FLEET = (
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "hit_predicted",
+    "hit_reported",
+    "in_flight",
+    "waiting",
+    "queued_tokens",
+    "errors_per_s",
+    "replicas_up",
+)
+OF_REPLICA = (
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "hit_predicted",
+    "hit_reported",
+    "in_flight",
+    "queued_tokens",
+    "ttft_p50_s",
+    "ttft_p99_s",
+)
+UNSERVED = ("no_replica", "queue_full")  # codes of refusals that are the fleet's fault
+
+
+class Sampled(Struct):
+    """One replica, as it was at the last points."""
+
+    member: Member
+    counts: Counts  # at the newest point
+    before: Counts  # at the one before it: rates of now are since then
+    series: Series
+
+
+class Sampling:
+    """`run` it for as long as the router lives."""
+
+    def __init__(self, router: Router) -> None:
+        self.fleet = Series(OF_FLEET, FLEET_POINTS)
+        self.taken = 0  # points, since ever
+        self.before_s = self._at_s = router.now_s()
+        self.unserved_before = self._unserved = 0
+        self._router = router
+        self._replicas: dict[str, Sampled] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.sample()
+            except Exception:  # a page that stands still is no reason to answer nobody
+                log.exception("The dashboard's figures could not be taken: the router's own mistake")
+
+    async def sample(self) -> None:
+        router, at_s, now_s = self._router, time.time(), self._router.now_s()
+        over_s = max(1e-3, now_s - self._at_s)
+        total, in_flight, waiting, queued, up = Counts(), 0, len(router.waiting), 0.0, 0
+        replicas: dict[str, Sampled] = {}
+        async for member in paused(list(router.members)):
+            replicas[member.name], since = self._replica(member, at_s, over_s)
+            total.add(since)
+            candidate = member.candidate
+            in_flight += candidate.in_flight
+            waiting += candidate.waiting
+            queued += candidate.queued_tokens
+            up += candidate.unavailable is None
+        unserved = unserved_by(router)
+        values = (
+            *(total.ttft_s(share) for share in (0.5, 0.9, 0.99)),
+            total.requests / over_s,
+            total.prompt_tokens / over_s,
+            total.hit_predicted(),
+            total.hit_reported(),
+            in_flight,
+            waiting,
+            queued,
+            (total.errors + unserved - self._unserved) / over_s,
+            up,
+        )
+        self.fleet.add(at_s, values)
+        self.before_s, self._at_s = self._at_s, now_s
+        self.unserved_before, self._unserved = self._unserved, unserved
+        self._replicas = replicas
+        self.taken += 1
+
+    def _replica(self, member: Member, at_s: float, over_s: float) -> tuple[Sampled, Counts]:
+        last, counts = self._replicas.get(member.name), counts_of(member, self._router.feeds)
+        if last is None or last.member is not member:
+            last = Sampled(member, Counts(), Counts(), Series(OF_REPLICA, REPLICA_POINTS))
+        since, candidate = counts.since(last.counts), member.candidate
+        last.before, last.counts = last.counts, counts
+        values = (
+            since.requests / over_s,
+            since.prompt_tokens / over_s,
+            since.hit_predicted(),
+            since.hit_reported(),
+            candidate.in_flight,
+            candidate.queued_tokens,
+            since.ttft_s(0.5),
+            since.ttft_s(0.99),
+        )
+        last.series.add(at_s, values)
+        return last, since
+
+    # ---- what is asked
+
+    def recently(self, member: Member) -> Counts:
+        """What it has done since `before_s`."""
+        counts = counts_of(member, self._router.feeds)
+        sampled = self.sampled(member)
+        return counts if sampled is None else counts.since(sampled.before)
+
+    def over_s(self) -> float:
+        """How long `recently` is: one to two points, but for the first ones."""
+        return max(LEAST_S, self._router.now_s() - self.before_s)
+
+    def sampled(self, member: Member) -> Sampled | None:
+        """None: it has come since the last point."""
+        sampled = self._replicas.get(member.name)
+        return sampled if sampled is not None and sampled.member is member else None
+
+
+def unserved_by(router: Router) -> int:
+    return sum(router.counts.refused.get(code, 0) for code in UNSERVED)

@@ -1,0 +1,88 @@
+/** A prompt from its beginning to its end: what a replica has of it, block by block. */
+
+import { el, svg } from "./dom.js";
+import { plural, whole } from "./format.js";
+
+const MOST_CUTS = 96; // blocks that are still told apart by lines
+const MANY_CUTS = 40; // too many for a narrow page
+const MOST_TOKENS = 3000; // shown as text
+
+/**
+ * Pieces `{kind, from, to}` in tokens: `warm` can be used as it is, `part` lies in slower memory, `gap` is held but
+ * comes after something that is not. `hits` are ranges of blocks, both ends included.
+ */
+export function pieces({ hits, blockTokens, matched, lower }) {
+  const found = [];
+  const add = (kind, from, to) => to > from && found.push({ kind, from, to });
+  for (const [first, last] of hits) {
+    const [from, to] = [first * blockTokens, (last + 1) * blockTokens];
+    add("warm", from, Math.min(to, matched));
+    add("part", Math.max(from, matched), Math.min(to, lower));
+    add("gap", Math.max(from, lower), to);
+  }
+  return found;
+}
+
+/** The bar; `blocks` full ones, and a tail that is no block. */
+export function strip({ tokens, blocks, blockTokens, drawn, label }) {
+  const full = Math.min(tokens, blocks * blockTokens);
+  const rects = [{ kind: "tail", from: full, to: tokens }, ...drawn]
+    .filter(({ from, to }) => to > from)
+    .map(({ kind, from, to }) => svg("rect", { class: kind, x: from, y: 0, width: to - from, height: 1 }));
+  const cuts = [];
+  for (let block = 1; blocks <= MOST_CUTS && block <= blocks; block++) {
+    const x = block * blockTokens;
+    cuts.push(svg("line", { class: "cut", x1: x, x2: x, y1: 0, y2: 1, "vector-effect": "non-scaling-stroke" }));
+  }
+  return svg(
+    "svg",
+    {
+      class: blocks > MANY_CUTS ? "strip many" : "strip",
+      viewBox: `0 0 ${Math.max(1, tokens)} 1`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": label,
+    },
+    rects,
+    cuts,
+  );
+}
+
+/** The same in words. */
+export function toldHits(name, drawn, tokens) {
+  const held = drawn.filter(({ kind }) => kind !== "gap").reduce((sum, { from, to }) => sum + to - from, 0);
+  const apart = drawn.filter(({ kind }) => kind === "gap").length;
+  const behind = apart > 0 ? `, and ${plural(apart, "part")} behind a gap, of no use` : "";
+  return `${name} has the first ${whole(held)} of ${whole(tokens)} tokens cached${behind}`;
+}
+
+/** The prompt's own text, cut into tokens and blocks; `warm` tokens from its beginning are cached. */
+export function tokenText({ strings, blockSize, warm }) {
+  const node = el("div", {
+    class: "tokens",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "The prompt in tokens and blocks",
+  });
+  const count = Math.min(strings.length, MOST_TOKENS);
+  const size = blockSize || 16;
+  for (let from = 0; from < count; from += size) {
+    const to = Math.min(from + size, count);
+    const isFull = to - from === size && blockSize > 0;
+    const kind = !isFull ? "block tail" : to <= warm ? "block warm" : "block";
+    const title = isFull ? `block ${from / size + 1}, ${to <= warm ? "cached" : "not cached"}` : "less than a block";
+    node.append(el("span", { class: kind, title }, strings.slice(from, to).map(token)));
+  }
+  if (strings.length > count)
+    node.append(el("span", { class: "soft" }, ` \u2026 and ${whole(strings.length - count)} tokens more`));
+  return node;
+}
+
+function token(text) {
+  const special = /^<[|｜].*[|｜]>$/.test(text);
+  return el(
+    "span",
+    { class: special ? "token special" : "token" },
+    text.replaceAll("\n", "\u21b5\n").replace(/^$/, "\u2205"),
+  );
+}

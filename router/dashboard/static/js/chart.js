@@ -1,0 +1,311 @@
+/** Lines over time: axes with units, a legend that switches lines, a cursor, words and a table that say the same. */
+
+import { announce, el, fill, mark, say, svg } from "./dom.js";
+import { clock, minutes } from "./format.js";
+import { linear, ticks, timeTicks } from "./scale.js";
+
+const HEIGHT = 190;
+const TOP = 8;
+const BOTTOM = 22;
+const RIGHT = 26;
+const LEFT = 52;
+const TABLE_ROWS = 60;
+
+/**
+ * A series is `{name, label, hue, dashed?}`; `format` writes a value with its unit; `top` fixes the axis' end; `counts`:
+ * there are no halves. `picked(at)` is told of a moment that is clicked, or chosen with Enter.
+ */
+export class Chart {
+  constructor({ title, about = "", series, format, top = null, counts = false, picked = null, leastSpanS = 30 }) {
+    this._title = title;
+    this._series = series.map((one) => ({ ...one, on: true }));
+    this._format = format;
+    this._fixedTop = top;
+    this._leastStep = counts ? 1 : 0; // of what there is no half of
+    this._picked = picked;
+    this._leastSpanS = leastSpanS;
+    this._marks = []; // {at, hue}
+    this._pinned = null;
+    this._at = new Float64Array();
+    this._values = new Map();
+    this._cursor = null; // which point the pointer or the keyboard is at
+    this._build(about);
+    this._watch = new ResizeObserver(() => this._draw());
+    this._watch.observe(this._plot);
+  }
+
+  close() {
+    this._watch.disconnect();
+  }
+
+  /** `at` in unix seconds; `values(name)` as many, NaN where nothing is known. */
+  show(at, values) {
+    this._at = at;
+    this._values = new Map(this._series.map((one) => [one.name, values(one.name)]));
+    if (this._cursor !== null && this._cursor >= at.length) this._cursor = null;
+    this._draw();
+    say(this._summary, this._words());
+    if (this._details.open) this._fillTable();
+  }
+
+  /** Moments to be seen along the top. */
+  mark(marks) {
+    this._marks = marks;
+    this._draw();
+  }
+
+  /** One moment that stays marked from top to bottom. */
+  pin(at) {
+    this._pinned = at;
+    this._draw();
+  }
+
+  // ---- parts
+
+  _build(about) {
+    this._tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    this._svg = svg("svg", { height: HEIGHT, "aria-hidden": "true" });
+    this._plot = el(
+      "div",
+      {
+        class: "chart",
+        tabindex: "0",
+        role: "img",
+        "aria-label": this._title,
+        on: {
+          pointermove: (event) => this._point(event),
+          pointerleave: () => this._moveTo(null),
+          click: () => this._pick(),
+          keydown: (event) => this._key(event),
+          blur: () => this._moveTo(null),
+        },
+      },
+      this._svg,
+      this._tip,
+    );
+    this._summary = el("p", { class: "chart-summary soft small" });
+    this._table = el("div", {
+      class: "table-box",
+      tabindex: "0",
+      role: "region",
+      "aria-label": `${this._title}, figures`,
+    });
+    this._details = el(
+      "details",
+      { class: "chart-table", on: { toggle: () => (this._details.open ? this._fillTable() : fill(this._table)) } },
+      el("summary", {}, "As a table"),
+      this._table,
+    );
+    const heading = el("h2", {}, this._title, about && el("span", { class: "soft small" }, ` ${about}`));
+    const head = el(
+      "header",
+      {},
+      heading,
+      el(
+        "div",
+        { class: "legend end" },
+        this._series.map((one) => this._switch(one)),
+      ),
+    );
+    this.node = el("section", { class: "card" }, head, this._plot, this._summary, this._details);
+  }
+
+  _switch(one) {
+    const swatch = el("span", { class: "swatch", style: { "--hue": one.hue } });
+    const toggle = () => {
+      one.on = !one.on;
+      mark(button, "aria-pressed", String(one.on));
+      this._draw();
+    };
+    const button = el("button", { type: "button", "aria-pressed": "true", on: { click: toggle } }, swatch, one.label);
+    return button;
+  }
+
+  _words() {
+    const last = this._at.length - 1;
+    if (last < 0) return "No figures yet.";
+    const told = this._series.map((one) => {
+      const values = this._values.get(one.name).filter((value) => !Number.isNaN(value));
+      if (values.length === 0) return `${one.label}: nothing yet`;
+      const now = this._format(values.at(-1));
+      return `${one.label} ${now} (${this._format(least(values))} to ${this._format(most(values))})`;
+    });
+    return `Last: ${told.join(", ")}.`;
+  }
+
+  _fillTable() {
+    const first = Math.max(0, this._at.length - TABLE_ROWS);
+    const rows = [];
+    for (let place = this._at.length - 1; place >= first; place--) {
+      const cells = this._series.map((one) => el("td", { class: "right" }, this._written(one, place)));
+      rows.push(el("tr", {}, el("th", { scope: "row" }, clock(this._at[place])), cells));
+    }
+    const heads = this._series.map((one) => el("th", { scope: "col", class: "right" }, one.label));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Time"), heads));
+    fill(this._table, el("table", {}, head, el("tbody", {}, rows)));
+  }
+
+  _written(one, place) {
+    return this._format(this._values.get(one.name)[place]);
+  }
+
+  // ---- drawing
+
+  _draw() {
+    const width = this._plot.clientWidth;
+    if (width === 0) return;
+    mark(this._svg, "viewBox", `0 0 ${width} ${HEIGHT}`);
+    if (this._at.length === 0) {
+      fill(this._svg, svg("text", { class: "chart-none", x: LEFT, y: HEIGHT / 2 }, "No figures yet"));
+      return;
+    }
+    this._scale(width);
+    fill(this._svg, this._axes(width), this._lines(), this._marked(), this._cursorMarks());
+    this._showTip(width);
+  }
+
+  _scale(width) {
+    const shown = this._series.filter((one) => one.on);
+    const top = Math.max(0, ...shown.map((one) => most(this._values.get(one.name))));
+    this._ticks = ticks(this._fixedTop ?? top, 4, this._leastStep);
+    const [from, to] = [this._at[0], Math.max(this._at.at(-1), this._at[0] + this._leastSpanS)];
+    this._x = linear(from, to, LEFT, width - RIGHT);
+    this._y = linear(0, this._ticks.at(-1), HEIGHT - BOTTOM, TOP);
+    this._span = [from, to];
+  }
+
+  _axes(width) {
+    const marks = [];
+    for (const value of this._ticks) {
+      const y = this._y(value);
+      marks.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }));
+      marks.push(svg("text", { class: "axis", x: LEFT - 7, y: y + 4, "text-anchor": "end" }, this._format(value)));
+    }
+    const [from, to] = this._span;
+    const short = to - from < 300;
+    for (const at of timeTicks(from, to, Math.max(2, Math.floor(width / 90)))) {
+      const x = this._x(at);
+      marks.push(svg("line", { class: "grid", x1: x, x2: x, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
+      const label = short ? clock(at) : minutes(at);
+      marks.push(svg("text", { class: "axis", x, y: HEIGHT - 4, "text-anchor": "middle" }, label));
+    }
+    return marks;
+  }
+
+  _lines() {
+    return this._series
+      .filter((one) => one.on)
+      .map((one) => {
+        const style = { "--hue": one.hue };
+        const [path, dots] = this._path(this._values.get(one.name));
+        const alone = dots.map(([cx, cy]) => svg("circle", { class: "dot", cx, cy, r: 3, style }));
+        return [svg("path", { class: one.dashed ? "line dashed" : "line", d: path, style }), alone];
+      });
+  }
+
+  /** A path that breaks where nothing is known, and the points that nothing leads to. */
+  _path(values) {
+    let path = "";
+    const alone = [];
+    values.forEach((value, place) => {
+      if (Number.isNaN(value)) return;
+      const begins = place === 0 || Number.isNaN(values[place - 1]);
+      const ends = place === values.length - 1 || Number.isNaN(values[place + 1]);
+      const [x, y] = [this._x(this._at[place]).toFixed(1), this._y(value).toFixed(1)];
+      if (begins && ends) alone.push([x, y]);
+      path += `${begins ? "M" : "L"}${x} ${y}`;
+    });
+    return [path, alone];
+  }
+
+  _marked() {
+    const marks = this._marks.map(({ at, hue }) => {
+      const x = this._x(at);
+      return svg("path", { class: "mark", d: `M${x - 4} ${TOP - 8}h8l-4 8z`, style: { "--hue": hue } });
+    });
+    if (this._pinned === null) return marks;
+    const x = this._x(this._pinned);
+    return [marks, svg("line", { class: "pinned", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM })];
+  }
+
+  // ---- the cursor
+
+  _cursorMarks() {
+    if (this._cursor === null) return [];
+    const x = this._x(this._at[this._cursor]);
+    const dots = this._series
+      .filter((one) => one.on && !Number.isNaN(this._values.get(one.name)[this._cursor]))
+      .map((one) => {
+        const cy = this._y(this._values.get(one.name)[this._cursor]);
+        return svg("circle", { class: "dot", cx: x, cy, r: 4, style: { "--hue": one.hue } });
+      });
+    return [svg("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }), dots];
+  }
+
+  _showTip(width) {
+    mark(this._tip, "hidden", this._cursor === null);
+    if (this._cursor === null) return;
+    const figures = this._series
+      .filter((one) => one.on)
+      .map((one) => [el("dt", {}, one.label), el("dd", {}, this._written(one, this._cursor))]);
+    fill(this._tip, el("strong", {}, clock(this._at[this._cursor])), el("dl", {}, figures));
+    const x = this._x(this._at[this._cursor]);
+    const left = x > width / 2 ? x - this._tip.offsetWidth - 12 : x + 12;
+    this._tip.style.left = `${Math.max(0, left)}px`;
+  }
+
+  _point(event) {
+    if (this._at.length === 0 || this._x === undefined) return;
+    const x = event.clientX - this._plot.getBoundingClientRect().left;
+    let nearest = 0;
+    this._at.forEach((at, place) => {
+      if (Math.abs(this._x(at) - x) < Math.abs(this._x(this._at[nearest]) - x)) nearest = place;
+    });
+    this._moveTo(nearest);
+  }
+
+  _pick() {
+    if (this._picked !== null && this._cursor !== null) this._picked(this._at[this._cursor]);
+  }
+
+  _key(event) {
+    if (event.key === "Enter") this._pick();
+    const last = this._at.length - 1;
+    const from = this._cursor ?? last;
+    const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last }[event.key];
+    if (to === undefined || last < 0) return;
+    event.preventDefault();
+    this._moveTo(Math.max(0, Math.min(last, to)));
+    const told = this._series.filter((one) => one.on).map((one) => `${one.label} ${this._written(one, this._cursor)}`);
+    announce(`${clock(this._at[this._cursor])}: ${told.join(", ")}`);
+  }
+
+  _moveTo(place) {
+    if (place === this._cursor) return;
+    this._cursor = place;
+    this._draw();
+  }
+}
+
+const most = (values) => values.reduce((found, value) => (value > found ? value : found), Number.NEGATIVE_INFINITY);
+const least = (values) => values.reduce((found, value) => (value < found ? value : found), Number.POSITIVE_INFINITY);
+
+/** A line without axes, for beside a figure. */
+export function spark(values, hue) {
+  const known = [...values].filter((value) => !Number.isNaN(value));
+  const top = Math.max(...known, 1e-9);
+  const x = linear(0, Math.max(1, values.length - 1), 1, 99);
+  const y = linear(0, top, 19, 1);
+  let path = "";
+  values.forEach((value, place) => {
+    if (Number.isNaN(value)) return;
+    const begins = place === 0 || Number.isNaN(values[place - 1]);
+    path += `${begins ? "M" : "L"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`;
+  });
+  const line = svg("path", { class: "line", d: path, style: { "--hue": hue }, "vector-effect": "non-scaling-stroke" });
+  return svg(
+    "svg",
+    { class: "spark chart", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" },
+    line,
+  );
+}

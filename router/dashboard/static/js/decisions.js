@@ -1,0 +1,52 @@
+/** Decisions as lines of a table. */
+
+import { clock, seconds, whole } from "./format.js";
+import * as places from "./places.js";
+
+/** `at` or `ts`: the feed and the list of decisions call it by different names. */
+export const decidedAt = (one) => one.at ?? one.ts;
+
+export function decisionColumns(state, short = false) {
+  const columns = [
+    {
+      title: "When",
+      head: true,
+      cell: (one) => ({ text: clock(decidedAt(one)), href: places.request(one.request_id) }),
+    },
+    { title: "Replica", cell: (one) => replicaCell(one, state) },
+    { title: "Prompt", right: true, cell: (one) => whole(one.prompt_tokens) },
+    { title: "Cached", right: true, cell: cachedCell, about: "prompt tokens found cached, as the replica reports" },
+    { title: "TTFT", right: true, cell: (one) => seconds(one.ttft_s) },
+    { title: "Ended", cell: endCell },
+  ];
+  if (short) return columns;
+  return [
+    ...columns.slice(0, 4),
+    { title: "Predicted", right: true, cell: (one) => whole(one.predicted_cached_tokens) },
+    columns[4],
+    { title: "Whole", right: true, cell: (one) => seconds(one.duration_s) },
+    columns[5],
+    { title: "Model", cell: (one) => one.model },
+    { title: "Request", cell: (one) => ({ text: one.request_id, soft: true }) },
+  ];
+}
+
+function replicaCell(one, state) {
+  if (one.chosen === null) return { text: "none", soft: true };
+  return { text: one.chosen, href: places.replica(one.chosen), hue: state.hue(one.chosen) };
+}
+
+function cachedCell(one) {
+  const cached = one.reported_cached_tokens ?? one.predicted_cached_tokens;
+  if (cached === null || !one.prompt_tokens) return whole(cached);
+  return { text: whole(cached), share: cached / one.prompt_tokens };
+}
+
+function endCell(one) {
+  const again = [one.retries > 0 && `${one.retries} retried`, one.resumes > 0 && `${one.resumes} resumed`].filter(
+    Boolean,
+  );
+  if (one.status !== 200)
+    return { text: one.status === 0 ? "client left" : String(one.status), badge: "bad", title: one.why ?? undefined };
+  return again.length > 0 ? { text: again.join(", "), badge: "warn" } : { text: "answered", soft: true };
+}

@@ -1,0 +1,331 @@
+/** The fleet at a glance: totals, what is wrong, replicas, the last decisions, trouble with events. */
+
+import { spark } from "../chart.js";
+import { el, fill, mark, say } from "../dom.js";
+import { age, bytes, clock, compact, perSecond, plural, seconds, share, whole } from "../format.js";
+import { Totals, alertNote, isLagging, kindOf, standing } from "../parts.js";
+import * as places from "../places.js";
+import { Table } from "../table.js";
+import { WORDS } from "../troubles.js";
+import { decisionColumns } from "../decisions.js";
+
+const TOTALS = ["Replicas", "Requests", "Time to first token", "Hit rate", "In flight", "Prompt tokens"];
+const STATES = ["exact", "partial", "syncing", "approximate", "draining", "down"];
+const ASCENDING = ["name", "accuracy"]; // their natural order
+const PAGE = 100;
+const TYPING_MS = 250;
+const HEARD_S = 2; // replicas of ours say something several times a second
+
+export function open({ view, state, feed }) {
+  return new Overview(view, state, feed);
+}
+
+class Overview {
+  constructor(view, state, feed) {
+    this._state = state;
+    this._feed = feed;
+    this._query = { sort: "worst", order: "desc", filter: "", offset: 0 };
+    this._build(view);
+    this._unsubscribe = state.subscribe((what) => this._show(what));
+    this._show("fleet");
+  }
+
+  close() {
+    clearTimeout(this._typing);
+    this._unsubscribe();
+    this._feed.ask({});
+  }
+
+  // ---- parts
+
+  _build(view) {
+    this._about = el("p");
+    this._totals = new Totals(TOTALS);
+    this._alerts = el("ul", { class: "plain alerts" });
+    this._judged = el("span", { class: "end soft small" });
+    this._replicas = this._replicaTable();
+    this._decisions = new Table({
+      label: "Last decisions",
+      key: (one) => one.request_id,
+      columns: decisionColumns(this._state, true),
+      empty: "No request has been answered yet.",
+    });
+    this._troubles = new Table({
+      label: "Trouble with events",
+      key: (one) => `${one.at} ${one.replica} ${one.kind}`,
+      columns: TROUBLE_COLUMNS,
+      empty: "None: no gap, no restart, no difference.",
+    });
+    this._decisionCard = section("Last decisions", this._decisions.node, link("All of them", places.requests));
+    view.append(
+      el("div", { class: "page-head" }, el("h1", {}, "Fleet"), this._about),
+      this._totals.node,
+      section("What is wrong", this._alerts, this._judged),
+      this._replicaCard(),
+      el(
+        "div",
+        { class: "columns" },
+        this._decisionCard,
+        section(
+          "Trouble with events",
+          this._troubles.node,
+          el("span", { class: "end soft small" }, "since this page was opened"),
+        ),
+      ),
+    );
+  }
+
+  _replicaTable() {
+    return new Table({
+      label: "Replicas",
+      key: (row) => row.name,
+      columns: replicaColumns(this._state),
+      order: { by: "worst", descending: true },
+      onSort: (by) => this._sort(by),
+      rowClass: (row) => (row.status === "down" ? "faint" : null),
+      empty: "No replica is like that.",
+    });
+  }
+
+  _replicaCard() {
+    const filtered = () => {
+      clearTimeout(this._typing);
+      this._typing = setTimeout(() => this._ask({ filter: input.value.trim(), offset: 0 }), TYPING_MS);
+    };
+    const input = el("input", {
+      class: "filter",
+      type: "search",
+      placeholder: "Name, model, engine or state",
+      "aria-label": "Filter replicas",
+      maxlength: "100",
+      on: { input: filtered },
+    });
+    const choose = (name) => {
+      input.value = input.value === name ? "" : name;
+      this._ask({ filter: input.value, offset: 0 });
+    };
+    this._chips = STATES.map((name) => {
+      const count = el("span", { class: "number" });
+      const button = el(
+        "button",
+        { type: "button", class: "chip", on: { click: () => choose(name) } },
+        count,
+        ` ${name}`,
+      );
+      return { name, count, button };
+    });
+    this._matching = el("span", { class: "soft small" });
+    this._earlier = el("button", { type: "button", on: { click: () => this._turn(-PAGE) } }, "Previous");
+    this._later = el("button", { type: "button", on: { click: () => this._turn(PAGE) } }, "Next");
+    this._paging = el("div", { class: "row", hidden: true }, this._earlier, this._later, this._matching);
+    const head = el(
+      "header",
+      {},
+      el("h2", {}, "Replicas"),
+      this._chips.map((one) => one.button),
+      el("div", { class: "end" }, input),
+    );
+    return el("section", { class: "card live-figures" }, head, this._replicas.node, this._paging);
+  }
+
+  // ---- what is asked for
+
+  _sort(by) {
+    const { sort, order } = this._query;
+    const natural = ASCENDING.includes(by) ? "asc" : "desc";
+    const other = order === "asc" ? "desc" : "asc";
+    this._ask({ sort: by, order: sort === by ? other : natural, offset: 0 });
+    this._replicas.sorted(by, this._query.order === "desc");
+  }
+
+  _turn(by) {
+    this._ask({ offset: Math.max(0, this._query.offset + by) });
+  }
+
+  _ask(changes) {
+    this._query = { ...this._query, ...changes };
+    this._feed.ask(this._query);
+  }
+
+  // ---- what is shown
+
+  _show(what) {
+    const { fleet, hello } = this._state;
+    if (hello !== null) say(this._about, aboutRouter(hello));
+    if (what === "connection" || fleet === null) return;
+    this._showTotals(fleet.totals);
+    if (what !== "fleet") return;
+    this._showAlerts(fleet.alerts);
+    this._replicas.show(fleet.replicas);
+    this._showStates(fleet);
+    mark(this._decisionCard, "hidden", fleet.decisions === null);
+    if (fleet.decisions !== null) this._decisions.show(fleet.decisions.slice(0, 12));
+    this._troubles.show(this._state.troubles.found.slice(0, 12));
+  }
+
+  _showTotals(totals) {
+    const lately = (name, hue) => spark(this._state.points.values(name).slice(-60), hue);
+    this._totals.show({
+      Replicas: [
+        `${whole(totals.up)} of ${whole(totals.replicas)}`,
+        `take requests; the index knows ${compact(totals.blocks)} blocks, in ${bytes(totals.index_bytes)}`,
+      ],
+      Requests: [
+        perSecond(totals.requests_per_s),
+        totals.errors_per_s > 0 ? `${perSecond(totals.errors_per_s)} of them errors` : "no errors",
+        lately("requests_per_s", "var(--hue-2)"),
+      ],
+      "Time to first token": [
+        seconds(totals.ttft_p50_s),
+        `p90 ${seconds(totals.ttft_p90_s)}, p99 ${seconds(totals.ttft_p99_s)}`,
+        lately("ttft_p50_s", "var(--hue-0)"),
+      ],
+      "Hit rate": [
+        share(totals.hit_reported),
+        `predicted ${share(totals.hit_predicted)}`,
+        lately("hit_reported", "var(--hue-1)"),
+      ],
+      "In flight": [
+        whole(totals.in_flight),
+        `${whole(totals.waiting + totals.waiting_here)} waiting`,
+        lately("in_flight", "var(--hue-0)"),
+      ],
+      "Prompt tokens": [
+        perSecond(totals.prompt_tokens_per_s),
+        `${compact(totals.queued_tokens)} queued`,
+        lately("prompt_tokens_per_s", "var(--hue-4)"),
+      ],
+    });
+  }
+
+  _showAlerts({ judged_at: judgedAt, alerts, truncated }) {
+    say(this._judged, judgedAt === null ? "" : `judged at ${clock(judgedAt)}`);
+    const text = JSON.stringify([judgedAt === null, alerts, truncated]);
+    if (text === this._alertText) return;
+    this._alertText = text;
+    if (judgedAt === null) fill(this._alerts, el("li", { class: "soft" }, "Looking\u2026 this takes some seconds."));
+    else if (alerts.length === 0) fill(this._alerts, el("li", { class: "note good" }, "Nothing."));
+    else
+      fill(this._alerts, alerts.map(alertNote), truncated > 0 && el("li", { class: "soft" }, `and ${truncated} more`));
+  }
+
+  _showStates({ states, shown }) {
+    for (const { name, count, button } of this._chips) {
+      say(count, whole(states[name] ?? 0));
+      mark(button, "hidden", !states[name] && this._query.filter !== name);
+      mark(button, "aria-pressed", String(this._query.filter === name));
+      mark(button, "class", `chip badge ${kindOf(name)}`);
+    }
+    mark(this._paging, "hidden", shown.matching <= PAGE);
+    const last = Math.min(shown.matching, shown.offset + PAGE);
+    say(this._matching, `${whole(shown.offset + 1)} to ${whole(last)} of ${plural(shown.matching, "replica")}`);
+    mark(this._earlier, "disabled", shown.offset === 0);
+    mark(this._later, "disabled", last >= shown.matching);
+  }
+}
+
+function aboutRouter(hello) {
+  const models = hello.models.length === 1 ? hello.models[0] : plural(hello.models.length, "model");
+  const up = age(Date.now() / 1000 - hello.started);
+  return `${models}, policy ${hello.policy}, router ${hello.version}, up for ${up}`;
+}
+
+const link = (text, href) => el("a", { class: "end small", href }, text);
+
+function section(title, content, end = null) {
+  return el("section", { class: "card live-figures" }, el("header", {}, el("h2", {}, title), end), content);
+}
+
+const replicaColumns = (state) => [
+  {
+    title: "Replica",
+    sort: "name",
+    head: true,
+    cell: (row) => ({ text: row.name, href: places.replica(row.name), hue: state.hue(row.name) }),
+  },
+  {
+    title: "State",
+    sort: "worst",
+    cell: stateCell,
+    about: "what is known of its cache, and whether it takes requests",
+  },
+  { title: "Cache", sort: "blocks", cell: cacheCell, about: "how full its KV cache is, and blocks in the index" },
+  {
+    title: "Hit rate",
+    sort: "hits",
+    right: true,
+    cell: (row) => share(row.hit_reported),
+    about: "share of prompt tokens found cached",
+  },
+  {
+    title: "TTFT",
+    sort: "ttft",
+    right: true,
+    cell: (row) => seconds(row.ttft_p50_s),
+    about: "median time to first token",
+  },
+  { title: "Requests", sort: "requests", right: true, cell: (row) => perSecond(row.requests_per_s) },
+  { title: "In flight", sort: "in_flight", right: true, cell: (row) => whole(row.in_flight) },
+  {
+    title: "Queue",
+    sort: "queued",
+    right: true,
+    cell: (row) => compact(row.queued_tokens),
+    about: "prompt tokens ahead of a new request",
+  },
+  {
+    title: "Accuracy",
+    sort: "accuracy",
+    right: true,
+    cell: (row) => share(row.accuracy),
+    about: "answers whose cached blocks were predicted to the block",
+  },
+  { title: "Heard", sort: "lag", right: true, cell: heardCell, about: "how long ago it was last heard of" },
+  { title: "Events", cell: eventsCell, about: "gaps, repairs and restarts of its event stream" },
+];
+
+function stateCell(row) {
+  const lags = row.status === "up" && isLagging(row);
+  const title = row.why ?? row.inexact ?? undefined;
+  if (lags) return { text: "lagging", badge: "warn", title: `${row.lag_batches} batches behind` };
+  return { text: standing(row), badge: kindOf(standing(row)), title };
+}
+
+function cacheCell(row) {
+  const text = `${compact(row.blocks)} blocks`;
+  return row.cache_used === null || row.cache_used === undefined
+    ? text
+    : { text: share(row.cache_used), share: row.cache_used, title: text };
+}
+
+function heardCell(row) {
+  const text = age(row.heard_age_s);
+  return row.heard_age_s > HEARD_S && row.engine === "warmroute" ? { text, badge: "warn" } : text;
+}
+
+function eventsCell(row) {
+  const { gaps, repairs, restarts, digest_mismatches: mismatches, lost_batches: lost } = row;
+  if (gaps === null || gaps === undefined) return { text: "none sent", soft: true };
+  const told = [
+    [gaps, "gap"],
+    [repairs, "repair"],
+    [restarts, "restart"],
+    [mismatches, "mismatch"],
+    [lost, "lost batch"],
+  ].filter(([count]) => count > 0);
+  if (told.length === 0) return { text: "in order", soft: true };
+  const text = told.map(([count, noun]) => plural(count, noun));
+  return { text: text.join(", "), badge: mismatches || lost ? "bad" : "info" };
+}
+
+const TROUBLE_COLUMNS = [
+  { title: "When", cell: (one) => clock(one.at) },
+  { title: "Replica", cell: (one) => ({ text: one.replica, href: places.replica(one.replica) }) },
+  { title: "What", cell: troubleCell },
+  { title: "That is", wrap: true, cell: (one) => WORDS[one.kind]?.[2] ?? "" },
+];
+
+function troubleCell({ kind, count }) {
+  const [text, badge] = WORDS[kind] ?? [kind, ""];
+  return { text: count > 1 ? `${text} ${whole(count)}` : text, badge };
+}

@@ -1,0 +1,264 @@
+/** Write a conversation; see its tokens and blocks, which replicas have them, where it would go; send it. */
+
+import { tokenText } from "../blocks.js";
+import { weighed } from "../candidates.js";
+import { completed } from "../completion.js";
+import { Conversation } from "../conversation.js";
+import { announce, el, fill, mark } from "../dom.js";
+import { plural, seconds, whole } from "../format.js";
+import { get, post } from "../http.js";
+import { badge, card, facts, failure, sentence } from "../parts.js";
+import * as places from "../places.js";
+import { explanation } from "./requests.js";
+
+const TYPING_MS = 350;
+const LONGEST_ANSWER = 200_000; // characters kept of one
+
+export function open({ view, state }) {
+  return new Playground(view, state);
+}
+
+class Playground {
+  constructor(view, state) {
+    this._state = state;
+    this._looking = null;
+    this._sending = null;
+    this._text = "";
+    this._build(view);
+    this._readModels();
+    this._unsubscribe = state.subscribe((what) => what === "hello" && this._readModels());
+  }
+
+  close() {
+    clearTimeout(this._typing);
+    this._looking?.abort();
+    this._sending?.abort();
+    this._unsubscribe();
+  }
+
+  // ---- parts
+
+  _build(view) {
+    this._conversation = new Conversation(() => this._changed());
+    this._model = el("select", { id: "model", on: { change: () => this._changed() } });
+    this._longest = el("input", { id: "max-tokens", type: "number", min: "1", max: "100000", value: "64" });
+    this._temperature = el("input", { id: "temperature", type: "number", min: "0", max: "2", step: "0.1", value: "1" });
+    this._send = el("button", { class: "primary", type: "submit" }, "Send");
+    this._stop = el("button", { type: "button", disabled: true, on: { click: () => this._stopped() } }, "Stop");
+    const fields = el(
+      "div",
+      { class: "fields" },
+      field("Model", "model", this._model),
+      field("Longest answer", "max-tokens", this._longest),
+      field("Temperature", "temperature", this._temperature),
+    );
+    const form = el(
+      "form",
+      { class: "stack", on: { submit: (event) => this._submitted(event), keydown: (event) => this._keyed(event) } },
+      fields,
+      this._conversation.node,
+      el("div", { class: "row" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
+    );
+    this._tokens = el("div", {}, EMPTY());
+    this._route = el("div", { class: "stack" }, EMPTY());
+    this._answerBox = el("div", { class: "answer", tabindex: "0", role: "region", "aria-label": "The answer" });
+    this._outcome = el("div", { class: "stack" });
+    this._answer = card("Answer", this._answerBox, this._outcome);
+    mark(this._answer, "hidden", true);
+    view.append(
+      el(
+        "div",
+        { class: "page-head" },
+        el("h1", {}, "Playground"),
+        el("p", {}, "Write, see what is cached where, and send."),
+      ),
+      el(
+        "div",
+        { class: "playground" },
+        el("div", { class: "stack" }, card("Conversation", form), this._answer),
+        el("div", { class: "stack" }, card("Tokens and blocks", this._tokens), card("Where it would go", this._route)),
+      ),
+    );
+  }
+
+  async _readModels() {
+    let names = this._state.hello?.models ?? [];
+    if (names.length === 0) {
+      try {
+        names = (await get("v1/models")).data.map(({ id }) => id);
+      } catch (error) {
+        fill(this._route, failure(error));
+        return;
+      }
+    }
+    const chosen = this._model.value;
+    fill(
+      this._model,
+      names.map((name) => el("option", { value: name, selected: name === chosen }, name)),
+    );
+  }
+
+  // ---- what is written
+
+  _changed() {
+    clearTimeout(this._typing);
+    this._typing = setTimeout(() => this._look(), TYPING_MS);
+  }
+
+  /** Tokens and the router's opinion of what stands there now. */
+  async _look() {
+    clearTimeout(this._typing);
+    this._looking?.abort();
+    const messages = this._conversation.messages();
+    if (messages.length === 0) {
+      fill(this._tokens, EMPTY());
+      fill(this._route, EMPTY());
+      return null;
+    }
+    this._looking = new AbortController();
+    const { signal } = this._looking;
+    const body = { model: this._model.value, messages };
+    const [tokens, route] = await Promise.allSettled([
+      post("tokenize", { ...body, return_token_strs: true }, { signal }),
+      post("explain", body, { signal }),
+    ]);
+    if (signal.aborted) return null;
+    const found = route.status === "fulfilled" ? route.value : null;
+    fill(this._route, found === null ? failure(route.reason) : explanation(found, this._state));
+    fill(this._tokens, tokens.status === "rejected" ? failure(tokens.reason) : this._drawnTokens(tokens.value, found));
+    return found;
+  }
+
+  _drawnTokens({ count, tokens, token_strs: strings }, found) {
+    const best = found === null ? null : weighed(found).candidates[0];
+    const warm = best?.lower ?? 0;
+    const size = found?.block_size ?? 0;
+    const named = best !== null && warm > 0 ? `; ${whole(warm)} of them cached on ${best.name}` : "";
+    const cut = size > 0 ? ` in ${plural(Math.floor(count / size), "block")} of ${size}` : "";
+    return [
+      el("p", { class: "small" }, `${plural(count, "token")}${cut}${named}.`),
+      el("p", { class: "key-list" }, key("warm", "cached there"), key("cold", "to compute")),
+      tokenText({ strings: strings ?? tokens.map(String), blockSize: size, warm }),
+    ];
+  }
+
+  // ---- sending
+
+  _keyed(event) {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    this._submitted(event);
+  }
+
+  async _submitted(event) {
+    event.preventDefault();
+    const messages = this._conversation.messages();
+    if (this._sending !== null || messages.length === 0) return;
+    this._sending = new AbortController();
+    this._begin();
+    const predicted = await this._look().catch(() => null);
+    const body = {
+      model: this._model.value,
+      messages,
+      max_tokens: Number(this._longest.value) || undefined,
+      temperature: Number(this._temperature.value),
+    };
+    await this._stream(body, predicted);
+    this._sending = null;
+    mark(this._send, "disabled", false);
+    mark(this._stop, "disabled", true);
+  }
+
+  _begin() {
+    this._text = "";
+    fill(this._answerBox);
+    fill(this._outcome);
+    mark(this._answer, "hidden", false);
+    mark(this._answerBox, "data-state", "streaming");
+    mark(this._send, "disabled", true);
+    mark(this._stop, "disabled", false);
+    this._answer.scrollIntoView({ block: "nearest" });
+  }
+
+  async _stream(body, predicted) {
+    const { signal } = this._sending;
+    let told = null;
+    let problem = null;
+    try {
+      const said = (text) => this._say(text);
+      await completed(body, { signal, said, began: (known) => (told = known) });
+    } catch (error) {
+      problem = error.name === "AbortError" ? null : error;
+    }
+    mark(this._answerBox, "data-state", "ended");
+    announce(problem === null ? (signal.aborted ? "Stopped" : "The answer is complete") : problem.message);
+    fill(this._outcome, this._told(told, predicted, problem, signal.aborted));
+  }
+
+  _say(text) {
+    if (this._text.length >= LONGEST_ANSWER) return;
+    this._text += text;
+    const follows = this._answerBox.scrollTop + this._answerBox.clientHeight >= this._answerBox.scrollHeight - 8;
+    this._answerBox.append(text);
+    if (follows) this._answerBox.scrollTop = this._answerBox.scrollHeight;
+  }
+
+  _stopped() {
+    this._sending?.abort();
+  }
+
+  _told(told, predicted, problem, stopped) {
+    const parts = [];
+    if (problem !== null) parts.push(el("p", { class: "note bad", role: "alert" }, sentence(problem.message)));
+    if (stopped) parts.push(el("p", { class: "note" }, "You stopped it; the replica has stopped, too."));
+    if (told === null) return parts;
+    const guess = predicted?.candidates.find(({ name }) => name === told.replica);
+    const output = told.outputTokens === null ? "tokens not told" : plural(told.outputTokens, "token");
+    const where = told.replica === null ? "nobody" : el("a", { href: places.replica(told.replica) }, told.replica);
+    parts.push(
+      facts([
+        ["Answered by", where],
+        ["Cached tokens", cachedWords(guess, told)],
+        ["Time to first token", `${seconds(told.ttftS)} here, estimated ${seconds(guess?.ttft_s)}`],
+        ["Whole answer", `${seconds(told.durationS)}, ${output}`],
+        ["Ended", endWords(told.finish, stopped)],
+        ["Request", told.requestId === null ? "" : el("a", { href: places.request(told.requestId) }, told.requestId)],
+      ]),
+    );
+    if (this._text !== "" && problem === null) {
+      parts.push(
+        el(
+          "div",
+          { class: "row" },
+          el("button", { type: "button", on: { click: () => this._goOn() } }, "Go on from this answer"),
+        ),
+      );
+    }
+    return parts;
+  }
+
+  _goOn() {
+    this._conversation.add("assistant", this._text);
+    this._conversation.add("user", "");
+    this._conversation.focusLast();
+    mark(this._answer, "hidden", true);
+    this._look();
+  }
+}
+
+const EMPTY = () => el("p", { class: "empty" }, "Write something, and it is shown here.");
+
+const key = (kind, words) => el("span", {}, el("span", { class: `swatch ${kind}` }), words);
+
+const field = (label, id, input) => el("div", { class: "field" }, el("label", { for: id }, label), input);
+
+function cachedWords(guess, told) {
+  const reported = told.cachedTokens === null ? "not reported" : `${whole(told.cachedTokens)} reported`;
+  return guess === undefined ? reported : `${whole(guess.lower_tokens ?? guess.matched_tokens)} predicted, ${reported}`;
+}
+
+function endWords(finish, stopped) {
+  if (finish === null) return stopped ? "stopped" : badge("broke off", "warn");
+  if (finish === "length") return "at its longest";
+  return finish === "stop" ? "by itself" : finish;
+}

@@ -1,0 +1,107 @@
+/** One decision: what was weighed, what was predicted, and what came of it. */
+
+import { candidateList, inWords, weighed } from "../candidates.js";
+import { el, fill } from "../dom.js";
+import { day, plural, seconds, whole } from "../format.js";
+import { Refused, get } from "../http.js";
+import { Totals, badge, card, failure } from "../parts.js";
+import { replica, requests } from "../places.js";
+import { strip } from "../blocks.js";
+
+export function open({ view, argument, state }) {
+  const body = el("div", { class: "stack" }, el("p", { class: "soft" }, "Reading\u2026"));
+  const leaving = new AbortController();
+  view.append(
+    el("div", { class: "page-head" }, el("h1", {}, "Request"), el("p", { class: "mono" }, argument)),
+    el("p", {}, el("a", { href: requests }, "All requests")),
+    body,
+  );
+  read(argument, leaving.signal)
+    .then((decision) => fill(body, parts(decision, state)))
+    .catch((error) => error.name === "AbortError" || fill(body, failure(error)));
+  return { close: () => leaving.abort() };
+}
+
+/** The decision, and into which blocks its prompt was cut: the replica that had it says so. */
+async function read(id, signal) {
+  const decision = await get(`decisions/${encodeURIComponent(id)}`, { signal });
+  if (decision.chosen === null || !decision.exact) return decision;
+  try {
+    const { cache } = await get(`dashboard/replicas/${encodeURIComponent(decision.chosen)}`, { signal });
+    if (cache.block_size === null) return decision;
+    return { ...decision, block_size: cache.block_size, blocks: Math.floor(decision.prompt_tokens / cache.block_size) };
+  } catch (error) {
+    if (error instanceof Refused) return decision; // the replica is gone; what was decided is not
+    throw error;
+  }
+}
+
+function parts(decision, state) {
+  const found = weighed(decision);
+  return [
+    figures(decision),
+    card("Why it went there", el("p", {}, inWords(found, { past: true })), outcome(decision)),
+    card("Predicted and reported", comparison(decision)),
+    card("What was weighed", candidateList(found, state)),
+  ];
+}
+
+function figures(decision) {
+  const totals = new Totals(["Went to", "Prompt", "Cached", "Time to first token", "Whole answer", "When"]);
+  const reported = decision.reported_cached_tokens;
+  totals.show({
+    "Went to": [decision.chosen ?? "nobody", `policy ${decision.policy}, model ${decision.model}`],
+    Prompt: [whole(decision.prompt_tokens), decision.exact ? "tokens" : "tokens, an estimate"],
+    Cached: [
+      whole(reported ?? decision.predicted_cached_tokens),
+      reported === null ? "tokens, as predicted" : "tokens, as reported",
+    ],
+    "Time to first token": [seconds(decision.ttft_s), `estimated ${seconds(decision.estimated_ttft_s)}`],
+    "Whole answer": [
+      seconds(decision.duration_s),
+      decision.waited_s > 0 ? `${seconds(decision.waited_s)} of it waiting for room` : "did not wait for room",
+    ],
+    When: [day(decision.ts).split(", ")[1], day(decision.ts).split(", ")[0]],
+  });
+  return totals.node;
+}
+
+function outcome({ status, why, retries, resumes, chosen }) {
+  const told = [];
+  if (status === 200) told.push(badge("answered", "good"));
+  else if (status === 0) told.push(badge("the client left", "warn"));
+  else told.push(badge(`status ${status}`, "bad"));
+  if (retries > 0) told.push(badge(`tried ${retries} more ${retries === 1 ? "time" : "times"}`, "warn"));
+  if (resumes > 0) told.push(badge(`went on elsewhere ${resumes === 1 ? "once" : `${resumes} times`}`, "warn"));
+  if (why) told.push(el("span", {}, why));
+  if (chosen !== null) told.push(el("a", { href: replica(chosen) }, `Look at ${chosen}`));
+  return el("p", { class: "row after" }, told);
+}
+
+function comparison(decision) {
+  const tokens = decision.prompt_tokens;
+  const bar = (name, cached) => {
+    if (cached === null)
+      return [el("span", { class: "name" }, name), el("span", { class: "soft" }, "not told"), el("span")];
+    const drawn = [{ kind: "warm", from: 0, to: cached }];
+    const label = `${name}: ${whole(cached)} of ${whole(tokens)} tokens`;
+    const drawing = strip({ tokens, blocks: 0, blockTokens: 1, drawn, label });
+    return [el("span", { class: "name" }, name), drawing, el("span", { class: "value" }, whole(cached))];
+  };
+  const { predicted_cached_tokens: predicted, reported_cached_tokens: reported } = decision;
+  return [
+    el("div", { class: "bars wide" }, bar("predicted", predicted), bar("reported", reported)),
+    el("p", { class: "small soft after" }, difference(predicted, reported)),
+  ];
+}
+
+function difference(predicted, reported) {
+  if (predicted === null || reported === null) return "One of the two is not known.";
+  const more = reported - predicted;
+  if (more === 0) return "To the token what was predicted.";
+  if (more > 0) {
+    const told = `${plural(more, "token")} more than predicted`;
+    return `${told}: answers still running, or the beginning of a block that goes on differently.`;
+  }
+  return `${plural(-more, "token")} fewer than predicted: they were evicted in the meantime, or not computed yet.`;
+}

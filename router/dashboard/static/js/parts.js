@@ -1,0 +1,90 @@
+/** Pieces that several pages show: states, totals, facts, alerts. */
+
+import { el, fill, say } from "./dom.js";
+import { replica } from "./places.js";
+
+const KINDS = {
+  up: "good",
+  down: "bad",
+  draining: "warn",
+  exact: "good",
+  partial: "warn",
+  syncing: "info",
+  approximate: "info",
+};
+
+export const kindOf = (state) => KINDS[state] ?? "";
+
+export const badge = (text, kind = kindOf(text)) => el("span", { class: `badge ${kind}` }, text);
+
+/** One word for a replica: that it gets no requests counts for more than what is known of its cache. */
+export const standing = (row) => (row.status === "up" ? row.state : row.status);
+
+export const isLagging = (row) => (row.lag_batches ?? 0) > 1;
+
+/** Large figures that are renewed in place: `show({name: [value, below, spark?]})`. */
+export class Totals {
+  constructor(names) {
+    this._cells = new Map(
+      names.map((name) => {
+        const value = el("span");
+        const below = el("small");
+        const drawn = el("div");
+        return [name, { value, below, drawn }];
+      }),
+    );
+    const boxes = [...this._cells].map(([name, { value, below, drawn }]) =>
+      el("div", { class: "total" }, el("dt", {}, name), el("dd", {}, value, below, drawn)),
+    );
+    this.node = el("dl", { class: "totals live-figures" }, boxes);
+  }
+
+  show(figures) {
+    for (const [name, [value, below = "", drawn = null]] of Object.entries(figures)) {
+      const cell = this._cells.get(name);
+      say(cell.value, value);
+      say(cell.below, below);
+      if (drawn !== null) fill(cell.drawn, drawn);
+    }
+  }
+}
+
+/** Names and values, one under the other; a value may be an element. */
+export const facts = (entries) =>
+  el(
+    "dl",
+    { class: "facts" },
+    entries.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+  );
+
+export const card = (title, ...content) =>
+  el("section", { class: "card" }, el("header", {}, el("h2", {}, title)), content);
+
+/** What the doctor finds: what is wrong, and what to do. */
+export function alertNote(alert) {
+  const where = alert.replica === null ? null : el("a", { href: replica(alert.replica) }, alert.replica);
+  const figures = Object.entries(alert.figures ?? {})
+    .filter(([, value]) => typeof value === "number") // what is text stands in the sentence already
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${value.toLocaleString("en")}`);
+  return el(
+    "li",
+    { class: "note warn alert" },
+    el("div", { class: "row" }, badge(alert.rule, "warn"), where),
+    el("p", {}, withCode(sentence(alert.what))),
+    el("p", {}, el("strong", {}, "What to do: "), withCode(sentence(alert.turn))),
+    figures.length > 0 && el("p", { class: "soft small" }, figures.join(", ")),
+    el("p", { class: "soft small" }, "More: ", el("code", {}, `docs/troubleshooting.md#${alert.anchor}`)),
+  );
+}
+
+/** What stands between backticks is code. */
+function withCode(text) {
+  return text.split("`").map((part, place) => (place % 2 === 1 ? el("code", {}, part) : part));
+}
+
+export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+
+/** What went wrong, where a page's own figures would stand. */
+export function failure(error) {
+  return el("p", { class: "note bad", role: "alert" }, sentence(error.message));
+}

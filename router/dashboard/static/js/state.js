@@ -1,0 +1,84 @@
+/** What the feed has told, for all pages: the newest frame, the last half hour, and trouble seen meanwhile. */
+
+import { Ring } from "./ring.js";
+import { Troubles } from "./troubles.js";
+
+export const SERIES = [
+  "at",
+  "ttft_p50_s",
+  "ttft_p90_s",
+  "ttft_p99_s",
+  "requests_per_s",
+  "errors_per_s",
+  "prompt_tokens_per_s",
+  "hit_predicted",
+  "hit_reported",
+  "in_flight",
+  "waiting",
+  "queued_tokens",
+  "replicas_up",
+];
+const POINTS = 360;
+const HUES = 12;
+const MOST_NAMES = 5000;
+
+export class State {
+  constructor() {
+    this.hello = null;
+    this.fleet = null;
+    this.points = new Ring(SERIES, POINTS);
+    this.connection = { state: "connecting", why: "", since: Date.now() };
+    this.troubles = new Troubles();
+    this._hues = new Map();
+    this._listeners = new Set();
+  }
+
+  /** `listener(what)` hears of hello, points, fleet and connection; the answer ends that. */
+  subscribe(listener) {
+    this._listeners.add(listener);
+    return () => this._listeners.delete(listener);
+  }
+
+  take(event, content) {
+    if (event === "hello") this.hello = content;
+    else if (event === "history") this.points.load(content);
+    else if (event === "point") this.points.push(content);
+    else if (event === "fleet") this._renew(content);
+    else return;
+    this._tell(event === "history" || event === "point" ? "points" : event);
+  }
+
+  connect(state, why) {
+    if (this.connection.state === state && this.connection.why === why) return;
+    const since = this.connection.state === state ? this.connection.since : Date.now();
+    this.connection = { state, why, since };
+    this._tell("connection");
+  }
+
+  get isAdmin() {
+    return this.hello?.role === "admin";
+  }
+
+  /** Of a replica, always the same colour: a custom property's value. */
+  hue(name) {
+    let number = this._hues.get(name);
+    if (number === undefined) {
+      if (this._hues.size >= MOST_NAMES) this._hues.clear();
+      number = this._hues.size % HUES;
+      this._hues.set(name, number);
+    }
+    return `var(--hue-${number})`;
+  }
+
+  _renew(fleet) {
+    this.fleet = fleet;
+    this.troubles.look(fleet);
+    const names = fleet.replicas.map((row) => row.name);
+    const inOrder = (one, other) => one.localeCompare(other, "en", { numeric: true });
+    for (const name of names.sort(inOrder)) this.hue(name);
+  }
+
+  _tell(what) {
+    for (const listener of [...this._listeners]) listener(what);
+  }
+}

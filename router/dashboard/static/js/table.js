@@ -1,0 +1,119 @@
+/** A table that is sorted by its heads and renewed in place, so that focus and selection stay where they are. */
+
+import { el, fill, mark, say } from "./dom.js";
+import { whole } from "./format.js";
+
+/**
+ * A column is `{title, cell, sort?, right?, head?, wrap?, about?}`. `cell(row)` returns text, or
+ * `{text, href?, badge?, share?, hue?, title?, soft?}`. Of more rows than `most` the rest is behind a button.
+ */
+export class Table {
+  constructor({
+    label,
+    columns,
+    key,
+    order = null,
+    onSort = null,
+    empty = "Nothing here.",
+    rowClass = null,
+    most = 1000,
+  }) {
+    this._columns = columns;
+    this._key = key;
+    this._rowClass = rowClass;
+    this._rows = new Map();
+    this._most = most;
+    this._heads = columns.map((column) => this._head(column, onSort));
+    this._body = el("tbody");
+    this._empty = el("p", { class: "empty", hidden: true }, empty);
+    const table = el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, this._heads)), this._body);
+    // A region that scrolls must be reached by the keyboard.
+    this._box = el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": label }, table);
+    this._more = el("button", { type: "button", class: "after", hidden: true, on: { click: () => this._showAll() } });
+    this.node = el("div", {}, this._box, this._empty, this._more);
+    if (order !== null) this.sorted(order.by, order.descending);
+  }
+
+  show(rows) {
+    mark(this._box, "hidden", rows.length === 0);
+    mark(this._empty, "hidden", rows.length > 0);
+    mark(this._more, "hidden", rows.length <= this._most);
+    say(this._more, `Show ${whole(rows.length - this._most)} more`);
+    this._all = rows;
+    const before = this._rows;
+    this._rows = new Map();
+    rows.slice(0, this._most).forEach((row, place) => {
+      const key = this._key(row);
+      const line = before.get(key) ?? this._line();
+      before.delete(key);
+      this._rows.set(key, line);
+      this._write(line, row);
+      if (this._body.children[place] !== line) this._body.insertBefore(line, this._body.children[place] ?? null);
+    });
+    for (const gone of before.values()) gone.remove();
+  }
+
+  sorted(by, descending) {
+    this._columns.forEach((column, place) => {
+      const sorts = column.sort !== undefined && column.sort === by;
+      mark(this._heads[place], "aria-sort", sorts ? (descending ? "descending" : "ascending") : null);
+    });
+  }
+
+  _showAll() {
+    this._most = Number.POSITIVE_INFINITY;
+    this.show(this._all);
+  }
+
+  _head(column, onSort) {
+    const sortable = column.sort !== undefined && onSort !== null;
+    const title = sortable
+      ? el("button", { type: "button", on: { click: () => onSort(column.sort) } }, column.title)
+      : column.title;
+    return el("th", { scope: "col", class: column.right ? "right" : null, title: column.about }, title);
+  }
+
+  _line() {
+    const cells = this._columns.map((column) =>
+      column.head
+        ? el("th", { scope: "row" })
+        : el("td", { class: column.right ? "right" : column.wrap ? "wrap" : null }),
+    );
+    return el("tr", {}, cells);
+  }
+
+  _write(line, row) {
+    if (this._rowClass !== null) mark(line, "class", this._rowClass(row));
+    this._columns.forEach((column, place) => written(line.children[place], column.cell(row)));
+  }
+}
+
+const shown = new WeakMap();
+
+function written(cell, content) {
+  if (typeof content === "string") {
+    if (shown.delete(cell)) fill(cell, content);
+    else say(cell, content);
+    return;
+  }
+  const text = JSON.stringify(content);
+  if (shown.get(cell) === text) return;
+  shown.set(cell, text);
+  mark(cell, "title", content.title);
+  fill(cell, parts(content));
+}
+
+function parts({ text, href, badge, share, hue, soft }) {
+  const swatch = hue === undefined ? null : el("span", { class: "swatch", style: { "--hue": hue } });
+  let words = text;
+  if (badge !== undefined) words = el("span", { class: `badge ${badge}` }, text);
+  if (href !== undefined) words = el("a", { href }, text);
+  if (soft) words = el("span", { class: "soft" }, words);
+  return [swatch, share === undefined ? null : [meter(share), " "], words];
+}
+
+/** A share as a bar, beside its number. */
+export function meter(share) {
+  const width = `${Math.round(Math.max(0, Math.min(1, share ?? 0)) * 100)}%`;
+  return el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width } }));
+}

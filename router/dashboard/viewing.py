@@ -1,0 +1,133 @@
+"""`warmroute events view`: a small server for this machine alone, whose page looks at a recording."""
+
+import asyncio
+import math
+import socket
+from collections.abc import Awaitable, Callable
+
+import click
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from events.tool.options import StreamOptions, Target, is_endpoint, open_target
+from events.tool.watch import load_decoder, tokenizer_option
+from events.tool.words import Decode
+from router.admission import is_local
+from router.dashboard import files
+from router.dashboard.recording import About, Moments, about
+
+PAGE = "recording.html"
+LOOPBACK = "127.0.0.1"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--port", default=0, metavar="PORT", type=click.IntRange(0, 65535), help="Listen there; 0: any free port."
+)
+@tokenizer_option
+def view(file: str, port: int, tokenizer: str | None) -> None:
+    """Look at a recording in a browser: the tree at any moment, gaps and restarts over time.
+
+    FILE is a recording made by `record`. The page is for browsers on this machine alone. Of a redacted recording, or
+    without --tokenizer, there is no text. Ctrl-C ends it.
+
+    \b
+    Examples:
+      warmroute events view incident.wre
+      warmroute events view incident.wre --tokenizer ~/models/qwen --port 8080
+    """
+    if is_endpoint(file):
+        raise click.UsageError(f"{file} is live; view looks at a recording made by `warmroute events record`")
+    target, decode = open_target(file, StreamOptions()), load_decoder(tokenizer)
+    try:
+        listener = socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on port {port}: {error.strerror}; choose another --port") from error
+    with listener:
+        click.echo(f"{target.name} at http://{LOOPBACK}:{listener.getsockname()[1]}")
+        serve(build_app(target, decode), listener)
+
+
+def serve(app: Starlette, listener: socket.socket) -> None:
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:  # raised anew once everything is closed
+        return
+
+
+def build_app(target: Target, decode: Decode | None) -> Starlette:
+    pages = Pages(target, decode)
+    routes = [
+        Route("/", guarded(pages.index)),
+        Route("/recording", guarded(pages.about)),
+        Route("/recording/tree", guarded(pages.tree)),
+        Route("/dashboard/{path:path}", guarded(pages.file)),
+    ]
+    return Starlette(routes=routes)
+
+
+def guarded(endpoint: Endpoint) -> Endpoint:
+    """A recording holds prompts: pages of other sites may not read it, whatever name they have for this machine."""
+
+    async def answer(request: Request) -> Response:
+        client = request.client.host if request.client else None
+        if not is_local(request.scope["headers"], client):
+            return refusal(403, "this page is only for browsers on the machine that it runs on, by its own address")
+        return await endpoint(request)
+
+    return answer
+
+
+class Pages:
+    def __init__(self, target: Target, decode: Decode | None) -> None:
+        assert target.recording is not None
+        self._recording = target.recording
+        self._texts = decode is not None and not self._recording.header.redacted
+        self._moments = Moments(self._recording, decode if self._texts else None)
+        self._about: About | None = None
+        self._playing = asyncio.Lock()  # playing is work for a thread: one at a time
+
+    async def index(self, _: Request) -> Response:
+        return shown(PAGE)
+
+    async def file(self, request: Request) -> Response:
+        return shown(request.path_params["path"])
+
+    async def about(self, _: Request) -> Response:
+        async with self._playing:
+            if self._about is None:
+                self._about = await asyncio.to_thread(about, self._recording, texts=self._texts)
+        return as_json(self._about)
+
+    async def tree(self, request: Request) -> Response:
+        try:
+            at_s = float(request.query_params["at"])
+        except (KeyError, ValueError):
+            at_s = math.nan
+        if not math.isfinite(at_s):
+            return refusal(400, "say at=UNIX_TIME, a moment of the recording")
+        async with self._playing:
+            return as_json(await asyncio.to_thread(self._moments.at, at_s))
+
+
+def shown(path: str) -> Response:
+    found = files.find(path)
+    if found is None:
+        return refusal(404, f"there is no file {path[:100]!r}")
+    return Response(found.content, headers=files.HEADERS, media_type=found.content_type)
+
+
+def as_json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def refusal(status: int, message: str) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return JSONResponse({"error": error}, status)

@@ -1,0 +1,243 @@
+"""Who watches, and what they are shown: one frame each second for all that ask the same, made only while somebody does.
+
+A watcher that reads slowly gets the newest frame when it is ready for one; nothing is kept for it meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError, draining
+from router.core import Router
+from router.dashboard.alerts import Alerts, Judged
+from router.dashboard.rows import Fleet, Looking, Query, Row, Shown, Totals, chosen
+from router.dashboard.sampling import EVERY_S, Sampling
+from router.keys import Key
+from router.record import Remembered
+
+log = logging.getLogger(__name__)
+
+FRAME_S = 1.0
+LINGER_S = 10.0  # after the last one has left, who may only want to see other rows: what it is judged by takes time
+MOST_WATCHERS = 64
+RETRY_S = 5
+MOST_DECISIONS = 20
+MOST_MODELS = 100
+
+
+class Decided(Struct):
+    at: float
+    request_id: str
+    model: str
+    chosen: str | None
+    prompt_tokens: int
+    exact: bool
+    predicted_cached_tokens: int | None
+    reported_cached_tokens: int | None
+    ttft_s: float | None
+    duration_s: float
+    status: int
+    retries: int
+    resumes: int
+    why: str | None
+
+
+class Frame(Struct):
+    at: float
+    totals: Totals
+    states: dict[str, int]
+    shown: Shown
+    replicas: list[Row]
+    decisions: list[Decided] | None
+    alerts: Judged
+
+
+class Wish(NamedTuple):
+    """What a frame depends on."""
+
+    query: Query
+    admin: bool
+
+
+class Watcher:
+    """One stream; `frames` is what it sends."""
+
+    def __init__(self, wish: Wish, key: Key | None = None) -> None:
+        self.wish = wish
+        self.key = key
+        self.ends: str | None = None  # why
+        self._newest: bytes | None = None
+        self._ready = asyncio.Event()
+
+    def show(self, frame: bytes) -> None:
+        self._newest = frame
+        self._ready.set()
+
+    def end(self, why: str) -> None:
+        self.ends = why
+        self._ready.set()
+
+    async def frame(self) -> bytes | None:
+        """The newest that it has not had; None: there will be no more."""
+        await self._ready.wait()
+        if self.ends is not None:
+            return None
+        self._ready.clear()
+        frame, self._newest = self._newest, None
+        return frame
+
+
+class Watching:
+    """Owns the task that makes frames; it runs while there are watchers."""
+
+    def __init__(self, router: Router, sampling: Sampling, looking: Looking) -> None:
+        self._router = router
+        self._sampling = sampling
+        self._looking = looking
+        self._alerts = Alerts(router)
+        self._watchers: set[Watcher] = set()
+        self._fleet: Fleet | None = None
+        self._showing: asyncio.Task[None] | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    def join(self, wish: Wish, key: Key | None = None) -> Watcher:
+        """ApiError: there are too many, or the router ends. To be given back with `leave`."""
+        if self._closed or self._router.draining:
+            raise draining()
+        if len(self._watchers) >= MOST_WATCHERS:
+            raise _too_many()
+        watcher = Watcher(wish, key)
+        if self._fleet is not None:
+            watcher.show(self._frame(self._fleet, wish))
+        self._watchers.add(watcher)
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        if self._showing is None:
+            self._showing = asyncio.create_task(self._show())
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+        if not self._watchers and self._showing is not None:
+            self._showing.cancel()
+            self._showing = self._fleet = None
+            self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self._alerts.forget)
+
+    def close(self) -> None:
+        """Every stream ends, and none begins."""
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.end("the router ends")
+
+    # ---- what is sent
+
+    async def frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
+        yield event("hello", self._hello(watcher.wish.admin))
+        seen = -1
+        while (frame := await watcher.frame()) is not None:
+            if (taken := self._sampling.taken) != seen:
+                yield self._history(seen)
+                seen = taken
+            yield frame
+        yield event("end", {"why": watcher.ends})
+
+    def _hello(self, admin: bool) -> dict[str, Any]:
+        router = self._router
+        return {
+            "version": version("warmroute"),
+            "role": "admin" if admin else "reader",
+            "keyed": router.config.demand_key,
+            "shows_prompts": router.shows_prompts,
+            "policy": router.config.policy,
+            "models": list(islice(router.members.models, MOST_MODELS)),
+            "started": router.started,
+            "interval_s": FRAME_S,
+            "history_interval_s": EVERY_S,
+        }
+
+    def _history(self, seen: int) -> bytes:
+        """The newest point for who has all others; who has missed some gets them all again."""
+        columns = self._sampling.fleet.columns()
+        if seen >= 0 and self._sampling.taken == seen + 1:
+            return event("point", {name: column[-1] for name, column in columns.items()})
+        return event("history", {"interval_s": EVERY_S, **columns})
+
+    async def _show(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            begun_s = loop.time()
+            try:
+                await self._show_all()
+            except Exception:  # whoever watches sees that it stands still; nobody else need notice
+                log.exception("The dashboard could not be shown: the router's own mistake")
+            await asyncio.sleep(max(0.0, begun_s + FRAME_S - loop.time()))
+
+    async def _show_all(self) -> None:
+        fleet = self._fleet = await self._looking.look()
+        await asyncio.sleep(0)
+        await self._alerts.see(fleet)
+        await asyncio.sleep(0)
+        for watcher in self._watchers:
+            if watcher.key is not None and not self._router.admission.knows(watcher.key):
+                watcher.end("its API key is not valid any more")
+        for wish in {watcher.wish for watcher in self._watchers}:
+            frame = self._frame(fleet, wish)
+            for watcher in self._watchers:
+                if watcher.wish == wish:
+                    watcher.show(frame)
+            await asyncio.sleep(0)
+
+    def _frame(self, fleet: Fleet, wish: Wish) -> bytes:
+        shown, rows = chosen(fleet, wish.query)
+        decisions = islice(reversed(self._router.decisions), MOST_DECISIONS) if wish.admin else None
+        frame = Frame(
+            at=fleet.at,
+            totals=fleet.totals,
+            states=fleet.states,
+            shown=shown,
+            replicas=rows,
+            decisions=None if decisions is None else [_decided(one) for one in decisions],
+            alerts=self._alerts.judged,
+        )
+        return event("fleet", frame)
+
+
+def event(name: str, content: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
+
+
+def _decided(one: Remembered) -> Decided:
+    arrived_s, first_s, ended_s, _ = one.routing_s
+    return Decided(
+        at=round(one.ts, 3),
+        request_id=one.request_id,
+        model=one.model,
+        chosen=one.chosen,
+        prompt_tokens=one.tokens,
+        exact=one.exact,
+        predicted_cached_tokens=one.predicted_tokens,
+        reported_cached_tokens=one.reported_tokens,
+        ttft_s=round(first_s - arrived_s, 6) if first_s else None,
+        duration_s=round(ended_s - arrived_s, 6),
+        status=one.status,
+        retries=one.retries,
+        resumes=one.resumes,
+        why=one.why or None,
+    )
+
+
+def _too_many() -> ApiError:
+    message = f"{MOST_WATCHERS} dashboards are open, which is the most; close one, or try again"
+    headers = {"Retry-After": str(RETRY_S)}
+    return ApiError(503, message, "service_unavailable", code="too_many_watchers", headers=headers)

@@ -1,0 +1,217 @@
+"""Rules about a replica's cache: too small, too full, off, or not used. Each threshold says why it is where it is.
+
+One cause, one finding: a rule is silent where a nearer one explains what it sees.
+"""
+
+from router.doctor.figures import Figures, Replica
+from router.doctor.findings import Told
+
+ENOUGH_PROMPTS = 10  # with fewer in a look, shares say little
+ENOUGH_MISSES = 50  # prompts; fewer may well have nothing to do with each other
+FULL = 0.95  # a cache in use fills and stays full: below that nothing is evicted but by chance
+REPLACED_PER_MINUTE = 1.0  # the whole cache made new each minute: few come back sooner with their next turn
+RESENT = 0.2  # as much must come again, or a larger cache would gain too little to pay for
+LOST = 0.2  # of the prompt tokens: what a larger cache would save, less is not worth its memory
+FEW_HITS = 0.1  # unrelated prompts share as much by a common template
+BUSY_PER_S = 1.0  # prompts; a quiet replica without hits costs nothing
+OPERATING_POINT = 0.9  # above 85 to 90 % a burst finds no room, and requests are preempted
+PREEMPTED = 0.01  # of the prompts; each of them computes its own anew
+LEAST_PREEMPTED = 2  # one can be chance
+TAILS = 0.25  # of the prompt tokens in blocks that are not full: of prompts of two blocks it is a quarter
+OFF_TOKENS = 4096  # computed without one block named: hardly all from prompts of less than a block
+
+
+# ---- what other rules explain
+
+
+def is_off(replica: Replica) -> bool:
+    own = replica.own
+    if own is None:
+        return False
+    if own.caching is not None:
+        return not own.caching
+    unused = not own.hit_tokens_ever and own.cached_blocks == 0 and not own.events_ever
+    long_enough = replica.prompt_tokens >= 2 * replica.block_tokens * replica.prompts
+    return unused and long_enough and own.prompt_tokens_ever >= OFF_TOKENS
+
+
+def salts_differ(replica: Replica) -> bool:
+    """As many prompts as matter have a salt that nobody used before: they can hit nothing."""
+    return replica.salted_anew_share >= 0.5
+
+
+def tail_share(replica: Replica) -> float | None:
+    """Of the prompt tokens, those in blocks that the prompt does not fill; None: not known."""
+    own, size = replica.own, replica.block_tokens
+    if not size or not replica.prompt_tokens:
+        return None
+    if own is not None and own.query_blocks is not None and own.query_tokens:
+        return max(0.0, 1 - own.query_blocks * size / own.query_tokens)
+    mean_tokens = replica.prompt_tokens / max(1.0, replica.prompts)
+    return min(1.0, size / 2 / mean_tokens)  # half a block at the end of each
+
+
+def lost_share(replica: Replica) -> float | None:
+    """Of the prompt tokens, those that had been there and were found no more."""
+    if replica.resent_share is None or replica.hit_share is None:
+        return None
+    return replica.resent_share - replica.hit_share
+
+
+def is_full(replica: Replica) -> bool:
+    own = replica.own
+    return own is not None and own.full is not None and own.full >= FULL and bool(own.evicted_blocks)
+
+
+def replaced_per_minute(replica: Replica, figures: Figures) -> float:
+    own = replica.own
+    if own is None or not own.evicted_blocks or not own.total_blocks:
+        return 0.0
+    return own.evicted_blocks / own.total_blocks * 60 / figures.window_s
+
+
+def is_thrashing(replica: Replica, figures: Figures) -> bool:
+    hits, resent = replica.hit_share, replica.resent_share
+    return (
+        replica.prompts >= ENOUGH_PROMPTS
+        and is_full(replica)
+        and replaced_per_minute(replica, figures) >= REPLACED_PER_MINUTE
+        and hits is not None
+        and hits < FEW_HITS
+        and (resent is None or resent >= RESENT)  # without a router nobody knows what comes again
+    )
+
+
+# ---- the rules
+
+
+def thrashing(replica: Replica, figures: Figures) -> Told | None:
+    if not is_thrashing(replica, figures):
+        return None
+    own, resent = replica.own, replica.resent_share
+    assert own is not None and own.full is not None, "it was judged by them"
+    told: dict[str, float | str] = {
+        "cache_full": own.full,
+        "evicted_blocks_per_s": (own.evicted_blocks or 0) / figures.window_s,
+        "replaced_per_minute": replaced_per_minute(replica, figures),
+        "hit_share": replica.hit_share or 0.0,
+    }
+    if resent is None:
+        what = "its cache is full and replaced all the time, and hits nothing: it is too small, or no prompts are alike"
+        return Told(what, "ask a router that knows what comes again (--router), or " + _LARGER, told)
+    told["resent_share"] = resent
+    return Told("prompts come again, but what they need has been evicted by then", _LARGER, told)
+
+
+_LARGER = (
+    "give it a larger cache (--num-blocks or --kv-cache-gb; vLLM: --gpu-memory-utilization), add replicas, "
+    "or keep prompts that are alike on fewer replicas"
+)
+
+
+def cache_too_small(replica: Replica, figures: Figures) -> Told | None:
+    lost = lost_share(replica)
+    if replica.prompts < ENOUGH_PROMPTS or not is_full(replica) or lost is None or lost < LOST:
+        return None
+    if is_thrashing(replica, figures) or salts_differ(replica) or is_off(replica):
+        return None
+    assert replica.own is not None and replica.own.full is not None, "it is full"
+    return Told(
+        "the prompts that come again need more than the cache holds",
+        _LARGER + "; `warmroute size` says what memory holds, `warmroute simulate` what it brings",
+        {
+            "cache_full": replica.own.full,
+            "hit_share": replica.hit_share or 0.0,
+            "resent_share": replica.resent_share or 0.0,
+            "evicted_blocks_per_s": (replica.own.evicted_blocks or 0) / figures.window_s,
+        },
+    )
+
+
+def low_hits(replica: Replica, figures: Figures) -> Told | None:
+    hits, prompts_per_s = replica.hit_share, replica.prompts / figures.window_s
+    if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
+        return None
+    if _explains_low_hits(replica, figures):
+        return None
+    told: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}
+    if replica.own is not None and replica.own.usage is not None:
+        told["kv_usage"] = replica.own.usage
+    router, resent = figures.router, replica.resent_share
+    missed = router.missed_tokens / router.chosen_tokens if router and router.chosen_tokens else 0.0
+    if missed >= RESENT:
+        told["held_elsewhere_share"] = missed
+        return Told(
+            "much is asked, and hardly anything hits: other replicas held what prompts needed",
+            f"route by prefix: --policy cost instead of {router.policy if router else 'another'}",
+            told,
+        )
+    if resent is not None:
+        told["resent_share"] = resent
+    return Told(
+        "much is asked, and hardly anything hits: prompts do not begin alike",
+        "put what prompts share first (instructions, tools, documents) and what changes last (times, names, ids)",
+        told,
+    )
+
+
+def _explains_low_hits(replica: Replica, figures: Figures) -> bool:
+    lost, tails = lost_share(replica), tail_share(replica)
+    return (
+        is_off(replica)
+        or salts_differ(replica)
+        or is_thrashing(replica, figures)
+        or (is_full(replica) and lost is not None and lost >= LOST)
+        or (tails is not None and tails >= TAILS)
+    )
+
+
+def kv_nearly_full(replica: Replica, _: Figures) -> Told | None:
+    own = replica.own
+    if own is None or own.usage is None or own.usage < OPERATING_POINT:
+        return None
+    return Told(
+        "running requests hold nearly all of its KV: it is above the 85 to 90 % where a burst still finds room",
+        "let fewer run at once (--max-num-seqs, or --replica-limit of the router), add replicas, or enlarge the cache",
+        {"kv_usage": own.usage, "blocks": own.total_blocks},
+    )
+
+
+def preemptions(replica: Replica, _: Figures) -> Told | None:
+    count = replica.own.preemptions if replica.own is not None else None
+    if count is None or count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:
+        return None
+    return Told(
+        "requests that ran lost their blocks to others, and began anew",
+        "let fewer run at once (--max-num-seqs), enlarge the cache, or add replicas",
+        {"preemptions": count, "prompts": replica.prompts},
+    )
+
+
+def prompts_not_block_aligned(replica: Replica, _: Figures) -> Told | None:
+    tails = tail_share(replica)
+    if tails is None or tails < TAILS or replica.prompts < ENOUGH_PROMPTS or is_off(replica):
+        return None
+    mean_tokens = replica.prompt_tokens / replica.prompts
+    short = mean_tokens < replica.block_tokens
+    return Told(
+        "prompts are shorter than a block, so nothing of them is cached"
+        if short
+        else "much of each prompt is in a last block that it does not fill, which cannot be named and found",
+        "choose a smaller --block-size, or put several short prompts behind one beginning that they share",
+        {"block_tokens": replica.block_tokens, "mean_prompt_tokens": mean_tokens, "unfilled_share": tails},
+    )
+
+
+def caching_off(replica: Replica, _: Figures) -> Told | None:
+    if not is_off(replica):
+        return None
+    assert replica.own is not None, "nobody else can say so"
+    said = replica.own.caching is False
+    return Told(
+        "it says that prefix caching is off"
+        if said
+        else "it has computed prompts, and has never cached or hit a block",
+        "start it with --enable-prefix-caching (SGLang: without --disable-radix-cache)",
+        {"prompt_tokens_ever": replica.own.prompt_tokens_ever, "cached_blocks": replica.own.cached_blocks or 0},
+    )

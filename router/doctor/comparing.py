@@ -1,0 +1,150 @@
+"""Two readings of a replica's /metrics become figures. Pure; a counter that fell was begun anew in between.
+
+A name that is read here for the first time is added to READ, too.
+"""
+
+from router.doctor.figures import Own
+from router.doctor.samples import Samples
+
+USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
+PROMPTS = ("vllm:request_prompt_tokens_count", "vllm:request_success_total", "sglang:num_requests_total")
+PROMPT_TOKENS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
+PREEMPTIONS = (
+    "vllm:num_preemptions_total",
+    "sglang:num_retracted_requests_total",
+    "sglang:num_retracted_reqs_total",
+)
+EVICTIONS = ("warmroute:evictions_total", "sglang:evicted_tokens_total")
+CACHE_SIZES = ("vllm:cache_config_info", "sglang:cache_config_info")
+READ = frozenset(
+    {
+        *USAGE,
+        *QUERIES,
+        *HITS,
+        *PROMPTS,
+        *PROMPT_TOKENS,
+        *PREEMPTIONS,
+        *EVICTIONS,
+        *CACHE_SIZES,
+        "warmroute:cached_blocks",
+        "warmroute:draining",
+        "warmroute:free_blocks",
+        "warmroute:kv_events_total",
+        "warmroute:num_blocks",
+        "warmroute:prefix_cache_query_blocks_total",
+        "warmroute:requests_refused_total",
+        "warmroute:unreferenced_blocks",
+    }
+)
+_READ = {name.encode() for name in READ}
+
+
+class Between:
+    """What has changed from one reading of a /metrics to another."""
+
+    def __init__(self, first: Samples, last: Samples) -> None:
+        self.first, self.last = first, last
+
+    def grown(self, *names: str, **labels: str) -> float | None:
+        """None: nobody counts it."""
+        now = self.last.total(*names, **labels)
+        before = self.first.total(*names, **labels) or 0.0
+        return None if now is None else now if now < before else now - before
+
+    def added(self, *names: str, **labels: str) -> float:
+        return self.grown(*names, **labels) or 0.0
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        before = self.first.by(name, label)
+        grown = {key: now - before.get(key, 0.0) for key, now in self.last.by(name, label).items()}
+        return {key: change for key, change in grown.items() if change > 0}
+
+
+def needed(metrics: bytes) -> str:
+    """The lines of a /metrics that are read here: to parse all of them would take many times as long."""
+    kept = [line for line in metrics.split(b"\n") if line.partition(b"{")[0].partition(b" ")[0] in _READ]
+    return b"\n".join([*kept, b""]).decode(errors="replace")
+
+
+def own_figures(
+    first: Samples, now: Samples, index: tuple[float, float] | None = None, sends_events: bool | None = None
+) -> Own | None:
+    """`index`: how many of its blocks the router knows, and how many more than before."""
+    change = Between(first, now)
+    if now.total(*PROMPT_TOKENS) is None:
+        return None  # something else has such an address
+    engine = _engine(now)
+    block_tokens, total_blocks = _cache_size(now)
+    full = _full(now, total_blocks)
+    if full is None and index is not None and total_blocks:
+        full = min(1.0, index[0] / total_blocks)
+    queries, hits = change.grown(*QUERIES), change.grown(*HITS)
+    usages = [one for one in (first.most(*USAGE), now.most(*USAGE)) if one is not None]
+    return Own(
+        engine=engine,
+        block_tokens=block_tokens,
+        total_blocks=total_blocks,
+        usage=min(usages, default=None),
+        full=full,
+        evicted_blocks=_evicted(change, block_tokens, index),
+        query_tokens=queries,
+        hit_tokens=hits,
+        query_blocks=change.grown("warmroute:prefix_cache_query_blocks_total"),
+        prompts=change.added(*PROMPTS),
+        prompt_tokens=change.added(*PROMPT_TOKENS),
+        preemptions=change.grown(*PREEMPTIONS),
+        refused=change.added("warmroute:requests_refused_total", reason="full"),
+        caching=_caching(now),
+        cached_blocks=now.total("warmroute:cached_blocks"),
+        prompt_tokens_ever=now.total(*PROMPT_TOKENS) or 0.0,
+        hit_tokens_ever=now.total(*HITS),
+        events_ever=now.total("warmroute:kv_events_total"),
+        draining=bool(now.total("warmroute:draining")),
+        sends_events=sends_events,
+    )
+
+
+def _engine(metrics: Samples) -> str:
+    if metrics.total("warmroute:num_blocks") is not None:
+        return "warmroute"
+    return "sglang" if metrics.total("sglang:prompt_tokens_total") is not None else "vllm"
+
+
+def _cache_size(metrics: Samples) -> tuple[int, int]:
+    """Tokens in a block, and blocks; 0: not said."""
+    names = (
+        ("vllm:cache_config_info", "block_size", "num_gpu_blocks"),
+        ("sglang:cache_config_info", "page_size", "num_pages"),
+    )
+    for name, size, count in names:
+        said = (metrics.label(name, size) or "", metrics.label(name, count) or "")
+        if said[0].isdecimal():
+            return int(said[0]), int(said[1]) if said[1].isdecimal() else 0
+    return 0, 0
+
+
+def _full(metrics: Samples, total_blocks: int) -> float | None:
+    free, reusable = metrics.total("warmroute:free_blocks"), metrics.total("warmroute:unreferenced_blocks")
+    if free is None or reusable is None or not total_blocks:
+        return None
+    return 1 - (free - reusable) / total_blocks
+
+
+def _evicted(change: Between, block_tokens: int, index: tuple[float, float] | None) -> float | None:
+    """In blocks. What nobody counts is what came in and did not make the cache grow."""
+    counted = change.grown("warmroute:evictions_total")
+    if counted is not None or not block_tokens:
+        return counted
+    tokens, queries = change.grown("sglang:evicted_tokens_total"), change.grown(*QUERIES)
+    if tokens is not None:
+        return tokens / block_tokens
+    if index is None or queries is None:
+        return None
+    return max(0.0, (queries - change.added(*HITS)) / block_tokens - index[1])
+
+
+def _caching(metrics: Samples) -> bool | None:
+    said = metrics.label("vllm:cache_config_info", "enable_prefix_caching")
+    return None if said is None or said.lower() not in ("true", "false") else said.lower() == "true"

@@ -1,0 +1,129 @@
+"""Rules about what a router knows of a replica's cache: events missing, late or lost, and wrong predictions."""
+
+from router.doctor.cache_rules import is_off
+from router.doctor.figures import Figures, Replica
+from router.doctor.findings import Told
+
+LAG_BATCHES = 20  # behind at every reading: some seconds of an engine's steps
+LOST_BATCHES = 1  # what could not be had again stays wrong until a snapshot
+GAPS = 2  # one may be a router's or a switch's hiccup, and was repaired
+WRONG = 0.05  # of the predictions; those that arrive while others evict are a per cent or two
+PREDICTIONS = 20
+APPROXIMATE = 0.01  # of the prompts: some have parts that no tokenizer sees (images)
+MISMATCH = "the tokenizer here is not that of"
+
+
+def _routed(replica: Replica) -> bool:
+    """Whether it matters now what the router knows of it."""
+    return replica.routed is not None and replica.routed.available
+
+
+def no_events(replica: Replica, _: Figures) -> Told | None:
+    own, routed = replica.own, replica.routed
+    if routed is not None:
+        missing = routed.available and not routed.has_events
+    else:
+        missing = own is not None and own.sends_events is False
+    if not missing or is_off(replica):
+        return None
+    turn = {
+        "warmroute": "start it with --events, and let the router reach its sockets (--events-host)",
+        "vllm": "start it with --kv-events-config, and tell the router: --replica url=URL,engine=vllm,events=tcp://HOST:PORT",
+        "sglang": "start it with --kv-events-config, and tell the router: events=tcp://HOST:PORT",
+    }.get(replica.engine, "tell the router where its events are (events=tcp://HOST:PORT), if it sends any")
+    return Told(
+        "the router follows no events of it, and guesses what it has cached"
+        if routed is not None
+        else "it sends no events: a router can only guess what it has cached",
+        turn,
+        {"engine": replica.engine, "state": routed.state if routed else "unknown"},
+    )
+
+
+def index_inexact(replica: Replica, _: Figures) -> Told | None:
+    routed = replica.routed
+    if routed is None or not _routed(replica) or not routed.has_events or routed.state not in ("partial", "syncing"):
+        return None
+    return Told(
+        f"the router knows only a part of its cache: {routed.inexact or routed.state}",
+        "give the router its replay socket (replay=tcp://HOST:PORT; vLLM: replay_endpoint), its model's name and block "
+        "size, or POST /replicas/NAME/resync",
+        {"state": routed.state, "why": routed.inexact or "", "blocks_known": routed.index_blocks},
+    )
+
+
+def event_lag(replica: Replica, _: Figures) -> Told | None:
+    routed = replica.routed
+    if routed is None or not _routed(replica) or routed.lag_batches < LAG_BATCHES:
+        return None
+    return Told(
+        "its events come late: the router chooses by a cache as it was some time ago",
+        "look at the router's CPU and at the network between them; run it on a faster core, or for fewer replicas",
+        {"lag_batches": routed.lag_batches},
+    )
+
+
+def event_losses(replica: Replica, _: Figures) -> Told | None:
+    routed = replica.routed
+    if routed is None or not _routed(replica):
+        return None
+    if routed.lost_batches < LOST_BATCHES and routed.gaps < GAPS and not routed.digest_mismatches:
+        return None
+    return Told(
+        "events of it are lost on the way" + ("" if routed.lost_batches else ", and had to be asked for again"),
+        "look at the network between them; enlarge what the replica keeps for replay (vLLM: buffer_steps) and its "
+        "send queue (hwm), and give the router the replay socket",
+        {
+            "lost_batches": routed.lost_batches,
+            "gaps": routed.gaps,
+            "repairs": routed.repairs,
+            "digest_mismatches": routed.digest_mismatches,
+        },
+    )
+
+
+def wrong_predictions(replica: Replica, _: Figures) -> Told | None:
+    routed = replica.routed
+    if routed is None or is_off(replica) or not _routed(replica) or _says_why_it_is_wrong(replica):
+        return None
+    often = routed.predictions >= PREDICTIONS and routed.wrong_predictions >= WRONG * routed.predictions
+    if not often and not routed.resyncs:
+        return None
+    return Told(
+        "it finds another number of cached blocks than its events let expect",
+        "give the router the tokenizer and chat template that the replica uses (--model-dir, --chat-template); "
+        "if the cache is nearly full, blocks go while a request is on its way",
+        {
+            "predictions": routed.predictions,
+            "wrong": routed.wrong_predictions,
+            "wrong_blocks": routed.wrong_blocks,
+            "resyncs": routed.resyncs,
+        },
+    )
+
+
+def _says_why_it_is_wrong(replica: Replica) -> bool:
+    routed = replica.routed
+    return routed is not None and (routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES)
+
+
+def approximate_prompts(figures: Figures) -> Told | None:
+    router = figures.router
+    if router is None:
+        return None
+    count = sum(router.approximate.values())
+    if not count or count < APPROXIMATE * router.requests or not any(map(_has_tokens, figures.replicas)):
+        return None
+    reason = max(router.approximate, key=lambda why: router.approximate[why])
+    if MISMATCH in reason:
+        what = "the router's tokenizer is not the replicas': prompts are matched by their bytes"
+        turn = "name the directory that the replicas have their tokenizer and chat template from: --model-dir MODEL=DIR"
+    else:
+        what = "prompts are matched by their bytes, not by their tokens"
+        turn = "give the router the model's tokenizer: --model-dir MODEL=DIR"
+    return Told(what, turn, {"prompts": count, "requests": router.requests, "reason": reason})
+
+
+def _has_tokens(replica: Replica) -> bool:
+    """Whether exact prompts would be of use: without events there is nothing to compare them with."""
+    return replica.routed is not None and replica.routed.has_events

@@ -1,0 +1,147 @@
+"""What prompts have begun alike of late, and which replicas hold it (docs/router.md says what the fields mean)."""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from router.core import Router
+from router.members import APPROXIMATE
+from router.prefixes.recent import Routed
+from router.prefixes.tree import Run, Tree, most_shared
+from router.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
+
+MOST_PREFIXES = 200
+MOST_NAMES = 20  # of replicas; how many there are is said of all
+SHOWN_CHARACTERS = 200
+AT_A_TIME = 64  # prompts
+LONGEST_WORD = 32  # in bytes
+_GAPS = (b" ", b"\n", b"\0")
+_ROLE = re.compile("\0([^\0]*)\0")
+
+
+class Prefix(Struct):
+    model: str
+    exact: bool
+    begin: int
+    tokens: int
+    prompts: int
+    idle_s: float
+    held_by: int
+    replicas: list[str]
+    text: str | None
+    below: list["Prefix"]
+    id: str = ""  # named by its first block, it stays the same while the tree changes around it
+
+
+class Shared(Struct):
+    prompts: int
+    span_s: float
+    texts: bool
+    prefixes: list[Prefix]
+
+
+class Kind(NamedTuple):
+    """Whose keys can be compared."""
+
+    model: str
+    block_size: int
+
+    @property
+    def block_tokens(self) -> int:
+        return self.block_size or APPROXIMATE_BLOCK_BYTES // BYTES_PER_TOKEN
+
+
+class Told(NamedTuple):
+    """The runs that save most, each after the one before it, and what kind the first ones are of."""
+
+    routed: Sequence[Routed]
+    kinds: dict[Run, Kind]
+    runs: list[Run]
+
+
+async def told(router: Router, limit: int) -> Told:
+    routed = router.recent.all()
+    kinds, runs = await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES))
+    return Told(routed, kinds, runs)
+
+
+async def shared(router: Router, limit: int) -> Shared:
+    routed, kinds, chosen = await told(router, limit)
+    now_s = router.now_s()
+    beginnings: list[Prefix] = []
+    made: dict[Run, Prefix] = {}
+    for run in chosen:
+        await asyncio.sleep(0)  # requests come first
+        path = run.path()
+        prefix = made[run] = prefix_of(router, kinds[path[0]], path, now_s)
+        above = made.get(path[-2]) if len(path) > 1 else None
+        (beginnings if above is None else above.below).append(prefix)
+    return Shared(
+        prompts=len(routed),
+        span_s=round(now_s - routed[0].at_s, 3) if routed else 0.0,
+        texts=router.shows_prompts,
+        prefixes=beginnings,
+    )
+
+
+def _sharing(routed: Sequence[Routed], limit: int) -> tuple[dict[Run, Kind], list[Run]]:
+    trees: dict[Kind, Tree] = {}
+    for number, one in enumerate(routed):
+        kind = Kind(one.model, one.block_size)
+        tree = trees.get(kind)
+        if tree is None:
+            tree = trees[kind] = Tree()
+        tree.add(one.keys, one.at_s, one.text)
+        if not number % AT_A_TIME:
+            time.sleep(0)  # who waits for the interpreter to answer a request need not do so for long
+    kinds = {run: kind for kind, tree in trees.items() for run in tree.root.below.values()}
+    return kinds, most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
+
+
+def prefix_of(router: Router, kind: Kind, path: Sequence[Run], now_s: float) -> Prefix:
+    run = path[-1]
+    before = sum(len(each.keys) for each in path[:-1])
+    holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
+    return Prefix(
+        model=kind.model,
+        exact=kind.block_size != APPROXIMATE,
+        begin=before * kind.block_tokens,
+        tokens=len(run.keys) * kind.block_tokens,
+        prompts=run.prompts,
+        idle_s=round(now_s - run.last_s, 3),
+        held_by=len(holders),
+        replicas=holders[:MOST_NAMES],
+        text=text_of(path),
+        below=[],
+        id=f"{kind.model} {run.keys[0]:016x}",
+    )
+
+
+def _holders(router: Router, kind: Kind, keys: list[int]) -> list[str]:
+    """Who has all of it, in any medium, by events or by what was sent there."""
+    model = router.members.models.get(kind.model)
+    if model is None:
+        return []
+    if kind.block_size == APPROXIMATE:
+        index, slots = router.guesses, model.all_slots[APPROXIMATE]
+    else:
+        index, slots = router.index, model.slots.get(kind.block_size, 0)
+    held = index.match(keys, slots).lower
+    return sorted(member.name for member in model.members if held.get(member.slot, 0) == len(keys))
+
+
+def text_of(path: Sequence[Run]) -> str | None:
+    """What it adds to the text before it, as far as that is kept."""
+    whole = path[-1].text
+    begin = len(path[-2].text or b"") if len(path) > 1 else 0
+    if whole is None or len(whole) == begin:
+        return None
+    word = max(whole.rfind(gap, 0, begin) for gap in _GAPS) + 1  # two words may well begin alike
+    own = whole[word if begin - word < LONGEST_WORD else begin :]
+    text = _ROLE.sub(r"\n\1: ", own.decode(errors="ignore")).replace("\0", " ").strip()
+    return text[:SHOWN_CHARACTERS] or None

@@ -1,0 +1,140 @@
+"""What a router answers, as far as it is shown; unknown fields are passed over, and most may be missing."""
+
+import re
+from collections import defaultdict
+
+from msgspec import Struct
+
+
+class Load(Struct, frozen=True):
+    queued_tokens: float = 0
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    prefill_tokens_per_s: float = 0.0
+    empty_tokens: float | None = None
+    total_blocks: int | None = None  # None: its size is not known
+
+
+class Index(Struct, frozen=True):
+    blocks: dict[str, int] = {}  # by medium
+    accuracy: float = 1.0
+
+
+class Events(Struct, frozen=True):
+    connected: bool = True
+    last_event_age_s: float | None = None
+    lag_batches: int = 0
+    seq: int = -1
+    gaps: int = 0
+    lost_batches: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    reconnects: int = 0
+    restarts: int = 0
+    digest_mismatches: int = 0
+
+    @property
+    def repairs(self) -> int:
+        return self.replays + self.snapshots
+
+
+class Served(Struct, frozen=True):
+    """Counts since the router knows the replica."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+
+
+class Replica(Struct, frozen=True):
+    """Of GET /replicas."""
+
+    name: str
+    url: str = ""
+    engine: str = "auto"
+    models: list[str] = []
+    available: bool = True
+    why: str | None = None
+    state: str = "approximate"
+    inexact: str | None = None
+    tokenizer: str | None = None
+    isolation: str | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    incarnation: int | str | None = None
+    breaker: str = "closed"
+    slowness: float = 1.0
+    load: Load = Load()
+    index: Index = Index()
+    events: Events | None = None
+    heard_age_s: float | None = None
+    served: Served = Served()
+
+
+class Replicas(Struct, frozen=True):
+    replicas: list[Replica]
+
+
+class Considered(Struct, frozen=True):
+    name: str
+    matched_tokens: int = 0
+    cost_s: float | None = None  # None: it could not take the request
+
+
+class Decision(Struct, frozen=True):
+    """Of GET /decisions."""
+
+    ts: float
+    request_id: str
+    model: str = ""
+    policy: str = ""
+    chosen: str | None = None
+    prompt_tokens: int = 0
+    exact: bool = True
+    predicted_cached_tokens: int | None = None
+    reported_cached_tokens: int | None = None
+    estimated_ttft_s: float | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    waited_s: float = 0.0
+    retries: int = 0
+    resumes: int = 0
+    status: int = 0
+    why: str | None = None
+    candidates: list[Considered] = []
+
+
+class Decisions(Struct, frozen=True):
+    decisions: list[Decision]
+
+
+class Totals(Struct, frozen=True):
+    """Of GET /metrics: sums over all replicas and models."""
+
+    open_requests: float = 0
+    queue_length: float = 0
+    index_bytes: float = 0
+    draining: float = 0
+    retries_total: float = 0
+    resumes_total: float = 0
+    refused_total: float = 0
+    client_disconnects_total: float = 0
+    approximate_prompts_total: float = 0
+    resyncs_total: float = 0
+    faults_total: float = 0
+    time_to_first_token_seconds_sum: float = 0
+    time_to_first_token_seconds_count: float = 0
+
+
+PREFIX = "warmroute_router:"
+# Of a thousand replicas there are tens of thousands of lines: one pass, and no parser of the whole format.
+_WANTED = re.compile(rf"^{PREFIX}({'|'.join(Totals.__struct_fields__)})(?:\{{.*\}})? (\S+)$", re.MULTILINE)
+
+
+def totals_of(metrics: str) -> Totals | None:
+    """None: it is not what a router's /metrics says."""
+    sums: dict[str, float] = defaultdict(float)
+    for name, value in _WANTED.findall(metrics):
+        sums[name] += float(value)
+    return Totals(**sums) if "open_requests" in sums else None

@@ -1,0 +1,70 @@
+"""How figures are written in few letters."""
+
+import math
+
+from rich.cells import cell_len, set_cell_size
+
+NONE = "-"
+
+
+def short(number: float | None) -> str:
+    """`0`, `950`, `1.2k`, `31k`, `4.7M`."""
+    if number is None or not math.isfinite(number):
+        return NONE
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if number < 9.95 * size else f"{number / size:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def rate(per_s: float | None) -> str:
+    """`0`, `0.3`, `12`, `1.2k`."""
+    if per_s is None:
+        return NONE
+    return f"{per_s:.1f}" if 0 < per_s < 9.95 else short(per_s)
+
+
+def percent(fraction: float | None) -> str:
+    return NONE if fraction is None else f"{fraction:.0%}"
+
+
+def ago(age_s: float | None) -> str:
+    """`0.2s`, `45s`, `12m`, `3h`, `9d`."""
+    if age_s is None:
+        return NONE
+    if age_s < 9.95:
+        return f"{age_s:.1f}s"
+    for unit, size, limit in (("s", 1, 100), ("m", 60, 100 * 60), ("h", 3600, 48 * 3600)):
+        if age_s < limit:
+            return f"{age_s / size:.0f}{unit}"
+    return f"{age_s / 86400:.0f}d"
+
+
+def duration(seconds: float | None) -> str:
+    """`84 ms`, `1.2 s`."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
+def count(number: float, noun: str) -> str:
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
+def cut(text: str, width: int, *, middle: bool = False) -> str:
+    """To so many cells, with an ellipsis at its end or, for names that differ at theirs, in its middle."""
+    if cell_len(text) <= width:
+        return text
+    if width < 2:
+        return set_cell_size(text, width)
+    if not middle:
+        return set_cell_size(text, width - 1).rstrip() + "…"
+    tail = text[-(width // 2) :]
+    while cell_len(tail) > width // 2:
+        tail = tail[1:]
+    return f"{set_cell_size(text, width - 1 - cell_len(tail))}…{tail}"
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    missing = " " * (width - cell_len(text))
+    return missing + text if right else text + missing

@@ -1,0 +1,156 @@
+"""Draws the pictures of docs/dashboard.md: a real fleet of simulated replicas, looked at by Chromium."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+from tokenizers import Tokenizer, decoders, models
+
+from tests.bench.heap import conversations
+from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
+from tests.browser.recordings import viewing
+from tests.browser.traffic import DOCUMENTS, SUPPORT
+from tests.browser.world import LOSSY, World, begun, lose_events
+from tests.events.processes import tool
+from tests.replica.serving import MODEL
+
+DOCS = Path(__file__).parents[2] / "docs"
+SIZE = (1120, 800)
+REPLICAS = 4
+TALKS = 40
+COLOURS = 256
+TALL = (1120, 1240)
+CHART_S = 75.0  # of traffic before the charts are drawn
+MOST_BYTES, MOST_BYTES_IN_ALL = 150_000, 900_000
+
+
+def run(rounds: int) -> None:
+    del rounds  # a picture is drawn once
+    with begun(REPLICAS, TALKS) as world, chromium() as browser, TemporaryDirectory() as folder:
+        recording, tokenizer = Path(folder, "incident.wre"), Path(folder, "tokenizer.json")
+        with recorded(world, recording):
+            live(world, browser)
+        words_of_bytes(tokenizer)
+        with viewing(recording, "--tokenizer", tokenizer) as url, visit(browser, url, TALL) as tab:
+            past(tab)
+    check_sizes()
+
+
+def live(world: World, browser: Browser) -> None:
+    with conversations(world.url, CHART_S):
+        with visit(browser, world.url, SIZE) as light:
+            live_pages(light)
+        with visit(browser, world.url, SIZE, "dark") as dark:
+            overview(dark, "dashboard-dark")
+        with visit(browser, world.url, NARROW) as phone:
+            overview(phone, "dashboard-phone")
+    with visit(browser, world.url, SIZE) as light:
+        tree(light)
+        which_replica(light)
+        why_there(light, world)
+        out_of_step(light, world)
+
+
+def live_pages(tab: Visit) -> None:
+    overview(tab, "dashboard-overview")
+    tab.go("/charts")
+    tab.page.wait_for_timeout(CHART_S * 1000)
+    tab.page.get_by_role("img", name="Time to first token").hover()
+    save(tab.page, "dashboard-charts")
+
+
+def overview(tab: Visit, name: str) -> None:
+    tab.open()
+    expect(tab.page.get_by_text("judged at")).to_be_visible()
+    save(tab.page, name)
+
+
+def tree(tab: Visit) -> None:
+    tab.open("/tree")
+    tab.page.locator(".icicle .node").nth(2).click()
+    tab.page.wait_for_timeout(400)  # it moves there
+    save(tab.page, "dashboard-tree")
+
+
+def which_replica(tab: Visit) -> None:
+    tab.open("/playground")
+    tab.page.get_by_label("System prompt").fill(SUPPORT + DOCUMENTS[1])
+    tab.page.get_by_label("Message", exact=True).fill("Where is it now?")
+    expect(tab.page.locator(".candidate.winner")).to_be_visible()
+    tab.page.get_by_role("button", name="Send").click()
+    expect(tab.page.locator("dl.facts")).to_be_visible()
+    save(tab.page, "dashboard-playground")
+
+
+def why_there(tab: Visit, world: World) -> None:
+    answered = (one for one in world.router.decisions(200) if one["status"] == 200)
+    warm = next(one for one in answered if one["chosen"] != "r0" and one["reported_cached_tokens"])
+    tab.go("/requests")
+    tab.page.get_by_label("Filter requests").fill(warm["chosen"])
+    expect(tab.page.get_by_role("table", name="Last requests").get_by_role("link").first).to_be_visible()
+    save(tab.page, "dashboard-requests")
+    tab.go(request_place(warm["request_id"]))
+    expect(tab.page.locator(".candidate.winner")).to_be_visible()
+    save(tab.page, "dashboard-request")
+
+
+def out_of_step(tab: Visit, world: World) -> None:
+    """Events of one replica are lost on the way, and another replica is gone."""
+    name = f"r{LOSSY}"
+    tab.go("/")
+    expect(tab.page.get_by_role("table", name="Replicas")).to_be_visible()
+    lose_events(world, 77)
+    world.replicas.kill(0)
+    expect(tab.page.get_by_role("table", name="Replicas").get_by_text("down")).to_be_visible()
+    expect(tab.page.get_by_role("table", name="Trouble with events").get_by_text("gap").first).to_be_visible()
+    tab.page.wait_for_timeout(6000)  # until it is judged
+    tab.page.set_viewport_size({"width": TALL[0], "height": TALL[1]})
+    save(tab.page, "dashboard-trouble")
+    tab.go(replica_place(name))
+    expect(tab.page.locator(".stream-line", has_text="Gaps").locator(".badge")).to_be_visible()
+    save(tab.page, "dashboard-replica")
+
+
+@contextmanager
+def recorded(world: World, path: Path) -> Iterator[None]:
+    """Two replicas, of which one's events are lost at times."""
+    ends = world.replicas[LOSSY].load()["endpoints"]
+    sockets = [word for name in ("replay", "status", "snapshot") for word in (f"--{name}", ends[name])]
+    lossy = world.lossy.ask()["endpoint"]
+    with tool("record", lossy, world.replicas[1].url, *sockets, "--model", MODEL, "-o", path) as recorder:
+        yield
+        recorder.end()
+
+
+def words_of_bytes(path: Path) -> None:
+    """What the simulated engine's own tokenizer does, as a file."""
+    vocabulary = {chr(byte): byte for byte in range(256)} | {f"<{number}>": number for number in range(256, 260)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<256>"))
+    made.decoder = decoders.Fuse()
+    made.save(str(path))
+
+
+def past(tab: Visit) -> None:
+    tab.page.goto(tab.router_url)
+    expect(tab.page.locator(".icicle .node").nth(3)).to_be_visible()
+    tab.page.get_by_role("button", name="Earlier mark").click()
+    tab.page.locator(".icicle .node").nth(2).click()
+    tab.page.wait_for_timeout(800)  # it is read, and moves there
+    save(tab.page, "dashboard-recording")
+
+
+def save(page: Page, name: str) -> None:
+    """In 256 colours, which are enough and take a third."""
+    with Image.open(BytesIO(page.screenshot())) as drawn:
+        drawn.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(DOCS / f"{name}.png", optimize=True)
+
+
+def check_sizes() -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(DOCS.glob("dashboard-*.png"))}
+    for name, size in sizes.items():
+        print(f"docs/{name}: {size:,} bytes")
+    assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_BYTES_IN_ALL, sizes

@@ -1,0 +1,111 @@
+"""Draws what docs/top.md shows: `warmroute top` in a terminal before a fleet with traffic. Needs tmux.
+
+The screen is what tmux has in 80 columns and 24 lines; the picture is the same application, larger.
+"""
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+from router.top.app import Top
+from router.top.asking import Asking
+from router.top.watch import Watch
+from tests.bench.fleet import up
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, PICTURE = DOCS / "top.md", DOCS / "top.svg"
+SCREEN = re.compile(r"(<!-- what tests/bench/terminal.py saw -->\n```text\n).*?(```)", re.DOTALL)
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # who looks at a page should not ask others for fonts
+WARM_UP_S = 25.0
+OPTIONS = ("--no-ray", "--simulated", "--replicas", "4", "--port", "8000", "--")
+REPLICA = ("--num-blocks", "600", "--simulated-prefill-tokens-per-s", "12000", "--simulated-decode-tokens-per-s", "400")
+TALKERS = 16
+ROLES = (
+    "You are a support agent of Example Shop. Answer in two sentences, name the order, and be polite.",
+    "You are a code reviewer. Say what is wrong with the patch, quote the line, and suggest a better one.",
+    "You translate what you are given into French, and explain the words that are hard to translate.",
+    "You are a librarian. Recommend three books, each with one sentence that makes somebody want to read it.",
+)
+TALK = "where is my parcel why does this loop never end which book has a lighthouse in it please tell me more"
+
+
+def run(rounds: int) -> None:
+    del rounds
+    with up(*OPTIONS, *REPLICA) as (_, url, _began_s), traffic(url):
+        time.sleep(WARM_UP_S)
+        PAGE.write_text(SCREEN.sub(lambda found: found[1] + screen(url) + found[2], PAGE.read_text()))
+        PICTURE.write_text(asyncio.run(picture(url, (100, 32))))
+    print(f"{PAGE} has a new screen, and {PICTURE} is drawn")
+
+
+# ---- traffic
+
+
+@contextmanager
+def traffic(url: str) -> Iterator[None]:
+    ended = threading.Event()
+    talkers = [threading.Thread(target=talk, args=(url, number, ended)) for number in range(TALKERS)]
+    for talker in talkers:
+        talker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for talker in talkers:
+            talker.join()
+
+
+def talk(url: str, number: int, ended: threading.Event) -> None:
+    """Conversations of one role, one after the other."""
+    chance, role = random.Random(number), ROLES[number % len(ROLES)]
+    with httpx2.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+        while not ended.is_set():
+            messages = [{"role": "system", "content": " ".join([role] * 6)}]
+            for _ in range(chance.randint(2, 6)):
+                messages.append({"role": "user", "content": " ".join(chance.choices(TALK.split(), k=60))})
+                body = {"model": "demo", "max_tokens": 60, "messages": messages}
+                answer = http.post("/v1/chat/completions", json=body).json()
+                messages.append(answer["choices"][0]["message"])
+                if ended.wait(chance.expovariate(0.8)):
+                    return
+
+
+# ---- pictures
+
+
+def screen(url: str) -> str:
+    """What a person would see in a terminal of the usual size."""
+    server = f"warmroute-bench-{os.getpid()}"
+    command = f"{sys.executable} -m fleet top --router {url}"
+    tmux("-L", server, "new-session", "-d", "-x", "80", "-y", "24", command)
+    try:
+        time.sleep(WARM_UP_S)
+        return tmux("-L", server, "capture-pane", "-p")
+    finally:
+        tmux("-L", server, "kill-server")
+
+
+def tmux(*arguments: str) -> str:
+    return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+async def picture(url: str, size: tuple[int, int]) -> str:
+    async with Asking(url, None) as asking:
+        watch = Watch(asking, 1.0)
+        await watch.look()
+        app = Top(watch, 1.0)
+        async with app.run_test(size=size) as pilot:
+            await asyncio.sleep(WARM_UP_S)
+            await pilot.press("down")
+            await pilot.pause()
+            return FONTS.sub("", app.export_screenshot(title="warmroute top")).replace("Fira Code, ", "")

@@ -1,0 +1,125 @@
+"""What `warmroute top` costs with a thousand replicas: the one who looks, and the router that is looked at."""
+
+import asyncio
+import gc
+import logging
+import time
+from typing import Any
+
+import msgspec
+import uvloop
+from textual.pilot import Pilot
+
+from router.metrics import metrics_text
+from router.status import replica_status
+from router.top.answers import Events, Index, Load, Replica, Replicas, Served, totals_of
+from router.top.app import Top
+from router.top.asking import Asking
+from router.top.watch import Watch
+from tests.bench.measure import heading, row
+from tests.bench.prefixes import REPLICAS, fleet
+
+SIZE = (120, 40)
+FRAMES = 20
+
+
+def run(rounds: int) -> None:
+    logging.disable(logging.WARNING)
+    text = uvloop.run(_asked(rounds))
+    asyncio.run(_looking(rounds, text))
+    gc.unfreeze()
+    logging.disable(logging.NOTSET)
+
+
+async def _asked(rounds: int) -> bytes:
+    heading(f"what a router with {REPLICAS:,} replicas does for one answer, CPU")
+    front = fleet()
+    router = front.router
+    for member in router.members:
+        member.tally("m").statuses[200] = 1
+        member.tally("m").first_token_s.observe(0.1)
+    replicas, metrics, text = [], [], b""
+    for _ in range(rounds):
+        gc.collect()
+        began_s = time.process_time()
+        msgspec.json.encode([replica_status(router, member) for member in router.members])
+        between_s = time.process_time()
+        text = metrics_text(router)
+        replicas.append((between_s - began_s) * 1000)
+        metrics.append((time.process_time() - between_s) * 1000)
+    row("`GET /replicas`, asked every second", replicas, "ms")
+    row("`GET /metrics`, asked every hundred times as long", metrics, "ms")
+    await front.close()
+    print()
+    return text
+
+
+async def _looking(rounds: int, metrics: bytes) -> None:
+    heading(f"one look and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
+    reading, noting, drawing, pressing, scanning = [], [], [], [], []
+    gc.collect()
+    gc.freeze()  # what is left of the router is nothing that a terminal's application would have to look through
+    async with Asking("http://router", None) as asking:
+        watch = Quiet(asking, 1.0)
+        app = Top(watch, 3600.0)
+        async with app.run_test(size=SIZE) as pilot:
+            for number in range(rounds):
+                answer = msgspec.json.encode({"replicas": [told(one, number) for one in range(REPLICAS)]})
+                began_s = time.process_time()
+                watch.replicas = msgspec.json.decode(answer, type=Replicas).replicas
+                reading.append((time.process_time() - began_s) * 1000)
+                began_s = time.process_time()
+                watch.history.add(watch.replicas, float(number))
+                noting.append((time.process_time() - began_s) * 1000)
+                drawing.append(await frames_ms(app, pilot))
+                pressing.append(await keys_ms(pilot))
+                began_s = time.process_time()
+                totals_of(metrics.decode())
+                scanning.append((time.process_time() - began_s) * 1000)
+    row("the answer of `GET /replicas` read", reading, "ms")
+    row("rates and counters noted", noting, "ms")
+    row("a frame, nearly all of its cells changed", drawing, "ms", "<= 50")
+    row("a key that moves the cursor", pressing, "ms", "<= 20")
+    row("the answer of `GET /metrics` read", scanning, "ms")
+    print()
+
+
+class Quiet(Watch):
+    """It is given what is known."""
+
+    async def look(self) -> None:
+        return
+
+
+def told(number: int, at: int) -> Replica:
+    busy = number * 7919 + at * 104_729
+    return Replica(
+        name=f"replica-{number:04d}",
+        url=f"http://10.0.{number // 250}.{number % 250}:8000",
+        engine="warmroute",
+        models=["m"],
+        state="exact",
+        block_size=16,
+        load=Load(busy % 9000, busy % 60, busy % 9, busy % 60, 8000.0 + busy % 500, total_blocks=8192),
+        index=Index(blocks={"GPU": busy % 8192}),
+        events=Events(seq=at * 26 + number),
+        heard_age_s=busy % 250 / 1000,
+        served=Served(at * 12, at * 18_000, at * 16_000),
+    )
+
+
+async def frames_ms(app: Top, pilot: Pilot[Any]) -> float:
+    """Of one; the rows are turned round each time, so that there is something to draw."""
+    began_s = time.process_time()
+    for _ in range(FRAMES):
+        app.sheets["replicas"].table.turn()
+        app.draw()
+        await pilot.pause()
+    return (time.process_time() - began_s) * 1000 / FRAMES
+
+
+async def keys_ms(pilot: Pilot[Any]) -> float:
+    began_s = time.process_time()
+    for _ in range(FRAMES):
+        await pilot.press("down")
+    return (time.process_time() - began_s) * 1000 / FRAMES

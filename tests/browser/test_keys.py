@@ -1,0 +1,75 @@
+"""Keys: asked for where one is demanded, kept in the tab, sent only to the router, and enough for what they are for."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.pages import Visit, replica_place, visit
+from tests.browser.world import World, another_router
+
+ADMIN, READER = "an-admin-key", "a-reader-key"
+
+
+@pytest.fixture(scope="module")
+def keyed_url(world: World) -> Iterator[str]:
+    with another_router(world, "--admin-key", ADMIN, "--api-key", READER, ready=True) as running:
+        yield running.url
+
+
+@pytest.fixture
+def keyed(browser: Browser, keyed_url: str) -> Iterator[Visit]:
+    with visit(browser, keyed_url) as made:
+        yield made
+        # Of a refusal the browser itself writes a line.
+        assert all("401" in complaint or "403" in complaint for complaint in made.blame())
+
+
+def give(page: Page, key: str) -> None:
+    page.get_by_role("dialog").get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Use it").click()
+
+
+def test_key_is_asked_for_and_remembered_in_the_tab(keyed: Visit) -> None:
+    keyed.open()
+    give(keyed.page, ADMIN)
+    expect(keyed.page.locator("#live")).to_have_text("live")
+    expect(keyed.page.get_by_role("table", name="Replicas")).to_be_visible()
+    keyed.page.reload()
+    expect(keyed.page.locator("#live")).to_have_text("live")
+    assert keyed.page.get_by_role("dialog").count() == 0
+    keyed.go(replica_place("r0"))
+    expect(keyed.page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
+    assert keyed.page.evaluate("Object.keys(localStorage).some((name) => localStorage[name].includes('key'))") is False
+
+
+def test_wrong_key_is_asked_for_again(keyed: Visit) -> None:
+    keyed.open()
+    give(keyed.page, "another-key")
+    expect(keyed.page.get_by_role("dialog").get_by_label("Key")).to_have_value("")
+    give(keyed.page, READER)
+    expect(keyed.page.locator("#live")).to_have_text("live")
+
+
+def test_reader_sees_the_fleet_and_changes_nothing(keyed: Visit) -> None:
+    keyed.open()
+    give(keyed.page, READER)
+    expect(keyed.page.get_by_role("table", name="Replicas")).to_be_visible()
+    expect(keyed.page.get_by_role("heading", name="Last decisions")).to_be_hidden()
+    keyed.go(replica_place("r0"))
+    expect(keyed.page.get_by_text("Digests compared")).to_be_visible()
+    assert keyed.page.get_by_role("button", name="Drain", exact=True).count() == 0
+    keyed.go("/requests")
+    expect(keyed.page.get_by_role("dialog")).to_contain_text("admin key")
+
+
+def test_who_gives_no_key_is_left_alone_until_asking(keyed: Visit) -> None:
+    keyed.open()
+    keyed.page.get_by_role("button", name="Cancel").click()
+    expect(keyed.page.locator("#live")).to_have_text("key wanted")
+    expect(keyed.page.locator("#outage")).to_contain_text("key")
+    keyed.page.get_by_role("button", name="Key", exact=True).click()
+    give(keyed.page, ADMIN)
+    expect(keyed.page.locator("#live")).to_have_text("live")
+    keyed.page.get_by_role("button", name="Forget key").click()
+    expect(keyed.page.get_by_role("dialog")).to_be_visible()

@@ -1,0 +1,248 @@
+"""Every page: it shows what there is, says so to everybody, fits a phone, and asks nobody else for anything."""
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import Page, expect
+
+from tests.browser.pages import NARROW, Visit, replica_place, request_place
+from tests.browser.world import World
+
+Visiting = Callable[..., AbstractContextManager[Visit]]
+
+PAGES = ("overview", "charts", "tree", "replica", "requests", "request", "playground")
+
+
+def place_of(name: str, world: World) -> str:
+    match name:
+        case "overview":
+            return "/"
+        case "replica":
+            return replica_place("r0")
+        case "request":
+            return request_place(world.router.decisions(1)[0]["request_id"])
+    return f"/{name}"
+
+
+def wait_shown(page: Page, name: str) -> None:
+    """Until the page has what it shows, not only its frame."""
+    expect(page.locator("#live")).to_have_text("live")
+    match name:
+        case "overview":
+            expect(page.get_by_role("table", name="Replicas").get_by_role("row")).to_have_count(4)
+        case "charts":
+            expect(page.locator(".chart-summary").first).to_contain_text("p50")
+        case "tree":
+            expect(page.locator(".icicle .node").nth(3)).to_be_visible()
+        case "replica":
+            expect(page.get_by_text("Digests compared")).to_be_visible()
+        case "requests":
+            expect(page.get_by_role("table", name="Last requests").get_by_role("link").first).to_be_visible()
+        case "request":
+            expect(page.locator(".candidate.winner")).to_be_visible()
+        case "playground":
+            page.get_by_label("Message").fill("Hello there")
+            expect(page.locator(".candidate.winner")).to_be_visible()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_has_no_serious_barrier_in_light_and_dark(visiting: Visiting, world: World, name: str) -> None:
+    with visiting(scheme="light") as visit:
+        visit.open(place_of(name, world))
+        wait_shown(visit.page, name)
+        assert barriers(visit.page) == []
+        visit.page.emulate_media(color_scheme="dark")
+        assert barriers(visit.page) == []
+
+
+def barriers(page: Page) -> list[dict[str, Any]]:
+    """What axe calls serious or critical."""
+    return [one for one in violations(page) if one["impact"] in ("serious", "critical")]
+
+
+def violations(page: Page) -> list[dict[str, Any]]:
+    return [
+        {"id": one["id"], "impact": one["impact"], "where": [node["html"][:200] for node in one["nodes"][:4]]}
+        for one in Axe().run(page).response["violations"]
+    ]
+
+
+def test_fits_a_narrow_window(visiting: Visiting, world: World) -> None:
+    with visiting(NARROW) as visit:
+        for name in PAGES:
+            visit.open(place_of(name, world))
+            wait_shown(visit.page, name)
+            width = visit.page.evaluate("document.documentElement.scrollWidth")
+            assert width <= NARROW[0], f"{name} is {width} pixels wide"
+
+
+def test_overview_has_the_fleet_and_what_was_decided(page: Visit, world: World) -> None:
+    page.open()
+    wait_shown(page.page, "overview")
+    expect(page.page.locator(".total", has_text="Replicas")).to_contain_text("3 of 3")
+    row = page.page.get_by_role("row").filter(has=page.page.get_by_role("link", name="r1", exact=True)).first
+    expect(row).to_contain_text("exact")
+    newest = world.router.decisions(1)[0]
+    decided = page.page.get_by_role("table", name="Last decisions").get_by_role("row").nth(1)
+    expect(decided).to_contain_text(f"{newest['prompt_tokens']:,}")
+    expect(page.page.get_by_text("judged at")).to_be_visible()
+
+
+def test_replicas_are_sorted_and_filtered(page: Visit) -> None:
+    page.open()
+    wait_shown(page.page, "overview")
+    table = page.page.get_by_role("table", name="Replicas")
+    names = table.get_by_role("rowheader")
+    table.get_by_role("button", name="Replica").click()
+    expect(names).to_have_text(["r0", "r1", "r2"])
+    table.get_by_role("button", name="Replica").click()
+    expect(names).to_have_text(["r2", "r1", "r0"])
+    assert table.get_by_role("columnheader", name="Replica").get_attribute("aria-sort") == "descending"
+    page.page.get_by_label("Filter replicas").fill("r1")
+    expect(names).to_have_text(["r1"])
+    page.page.get_by_label("Filter replicas").fill("nobody")
+    expect(page.page.get_by_text("No replica is like that.")).to_be_visible()
+
+
+def test_chart_is_read_by_pointer_keyboard_and_as_a_table(page: Visit) -> None:
+    page.open("/charts")
+    wait_shown(page.page, "charts")
+    chart = page.page.get_by_role("img", name="Time to first token")
+    chart.hover()
+    expect(chart.locator(".tip")).to_contain_text("p99")
+    chart.focus()
+    page.page.keyboard.press("Home")
+    page.page.keyboard.press("End")
+    expect(page.page.locator("#announcer")).to_have_text(re.compile(r"\d\d:\d\d:\d\d: p50 .*, p90 .*, p99 "))
+    card = page.page.locator("section", has=chart)
+    card.get_by_role("button", name="p50").click()
+    expect(card.locator("path.line")).to_have_count(2)
+    card.get_by_text("As a table").click()
+    expect(card.get_by_role("columnheader")).to_have_text(["Time", "p50", "p90", "p99"])
+    assert card.get_by_role("row").count() > 1
+
+
+def test_tree_is_zoomed_by_pointer_and_keyboard(page: Visit) -> None:
+    page.open("/tree")
+    wait_shown(page.page, "tree")
+    crumbs = page.page.get_by_role("navigation", name="Zoom").get_by_role("listitem")
+    expect(crumbs).to_have_count(1)
+    first = page.page.locator(".icicle .node").nth(1)
+    first.click()
+    expect(crumbs).to_have_count(2)
+    expect(page.page.get_by_text("Held, with all before it, by")).to_be_visible()
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("Enter")
+    expect(crumbs).to_have_count(3)
+    page.page.keyboard.press("Escape")
+    expect(crumbs).to_have_count(2)
+    page.page.get_by_role("button", name="All", exact=True).click()
+    expect(crumbs).to_have_count(1)
+
+
+def test_tree_keeps_its_place_when_it_is_read_anew(page: Visit) -> None:
+    page.open("/tree")
+    wait_shown(page.page, "tree")
+    page.page.locator(".icicle .node").nth(1).click()
+    crumbs = page.page.get_by_role("navigation", name="Zoom").get_by_role("listitem")
+    zoomed = crumbs.all_text_contents()
+    with page.page.expect_response(re.compile("/prefixes")):
+        pass
+    page.page.wait_for_function("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
+    assert crumbs.all_text_contents() == zoomed
+    assert page.page.evaluate("document.activeElement.classList.contains('node')")
+
+
+def test_tree_is_a_list_and_shows_what_one_replica_holds(page: Visit) -> None:
+    page.open("/tree")
+    wait_shown(page.page, "tree")
+    holders = page.page.locator(".holder-key button")
+    names = holders.all_text_contents()
+    assert names[0] == "any" and {"r0", "r1", "r2"} >= set(names[1:]) != set()
+    holders.nth(1).click()
+    lit = page.page.locator(".icicle .node:not(.dim)").count()
+    assert 0 < lit < page.page.locator(".icicle .node").count()
+    page.page.get_by_role("button", name="List").click()
+    lines = page.page.locator(".prefix-list li")
+    expect(lines.first).to_contain_text("tokens from token 0")
+    expect(lines.first).to_contain_text("held by")
+
+
+def test_replica_page_has_its_stream_and_what_it_holds(page: Visit, world: World) -> None:
+    busiest = max(range(3), key=lambda number: world.router.status_of(f"r{number}")["index"]["blocks"].get("GPU", 0))
+    page.open()
+    page.page.get_by_role("link", name=f"r{busiest}", exact=True).first.click()
+    expect(page.heading(f"r{busiest}")).to_be_visible()
+    blocks = world.router.status_of(f"r{busiest}")["index"]["blocks"]["GPU"]
+    expect(page.page.get_by_text(f"{blocks:,} blocks of 16 tokens")).to_be_visible()
+    expect(page.page.get_by_role("table", name="What it holds").get_by_text("all", exact=True).first).to_be_visible()
+    expect(page.page.get_by_role("img", name=re.compile("^Last asked for, within a minute: "))).to_be_visible()
+
+
+def test_replica_that_is_not_there_is_said_so(page: Visit) -> None:
+    page.open("/replica/nobody")
+    expect(page.page.get_by_role("alert").filter(has_text="nobody")).to_contain_text("no replica named 'nobody'")
+    assert len(page.blame()) >= 1  # the browser itself writes status 404 to the console
+
+
+def test_draining_is_asked_first_and_undone(page: Visit, world: World) -> None:
+    page.open(replica_place("r1"))
+    drain = page.page.get_by_role("button", name="Drain", exact=True)
+    drain.click()
+    page.page.get_by_role("button", name="Cancel").click()
+    assert world.router.status_of("r1")["available"]
+    drain.click()
+    page.page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    expect(page.page.locator(".page-head .badge").first).to_have_text("draining")
+    assert not world.router.status_of("r1")["available"]
+    page.page.get_by_role("button", name="Undrain").click()
+    page.page.get_by_role("dialog").get_by_role("button", name="Undrain").click()
+    expect(page.page.locator(".page-head .badge").first).to_have_text("exact")
+    assert world.router.status_of("r1")["available"]
+
+
+def test_request_page_says_why(page: Visit, world: World) -> None:
+    decision = next(one for one in world.router.decisions() if (one["predicted_cached_tokens"] or 0) > 100)
+    page.open(request_place(decision["request_id"]))
+    expect(page.page.locator(".candidate")).to_have_count(3)
+    winner = page.page.locator(".candidate.winner")
+    expect(winner).to_contain_text(decision["chosen"])
+    expect(winner).to_contain_text("chosen")
+    drawn = winner.get_by_role("img", name=re.compile("has the first"))
+    expect(drawn).to_have_accessible_name(re.compile(f"of {decision['prompt_tokens']:,} tokens cached"))
+    assert drawn.locator("line").count() == decision["prompt_tokens"] // 16
+    expect(page.page.get_by_text(f"It went to {decision['chosen']}, one of 3 replicas")).to_be_visible()
+    expect(page.page.get_by_text("reported", exact=True)).to_be_visible()
+
+
+def test_requests_are_filtered_held_and_explained(page: Visit) -> None:
+    page.open("/requests")
+    wait_shown(page.page, "requests")
+    page.page.get_by_label("Filter requests").fill("no such thing")
+    expect(page.page.get_by_text("No request is like that.")).to_be_visible()
+    page.page.get_by_label("A prompt, or a request").fill("Once upon a time there was a router")
+    page.page.get_by_role("button", name="Explain").click()
+    expect(page.page.get_by_text("It would go to")).to_be_visible()
+    page.page.get_by_label("A prompt, or a request").fill('{"messages": ')
+    page.page.get_by_role("button", name="Explain").click()
+    expect(page.page.get_by_role("alert").filter(has_text="no JSON")).to_be_visible()
+
+
+def test_colours_are_chosen_and_remembered(page: Visit) -> None:
+    page.open()
+    button = page.page.get_by_role("button", name="colours")
+    button.click()
+    button.click()
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.page.evaluate(background)
+    page.page.reload()
+    assert page.page.evaluate(background) == dark != "rgb(244, 246, 249)"
+
+
+def test_address_that_is_none_is_said_so(page: Visit) -> None:
+    page.open("/nowhere")
+    expect(page.heading("There is no such page")).to_be_visible()

@@ -1,0 +1,241 @@
+"""The alerts of the dashboard: what `warmroute doctor` would find, as far as the router knows it by itself."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict, replace
+
+from lab.doctor.answers import Look
+from lab.doctor.asking import Asking as Doctor
+from lab.doctor.comparing import figures_of
+from router.dashboard import alerts, asking, watching
+from router.dashboard.alerts import Alerts
+from router.doctor.figures import Figures, Routed
+from router.doctor.findings import PAGE
+from router.doctor.rules import RULES
+from tests.router.dashboard.watching import Page, watched
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, Script, Scripted, Served, chat, connect, drops, refused_port, says, served
+
+GOOD = b'{"choices":[]}'
+LINES = (Path(__file__).parents[3] / PAGE).read_text().splitlines()
+HEADINGS = {line.strip("# `") for line in LINES if line.startswith("#")}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "FRAME_S", 0.02)
+    monkeypatch.setattr(alerts, "EVERY_S", 0.1)
+
+
+async def ask(running: Served, count: int, body: object = None) -> None:
+    async with connect(running.port) as client:
+        for _ in range(count):
+            await client.post(CHAT, body or chat("a prompt " * 100))
+
+
+async def told(page: Page, rule: str) -> dict[str, object]:
+    """The first frame's alert of this rule."""
+    while True:
+        for alert in (await page.next("fleet"))["alerts"]["alerts"]:
+            if alert["rule"] == rule:
+                return dict(alert)
+
+
+async def test_what_is_wrong_already_is_told_at_once() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        running.member("r1").health.drain()
+        async with watched(running) as page:
+            fleet = await page.next("fleet")
+        found = {(one["rule"], one["replica"]): one for one in fleet["alerts"]["alerts"]}
+        assert set(found) == {("replica-draining", "r1"), ("no-events", "r0")}
+        draining = found["replica-draining", "r1"]
+        assert draining["turn"] and draining["figures"] == {"by": "an operator"}
+        assert {one["anchor"] for one in found.values()} <= HEADINGS
+        assert fleet["alerts"]["judged_at"] == pytest.approx(fleet["at"], abs=5)
+
+
+async def test_what_goes_wrong_while_somebody_looks_is_told_and_goes_when_it_is_over() -> None:
+    replicas = (Scripted("r0", says(GOOD)), Scripted("r1", drops))
+    async with served(*replicas, breaker_faults=1) as running, watched(running) as page:
+        assert "replica-down" not in rules_of(await page.next("fleet"))
+        await ask(running, 4)
+        down = await told(page, "replica-down")
+        assert down["replica"] == "r1"
+        running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
+        while "replica-down" in rules_of(await page.next("fleet")):
+            pass
+
+
+def rules_of(fleet: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
+    return [one["rule"] for one in fleet["alerts"]["alerts"]]
+
+
+async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), queue_size=0, replica_limit=1) as running:
+        running.router.counts.refused["queue_full"] = 1000
+        async with watched(running) as page:
+            for _ in range(3):
+                assert "requests-refused" not in rules_of(await page.next("fleet"))
+            running.router.counts.refused["queue_full"] += 1000
+            found = await told(page, "requests-refused")
+            assert found["replica"] is None
+            assert found["figures"] == {"refused": 1000.0, "requests": 0.0, "queue_full": 1000.0}
+
+
+async def test_nothing_is_judged_and_nothing_kept_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LINGER_S", 0.01)
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        judging = running.front.dashboard.watching._alerts
+
+        def was_judged() -> bool:
+            return judging.judged.judged_at is not None
+
+        assert not was_judged()
+        async with watched(running) as page:
+            await page.next("fleet")
+            assert was_judged()
+        await until(lambda: not was_judged(), "it is forgotten when nobody watches any more")
+        assert not judging._looks and not judging._readings
+
+
+async def test_who_comes_back_at_once_finds_the_alerts_of_before() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        async with watched(running) as page:
+            await page.next("fleet")
+            running.router.counts.refused["queue_full"] += 1000
+            await told(page, "requests-refused")
+        await until(lambda: not running.front.dashboard.watching, "nobody watches any more")
+        async with watched(running, "?sort=name") as page:
+            assert "requests-refused" in rules_of(await page.next("fleet"))
+
+
+async def test_a_fleet_without_replicas_says_so() -> None:
+    async with served() as running, watched(running) as page:
+        assert rules_of(await page.next("fleet")) == ["no-replicas"]
+
+
+async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
+    """Of a router, as far as it says them itself; queues and times are read at other moments."""
+    script = Script(
+        says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'), drops, says(GOOD, 429), says(GOOD)
+    )
+    async with served(*script.replicas(3), breaker_faults=1000) as running:
+        judging = Alerts(running.router)
+        await ask(running, 5)
+        before = await asyncio.to_thread(looked, running.port)
+        fleet = await running.front.dashboard.watching._looking.look()
+        first = await judging._look(fleet.at_s)
+        await ask(running, 20)
+        await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
+        running.member("r0").health.drain()
+        running.router.counts.refused["queue_full"] += 7
+        after = await asyncio.to_thread(looked, running.port)
+        fleet = await running.front.dashboard.watching._looking.look()
+        ours = await judging._figures(fleet, first, await judging._look(fleet.at_s))
+        theirs = figures_of(before, [], after)
+        assert len(ours.replicas) == 3
+        assert routed(ours) == routed(theirs)
+        assert ours.router is not None and theirs.router is not None
+        for name in ("requests", "missed_tokens", "chosen_tokens"):
+            assert getattr(ours.router, name) == getattr(theirs.router, name), name
+        refused = {code: count for code, count in ours.router.refused.items() if count}
+        assert refused == theirs.router.refused
+        approximate = {reason: count for reason, count in ours.router.approximate.items() if count}
+        assert approximate == theirs.router.approximate
+        assert sorted(one.replica for one in ours.router.choices or ()) == sorted(
+            one.replica for one in theirs.router.choices or ()
+        )
+
+
+def looked(port: int) -> Look:
+    with Doctor(f"http://127.0.0.1:{port}", []) as doctor:
+        return doctor.look()
+
+
+def routed(figures: Figures) -> dict[str, dict[str, object]]:
+    found = {}
+    for one in figures.replicas:
+        assert isinstance(one.routed, Routed)
+        found[one.name] = asdict(replace(one.routed, busy=(), queued_tokens=(), lag_batches=0))
+    return found
+
+
+def test_each_rule_has_a_heading_to_go_to() -> None:
+    assert {rule.name for rule in RULES} <= HEADINGS
+
+
+async def test_choices_are_looked_at_no_further_than_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "MOST_CONSIDERED", 6)
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        judging = Alerts(running.router)
+        await ask(running, 10)
+        assert len(judging._decided_since(None)) == 3
+        monkeypatch.setattr(alerts, "MOST_CONSIDERED", 10**6)
+        assert len(judging._decided_since(None)) == 10
+        assert len(judging._decided_since(running.router.decisions[6])) == 3
+
+
+async def test_a_replica_that_was_never_reached_is_down() -> None:
+    gone = Scripted("gone", says(GOOD))
+    gone.port = refused_port()
+    async with served(gone, ready=False) as running, watched(running) as page:
+        found = await told(page, "replica-down")
+        assert found["replica"] == "gone" and "not reached" in str(found)
+
+
+# ---- what replicas say of themselves
+
+CACHING_OFF = """\
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{model_name="m"} 9000
+# HELP vllm:cache_config_info The config.
+vllm:cache_config_info{block_size="16",enable_prefix_caching="False",num_gpu_blocks="1000"} 1
+vllm:e2e_request_latency_seconds_bucket{le="0.3",model_name="m"} 1
+"""
+
+
+def says_of_itself(metrics: str, status: int = 200) -> Scripted:
+    replica = Scripted("r0", says(GOOD))
+    replica.control["/metrics"] = (status, metrics.encode())
+    return replica
+
+
+async def test_what_a_replica_says_of_itself_is_judged_too() -> None:
+    async with served(says_of_itself(CACHING_OFF)) as running, watched(running) as page:
+        assert (await told(page, "caching-off"))["replica"] == "r0"
+    assert running.replicas["r0"].asked.count("/metrics") > 0
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [says_of_itself(CACHING_OFF, 401), says_of_itself("<html>\n"), says_of_itself("vllm:prompt_tokens_total x\n")],
+)
+async def test_one_that_says_nothing_of_use_is_judged_by_the_router_alone(replica: Scripted) -> None:
+    async with served(replica) as running, watched(running) as page:
+        for _ in range(3):
+            asked = replica.asked.count("/metrics")
+            await until(lambda asked=asked: replica.asked.count("/metrics") > asked, "it is asked again")  # type: ignore[misc]
+        assert rules_of(await page.next("fleet")) == ["no-events"]
+
+
+async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "MOST_REPLICAS", 0)
+    replica = says_of_itself(CACHING_OFF)
+    async with served(replica) as running, watched(running) as page:
+        judged = {(await page.next("fleet"))["alerts"]["judged_at"] for _ in range(20)}
+        assert len(judged) > 1
+        assert "/metrics" not in replica.asked
+
+
+async def test_nobody_is_asked_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LINGER_S", 0.01)
+    replica = says_of_itself(CACHING_OFF)
+    async with served(replica) as running:
+        async with watched(running) as page:
+            await told(page, "caching-off")
+        asking_for: Any = running.front.dashboard.watching._alerts._asking
+        await until(lambda: not asking_for._said, "nothing is kept when nobody watches any more")
+        assert asking_for._asking is None

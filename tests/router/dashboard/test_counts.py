@@ -1,0 +1,89 @@
+"""What a replica has done since an earlier moment, and the quantiles of its times."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.dashboard.counts import Counts
+from router.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
+
+
+def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0) -> Tally:
+    made = Tally(Memory())
+    made.statuses = {200: len(seconds), 500: failed}
+    made.prompt_tokens, made.matched_tokens = tokens, cached
+    for one in seconds:
+        made.first_token_s.observe(one)
+    return made
+
+
+def counts(*tallies: Tally) -> Counts:
+    made = Counts()
+    for one in tallies:
+        made.count(one, 16)
+    return made
+
+
+def test_all_models_of_a_replica_count_together() -> None:
+    made = counts(tally(0.1, 0.2, failed=1, tokens=100, cached=25), tally(0.3, tokens=300, cached=75))
+    assert (made.requests, made.errors, made.prompt_tokens) == (4, 1, 400)
+    assert made.hit_predicted() == 0.25
+    assert sum(made.first_token) == 3
+
+
+def test_shares_of_nothing_are_not_known() -> None:
+    nothing = Counts()
+    assert (nothing.hit_predicted(), nothing.hit_reported(), nothing.ttft_s(0.5)) == (None, None, None)
+    assert counts(tally(tokens=100)).hit_reported() is None  # nobody said what was cached
+
+
+def test_what_was_there_before_does_not_count() -> None:
+    before = counts(tally(0.1, 0.1, tokens=100, cached=100))
+    now = counts(tally(0.1, 0.1, 3.0, tokens=200, cached=100))
+    since = now.since(before)
+    assert (since.requests, since.prompt_tokens, since.hit_predicted()) == (1, 100, 0.0)
+    assert 2.5 < (since.ttft_s(0.5) or 0) <= 5.0
+    assert now.since(now) == Counts()
+
+
+def test_a_stream_that_begins_anew_has_sent_nothing_negative() -> None:
+    assert Counts(batches=1, stored_blocks=2).since(Counts(batches=9, stored_blocks=9)).batches == 0
+
+
+def test_counting_changes_no_tally() -> None:
+    one, other = tally(0.1), tally(0.2)
+    counts(one, other)
+    assert sum(one.first_token_s.counts) == sum(other.first_token_s.counts) == 1
+
+
+@given(st.lists(st.floats(0.0005, 100), min_size=1, max_size=50), st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]))
+def test_a_quantile_lies_in_the_bucket_that_it_falls_in(seconds: list[float], share: float) -> None:
+    made = counts(tally(*seconds))
+    found = made.ttft_s(share)
+    place = max(0, -(-int(share * len(seconds) * 1000) // 1000) - 1)  # as many are as short or shorter
+    exact = sorted(seconds)[place]
+    histogram = Histogram(FIRST_TOKEN_S)
+    histogram.observe(exact)
+    bucket = histogram.counts.index(1)
+    assert found is not None
+    assert (FIRST_TOKEN_S[bucket - 1] if bucket else 0.0) <= found <= FIRST_TOKEN_S[bucket]
+
+
+def test_longer_than_the_longest_bound_is_shown_as_that() -> None:
+    assert counts(tally(1e6)).ttft_s(0.5) == FIRST_TOKEN_S[-1]
+
+
+@given(st.lists(st.lists(st.floats(0, 10), max_size=5), max_size=5))
+def test_adding_up_is_counting_all(groups: list[list[float]]) -> None:
+    tallies = [tally(*group, tokens=len(group)) for group in groups]
+    total = Counts()
+    for one in tallies:
+        total.add(counts(one))
+    assert total == counts(*tallies)
+
+
+def test_the_median_of_many_is_near_the_true_one() -> None:
+    seconds = [0.1 + number / 1000 for number in range(150)]
+    assert counts(tally(*seconds)).ttft_s(0.5) == pytest.approx(statistics.median(seconds), abs=0.01)

@@ -1,0 +1,424 @@
+"""GET /dashboard/feed: what a page is shown, how much of it, and how it ends."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from events.native import Load
+from router.dashboard import sampling, watching
+from router.keys import Key, keys_from_options
+from tests.router.dashboard.watching import Page, watched
+from tests.router.http.test_app import LOCAL, bearer
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, Client, Script, Scripted, Served, chat, connect, drops, says, served
+
+GOOD = b'{"choices":[]}'
+AT_ONCE_S = 5.0  # far less than any answer or drain would take
+LONG_S = 30.0
+KEYS = tuple(keys_from_options(["client-key"], "admin-key"))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "FRAME_S", 0.02)
+
+
+async def ask(running: Served, count: int, **headers: str) -> None:
+    async with connect(running.port) as client:
+        for number in range(count):
+            await client.post(CHAT, chat("a prompt " * 100), x_request_id=f"asked-{number}", **headers)
+
+
+def count_of(running: Served) -> int:
+    return len(running.front.dashboard.watching)
+
+
+def newest(running: Served, name: str) -> float:
+    value = running.front.dashboard.sampling.fleet.columns()[name][-1]
+    assert value is not None
+    return value
+
+
+async def alone(running: Served) -> None:
+    await until(lambda: count_of(running) == 0, "nobody watches any more")
+    assert running.front.dashboard.watching._showing is None
+    assert running.front.dashboard.watching._fleet is None
+    running.router.admission.check()
+
+
+# ---- what is shown
+
+
+async def test_a_page_is_greeted_and_told_the_past_and_the_present() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        await running.front.dashboard.sampling.sample()
+        await ask(running, 3)
+        async with watched(running) as page:
+            hello, history, fleet = [await page.event() for _ in range(3)]
+        assert [hello.name, history.name, fleet.name] == ["hello", "history", "fleet"]
+        assert (hello.content["role"], hello.content["keyed"], hello.content["models"]) == ("admin", False, ["m"])
+        assert set(history.content) == {"at", "interval_s", *sampling.OF_FLEET}
+        assert {len(column) for column in history.content.values() if isinstance(column, list)} == {1}
+        totals = fleet.content["totals"]
+        assert (totals["replicas"], totals["up"], totals["in_flight"]) == (2, 2, 0)
+        assert totals["requests_per_s"] > 0 and totals["prompt_tokens_per_s"] > 0
+        assert fleet.content["states"]["approximate"] == 2
+        assert [row["name"] for row in fleet.content["replicas"]] == ["r0", "r1"]
+        assert {row["status"] for row in fleet.content["replicas"]} == {"up"}
+        assert [one["request_id"] for one in fleet.content["decisions"]] == ["asked-2", "asked-1", "asked-0"]
+        assert {one["status"] for one in fleet.content["decisions"]} == {200}
+        await alone(running)
+
+
+async def test_a_row_tells_how_full_a_cache_is_and_when_its_replica_was_heard() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        member, now_s = running.member("r0"), running.router.now_s()
+        member.block_size = 16
+        member.load.describe(16, 100)
+        member.load.reported(Load(free_blocks=25, cached_blocks=75), now_s)
+        member.health.heard(now_s)
+        async with watched(running, "?sort=name") as page:
+            told, silent = (await page.next("fleet"))["replicas"]
+        assert told["cache_used"] == 0.75 and 0 <= told["heard_age_s"] < 10
+        assert (silent["cache_used"], silent["heard_age_s"], silent["gaps"], silent["repairs"]) == (None,) * 4
+
+
+async def test_what_happens_is_shown_in_the_next_frames() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running, watched(running) as page:
+        assert (await page.next("fleet"))["states"]["draining"] == 0
+        running.member("r1").health.drain()
+        while (fleet := await page.next("fleet"))["states"]["draining"] == 0:
+            pass
+        assert fleet["totals"]["up"] == 1
+        assert [(row["name"], row["severity"]) for row in fleet["replicas"]] == [("r1", 1), ("r0", 0)]
+
+
+async def test_each_point_of_the_history_is_sent_once_and_all_of_them_to_who_missed_some() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, watched(running) as page:
+        taken = running.front.dashboard.sampling
+        assert (await page.next("history"))["at"] == []
+        await ask(running, 2)
+        await taken.sample()
+        point = await page.next("point")
+        assert point["replicas_up"] == 1 and point["requests_per_s"] > 0 and point["ttft_p99_s"] is not None
+        await taken.sample()
+        assert (await page.next("point"))["requests_per_s"] == 0
+        for _ in range(2):
+            await taken.sample()
+        assert len((await page.next("history"))["at"]) == 4
+
+
+async def test_errors_and_refusals_are_counted() -> None:
+    async with served(*Script(says(b"{}", 500)).replicas(1), breaker_faults=100) as running:
+        taken = running.front.dashboard.sampling
+        await taken.sample()
+        await ask(running, 2)
+        running.member("r0").health.drain()
+        await ask(running, 1)
+        await taken.sample()
+        assert newest(running, "errors_per_s") > 0
+        async with watched(running) as page:
+            assert (await page.next("fleet"))["totals"]["errors_per_s"] > 0
+
+
+async def test_a_replica_that_leaves_and_comes_back_is_counted_anew() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        taken = running.front.dashboard.sampling
+        await ask(running, 4)
+        await taken.sample()
+        running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
+        await taken.sample()
+        assert newest(running, "requests_per_s") == 0
+        running.front.upkeep.apply({name: one.spec for name, one in running.replicas.items()})
+        await until(lambda: running.member("r1").candidate.unavailable is None, "it is back")
+        await taken.sample()
+        assert newest(running, "requests_per_s") == 0
+        await ask(running, 2)
+        await taken.sample()
+        assert newest(running, "requests_per_s") > 0
+
+
+async def test_a_query_chooses_the_rows_and_one_that_cannot_be_used_is_refused() -> None:
+    async with served(*Script(says(GOOD)).replicas(3)) as running:
+        async with watched(running, "?sort=name&order=desc&limit=1&offset=1") as page:
+            fleet = await page.next("fleet")
+            assert [row["name"] for row in fleet["replicas"]] == ["r1"]
+            assert fleet["shown"] == {
+                "sort": "name", "order": "desc", "filter": "", "offset": 1, "limit": 1, "matching": 3
+            }  # fmt: skip
+            assert fleet["totals"]["replicas"] == 3
+        async with connect(running.port) as client:
+            answer = await client.get("/dashboard/feed?limit=1000", **LOCAL)
+            assert (answer.status, answer.error["param"]) == (400, "limit")
+        await alone(running)
+
+
+async def test_a_frame_is_bounded_however_large_the_fleet() -> None:
+    names = [f"replica-{number:03d}" for number in range(130)]
+    async with served(*[Scripted(name, says(GOOD)) for name in names]) as running:
+        await ask(running, 30)
+        for member in running.router.members:
+            member.health.drain()
+        async with watched(running) as page:
+            fleet = await page.next("fleet")
+        assert (fleet["totals"]["replicas"], len(fleet["replicas"])) == (130, 100)
+        assert len(fleet["decisions"]) == 20
+        alerts = fleet["alerts"]
+        assert len(alerts["alerts"]) == 50 and alerts["truncated"] == 130 - 50
+
+
+async def test_what_a_replica_or_a_client_is_called_breaks_no_line() -> None:
+    async with served(Scripted("r\u2028\u00e9", says(GOOD))) as running:
+        await ask(running, 1)
+        async with watched(running) as page:
+            fleet = await page.next("fleet")
+        assert fleet["replicas"][0]["name"] == "r\u2028\u00e9"
+
+
+# ---- who may watch
+
+
+async def test_who_has_no_key_is_shown_nothing() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running:
+        for path in ("/dashboard/feed", "/dashboard/replicas/r0", "/decisions/x"):
+            async with connect(running.port) as client:
+                answer = await client.get(path, **LOCAL)
+                assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), path
+        assert count_of(running) == 0
+
+
+async def test_only_an_administrator_is_shown_what_others_ask() -> None:
+    async with served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running:
+        await ask(running, 2, **bearer("client-key"))
+        async with watched(running, **bearer("client-key")) as page, watched(running, **bearer("admin-key")) as admins:
+            assert (await page.next("hello"))["role"] == "reader"
+            assert (await page.next("fleet"))["decisions"] is None
+            assert (await admins.next("hello"))["role"] == "admin"
+            assert len((await admins.next("fleet"))["decisions"]) == 2
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"x_forwarded_for": "1.2.3.4"}])
+async def test_without_keys_only_this_machine_is_an_administrator(headers: dict[str, str]) -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        await ask(running, 1)
+        async with watched(running, **headers) as page:
+            assert (await page.next("hello"))["role"] == "reader"
+            assert (await page.next("fleet"))["decisions"] is None
+
+
+async def test_no_word_of_a_prompt_is_in_a_frame() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        async with connect(running.port) as client:
+            await client.post(CHAT, chat("a secret word " * 50))
+        async with watched(running) as page:
+            assert "secret" not in str(await page.next("fleet"))
+
+
+async def test_a_stream_ends_with_its_key() -> None:
+    async with (
+        served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running,
+        watched(running, **bearer("client-key")) as page,
+        watched(running, **bearer("admin-key")) as other,
+    ):
+        await page.next("fleet")
+        running.router.admission.use([key for key in KEYS if key.admin])
+        assert "key" in (await page.next("end"))["why"]
+        assert await page.ended()
+        await other.next("fleet")
+
+
+async def test_streams_count_for_no_key() -> None:
+    """Or a limit of one request would keep a page from asking anything."""
+    [key] = keys_from_options(["client-key"], None)
+    narrow: list[Key] = [Key(**{**fields_of(key), "max_in_flight": 1})]
+    async with (
+        served(*Script(says(GOOD)).replicas(1), keys=tuple(narrow), demand_key=True) as running,
+        watched(running, **bearer("client-key")) as page,
+        connect(running.port) as client,
+    ):
+        await page.next("fleet")
+        assert (await client.post(CHAT, chat(), **bearer("client-key"))).status == 200
+
+
+def fields_of(key: Key) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in key.__struct_fields__}
+
+
+# ---- many, slow ones, and ends
+
+
+async def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MOST_WATCHERS", 2)
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        async with watched(running) as one:
+            async with watched(running) as other, connect(running.port) as client:
+                await one.next("fleet")
+                await other.next("fleet")
+                answer = await client.get("/dashboard/feed", **LOCAL)
+                assert (answer.status, answer.error["code"]) == (503, "too_many_watchers")
+                assert int(answer.headers["retry-after"]) > 0
+            await until(lambda: count_of(running) == 1, "one has left")
+            async with watched(running) as other:
+                await other.next("fleet")
+        await alone(running)
+
+
+async def test_those_who_ask_the_same_are_shown_one_frame() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        made = 0
+        owner: Any = running.front.dashboard.watching
+        frame = owner._frame
+
+        def counting(*arguments: Any) -> Any:
+            nonlocal made
+            made += 1
+            return frame(*arguments)
+
+        async with watched(running) as first:
+            await first.next("fleet")
+            pages = [await opened(running) for _ in range(5)]
+            for page in pages:
+                await page.next("fleet")
+            owner._frame = counting
+            frames = [[await page.next("fleet") for _ in range(5)][-1] for page in (first, *pages)]
+            assert len({frame["at"] for frame in frames}) <= made <= 12
+            for page in pages:
+                page.client.leave()
+        await alone(running)
+
+
+async def opened(running: Served) -> Page:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=2**20)
+    client = Client(reader, writer)
+    client.send("GET", "/dashboard/feed", **LOCAL)
+    assert (await client.head())[0] == 200
+    return Page(client)
+
+
+async def stuck(running: Served) -> socket.socket:
+    """A page that has asked and does not read, until nothing more can be sent to it."""
+    asking = socket.socket()
+    asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    asking.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(asking, ("127.0.0.1", running.port))
+    await loop.sock_sendall(asking, b"GET /dashboard/feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    connections = running.front._server.server_state.connections
+    await until(lambda: any(one.flow.write_paused for one in connections), "its buffers are full")  # type: ignore[union-attr]
+    return asking
+
+
+def large() -> list[Scripted]:
+    return [Scripted(f"{number:03d}-{'x' * 200}", says(GOOD)) for number in range(60)]
+
+
+async def test_a_page_that_does_not_read_is_kept_one_frame_and_then_gets_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "FRAME_S", 0.005)
+    async with served(*large()) as running:
+        owner: Any = running.front.dashboard.watching
+        shown: list[float] = []  # when
+        show = watching.Watcher.show
+
+        def noting(watcher: watching.Watcher, frame: bytes) -> None:
+            shown.append(owner._fleet.at)
+            show(watcher, frame)
+
+        monkeypatch.setattr(watching.Watcher, "show", noting)
+        asking = await stuck(running)
+        before = len(shown)
+        await until(lambda: len(shown) >= before + 20, "many frames have been made meanwhile")
+        missed = shown[before:]
+        _, writer = opened_on = await asyncio.open_connection(sock=asking, limit=2**22)
+        page = Page(Client(*opened_on))
+        await page.client.head()
+        read = [(await page.next("fleet"))["at"]]
+        while read[-1] <= missed[-1]:
+            read.append((await page.next("fleet"))["at"])
+        assert len(set(missed) & set(read)) <= 1, "of those that it did not read more than one was kept"
+        writer.transport.abort()
+        await alone(running)
+
+
+async def test_who_does_not_read_keeps_nobody_waiting_and_leaves_nothing() -> None:
+    async with served(*large()) as running:
+        asking = await stuck(running)
+        async with watched(running) as page:
+            await page.next("fleet")
+            await page.next("fleet")
+            await ask(running, 1)
+        asking.close()
+        await alone(running)
+
+
+async def test_when_the_router_drains_streams_end_at_once_and_are_not_waited_for() -> None:
+    loop = asyncio.get_running_loop()
+    async with served(*Script(says(GOOD)).replicas(1)) as running, watched(running) as one, watched(running) as other:
+        await one.next("fleet")
+        await other.next("fleet")
+        began_s = loop.time()
+        assert await running.front.drain(LONG_S) == 0
+        for page in (one, other):
+            assert await page.next("end") == {"why": "the router ends"}
+            assert await page.ended()
+        assert loop.time() - began_s < AT_ONCE_S
+        await alone(running)
+        async with connect(running.port) as client:
+            answer = await client.get("/dashboard/feed", **LOCAL)
+            assert (answer.status, answer.error["code"]) == (503, "draining")
+
+
+async def test_one_that_does_not_read_holds_up_no_end_either() -> None:
+    loop = asyncio.get_running_loop()
+    async with served(*large()) as running:
+        asking = await stuck(running)
+        began_s = loop.time()
+        assert await running.front.drain(LONG_S) == 0
+        assert loop.time() - began_s < AT_ONCE_S
+        asking.close()
+        await alone(running)
+
+
+async def test_a_request_that_runs_is_finished_after_the_streams_have_ended() -> None:
+    async def later(call: Any) -> None:
+        await release.wait()
+        call.answer(GOOD)
+
+    release = asyncio.Event()
+    async with served(*Script(later).replicas(1)) as running, watched(running) as page:
+        await page.next("fleet")
+        asking = asyncio.create_task(ask(running, 1))
+        await running.opened(1)
+        draining = asyncio.create_task(running.front.drain(LONG_S))
+        assert await page.next("end")
+        assert not draining.done()
+        release.set()
+        assert await draining == 0
+        await asking
+
+
+async def test_a_mistake_in_a_frame_ends_neither_the_stream_nor_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, watched(running) as page:
+        await page.next("fleet")
+        member = running.member("r0")
+        models, member.models = member.models, None
+        await until(lambda: "The dashboard could not be shown" in caplog.text, "it is logged")
+        member.models = models
+        mended = time.time()
+        while (await page.next("fleet"))["at"] <= mended:
+            pass
+        await ask(running, 1)
+        running.front.check()
+
+
+async def test_replicas_that_are_lost_are_shown_as_down() -> None:
+    async with served(Scripted("r0", drops), breaker_faults=1) as running, watched(running) as page:
+        await ask(running, 1)
+        while (fleet := await page.next("fleet"))["states"]["down"] == 0:
+            pass
+        [row] = fleet["replicas"]
+        assert (row["status"], row["severity"]) == ("down", 2) and row["why"]

@@ -1,0 +1,122 @@
+"""The dashboard's files: all there, nothing else, and nothing from elsewhere."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from router.dashboard import files
+from tests.router.loopback import until
+from tests.router.scripted import Answer, connect, served
+
+STATIC = Path(files.__file__).parent / "static"
+ALL = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
+# Where one file names another: in attributes, and in imports of scripts and styles.
+REFERENCE = re.compile(r"""(?:src|href)="([^"#]+)"|(?:from|import)\s*\(?\s*["'](\.[^"']+)["']|url\(["']?([^"')#]+)""")
+
+
+def referenced() -> Iterator[tuple[str, str]]:
+    """Which file names what, as paths below `static`."""
+    for name in ALL:
+        if name.rpartition(".")[2] not in ("html", "js", "mjs", "css"):
+            continue
+        for found in REFERENCE.finditer((STATIC / name).read_text()):
+            wanted = next(filter(None, found.groups()))
+            if name.endswith(".html"):  # pages lie beside the folder, as a browser sees it
+                yield name, wanted.removeprefix("dashboard/")
+            else:
+                yield name, (STATIC / name).parent.joinpath(wanted).resolve().relative_to(STATIC).as_posix()
+
+
+async def get(path: str, method: str = "GET", **headers: str) -> Answer:
+    async with served() as running, connect(running.port, 2**20) as client:
+        answer = await client.ask(method, path, **headers)
+        await until(lambda: running.router.open_requests == 0, "it has ended")
+        return answer
+
+
+def test_each_file_has_a_type_that_is_served() -> None:
+    assert files.INDEX in ALL
+    for name in ALL:
+        found = files.find(name)
+        assert found is not None, f"{name} would not be served; see files.TYPES"
+        assert found.content == (STATIC / name).read_bytes()
+
+
+@pytest.mark.parametrize(("name", "wanted"), sorted(set(referenced())))
+def test_what_a_file_names_is_there(name: str, wanted: str) -> None:
+    assert "://" not in wanted and not wanted.startswith("//"), f"{name} would load something from elsewhere"
+    assert files.find(wanted) is not None, f"{name} names {wanted}"
+
+
+async def test_the_page_and_its_files_are_served_with_their_types() -> None:
+    for path, name in (("/dashboard", files.INDEX), *((f"/dashboard/{name}", name) for name in ALL[:3])):
+        answer = await get(path)
+        assert (answer.status, answer.body) == (200, (STATIC / name).read_bytes()), path
+        assert answer.headers["content-type"] == files.TYPES[name.rpartition(".")[2]]
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_what_the_browser_has_already_is_not_sent_again() -> None:
+    first = await get("/dashboard")
+    again = await get("/dashboard", if_none_match=first.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    assert (await get("/dashboard", if_none_match='"other"')).status == 200
+
+
+async def test_head_says_what_get_would_send() -> None:
+    page, head = await get("/dashboard"), await get("/dashboard", "HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert {**head.headers, "date": "", "x-request-id": ""} == {**page.headers, "date": "", "x-request-id": ""}
+
+
+async def test_a_folder_that_is_named_leads_to_the_page() -> None:
+    answer = await get("/dashboard/")
+    assert (answer.status, answer.headers["location"]) == (308, "../dashboard")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dashboard/nothing.js",
+        "/dashboard/nothing",
+        "/dashboard/js",
+        "/dashboard//index.html",
+        "/dashboard/../files.py",
+        "/dashboard/..%2ffiles.py",
+        "/dashboard/%2e%2e/files.py",
+        "/dashboard/js/../../files.py",
+        "/dashboard/js/..%5c..%5cindex.html",
+        "/dashboard/.hidden.js",
+        "/dashboard/index.html%00.js",
+        "/dashboard/%2fetc%2fhosts.txt",
+        "/dashboard//etc/hosts.txt",
+        "/dashboard/index.html/",
+        "/dashboard/feed.html/../feed.js",
+        "/dashboard/replicas",
+    ],
+)
+async def test_nothing_else_is_to_be_had(path: str) -> None:
+    answer = await get(path)
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: these files are there, and one that is meant to be had is found."""
+    (tmp_path / "static").mkdir()
+    for name in ("secret.txt", "static/page.txt", "static/.hidden.txt", "static/page.py"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(files, "STATIC", tmp_path / "static")
+    assert files.find("page.txt") is not None
+    for name in ("../secret.txt", "./../secret.txt", ".hidden.txt", "page.py", str(tmp_path / "secret.txt"), "", "/"):
+        assert files.find(name) is None, name
+
+
+async def test_a_page_is_only_read() -> None:
+    for method in ("POST", "DELETE"):
+        answer = await get("/dashboard", method, content_length="0")
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")

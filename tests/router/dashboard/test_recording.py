@@ -1,0 +1,108 @@
+"""What the pages are told of a recording: its marks, what was held over time, the tree at a moment."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+
+from events.recording import Recording
+from events.tool.options import Target
+from events.tool.watch import Watch
+from router.dashboard import recording as told
+from router.dashboard.recording import Moments, Player, about, span
+from router.dashboard.viewing import view
+from router.sharing import Prefix
+from tests.events.recorded import SOURCE, record_incident
+
+
+@pytest.fixture
+def incident(tmp_path: Path) -> Recording:
+    record_incident(tmp_path / "incident.wre")
+    return Recording(tmp_path / "incident.wre")
+
+
+def test_marks_are_what_the_stream_counted(incident: Recording) -> None:
+    player = Player(incident)
+    player.play(math.inf)
+    stats = player.views[0].stream.stats
+    found: Counter[str] = Counter()
+    for mark in about(incident, texts=False).marks:
+        found[mark.kind] += mark.count
+    assert (found["gap"], found["restart"], found["reconnect"]) == (stats.gaps, stats.restarts, stats.reconnects)
+    assert 0 < found["repair"] <= stats.replays
+
+
+def test_timeline_ends_with_what_is_held_at_the_end(incident: Recording) -> None:
+    found = about(incident, texts=False)
+    player = Player(incident)
+    player.play(math.inf)
+    assert (found.begin, found.end) == span(incident)
+    held = found.timeline.resident["a"]
+    assert held[-1] == player.tree.blocks() > 0
+    assert len(found.timeline.at) == len(held) == len(found.timeline.stored) == told.BUCKETS
+    assert sum(found.timeline.stored) - sum(found.timeline.removed) == held[-1]
+
+
+def test_moment_is_the_same_from_before_and_from_behind(incident: Recording) -> None:
+    begin_s, end_s = span(incident)
+    middle_s = (begin_s + end_s) / 2
+    forward, back = Moments(incident, None), Moments(incident, None)
+    forward.at(begin_s)
+    back.at(end_s)
+    found = forward.at(middle_s)
+    assert found == back.at(middle_s)
+    assert found.prefixes != forward.at(end_s).prefixes
+
+
+def test_moment_has_every_block_of_the_tree(incident: Recording) -> None:
+    _, end_s = span(incident)
+    found = Moments(incident, None).at(end_s)
+    player = Player(incident)
+    player.play(end_s)
+    assert sum(each.tokens for each in flat(found.prefixes)) == sum(node.tokens for node in player.tree.nodes.values())
+    assert found.parts == len(flat(found.prefixes))
+    assert [one.blocks for one in found.replicas] == [player.tree.blocks()]
+    assert all(each.begin == 0 for each in found.prefixes)
+    assert len({each.id for each in flat(found.prefixes)}) == found.parts
+
+
+def test_tree_is_that_of_the_other_tools(incident: Recording) -> None:
+    player, watch = Player(incident), Watch(SOURCE)
+    player.play(math.inf)
+    watch.replay(Target("incident", incident.sources, incident))
+    assert player.tree.nodes.keys() == watch.tree.nodes.keys()
+
+
+def test_largest_parts_are_shown_of_many(incident: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, end_s = span(incident)
+    whole = Moments(incident, None).at(end_s)
+    monkeypatch.setattr(told, "MOST_PARTS", 3)
+    some = Moments(incident, None).at(end_s)
+    assert len(flat(some.prefixes)) == 3 < some.parts == whole.parts
+    assert {each.id for each in some.prefixes} <= {each.id for each in whole.prefixes}
+
+
+def test_text_is_that_of_the_tokenizer(incident: Recording) -> None:
+    _, end_s = span(incident)
+    found = Moments(incident, lambda ids: f"{len(ids)} words").at(end_s)
+    assert {each.text for each in flat(found.prefixes)} >= {"4 words"}
+    assert all(each.text is None for each in flat(Moments(incident, None).at(end_s).prefixes))
+
+
+def test_marks_beyond_what_is_shown_are_counted(incident: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = about(incident, texts=False)
+    monkeypatch.setattr(told, "MOST_MARKS", 2)
+    some = about(incident, texts=False)
+    assert (len(some.marks), some.more_marks) == (2, len(everything.marks) - 2)
+
+
+@pytest.mark.parametrize("file", ["tcp://127.0.0.1:5557", "no-such-file"])
+def test_what_is_no_recording_is_said_so(file: str) -> None:
+    with pytest.raises(click.ClickException, match=file):
+        view.main([file], standalone_mode=False)
+
+
+def flat(prefixes: list[Prefix]) -> list[Prefix]:
+    return [one for each in prefixes for one in (each, *flat(each.below))]

@@ -1,0 +1,89 @@
+"""Which rows a page is shown, and in which order."""
+
+import pytest
+from msgspec.structs import replace
+
+from api.errors import ApiError
+from router.dashboard.rows import Fleet, Query, Row, Totals, chosen, query_of
+
+QUIET = Row(
+    name="r0", model="m", models=1, engine="warmroute", status="up", why=None, state="exact", inexact=None, severity=0,
+    in_flight=0, running=0, waiting=0, queued_tokens=0, prefill_tokens_per_s=0.0, requests_per_s=0.0,
+    hit_predicted=None, hit_reported=None, ttft_p50_s=None, blocks=0, accuracy=1.0, lag_batches=0, faults=0,
+    breaker="closed",
+)  # fmt: skip
+TOTALS = Totals(*[0] * len(Totals.__struct_fields__))
+
+
+def fleet(*rows: Row) -> Fleet:
+    return Fleet(0.0, 0.0, TOTALS, {}, list(rows))
+
+
+def names(rows: list[Row]) -> list[str]:
+    return [row.name for row in rows]
+
+
+WELL = replace(QUIET, name="well", queued_tokens=900, hit_predicted=0.5, requests_per_s=3.0, blocks=7)
+DOWN = replace(QUIET, name="down", status="down", why="connection refused", severity=2)
+LATE = replace(
+    QUIET, name="late", engine="vllm", model="Other", state="partial", severity=1, lag_batches=5, accuracy=0.9
+)
+FLEET = fleet(WELL, DOWN, LATE)
+
+
+def test_the_worst_come_first_unless_another_order_is_asked_for() -> None:
+    assert names(chosen(FLEET, query_of({}))[1]) == ["down", "late", "well"]
+    assert names(chosen(FLEET, query_of({"order": "asc"}))[1]) == ["well", "late", "down"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [
+        ("name", "down"),
+        ("queued", "well"),
+        ("requests", "well"),
+        ("hits", "well"),
+        ("blocks", "well"),
+        ("accuracy", "late"),
+        ("lag", "late"),
+        ("in_flight", "down"),  # all alike: by name
+        ("ttft", "down"),
+    ],
+)
+def test_each_column_has_an_order_of_its_own(sort: str, first: str) -> None:
+    assert names(chosen(FLEET, query_of({"sort": sort}))[1])[0] == first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("WELL", ["well"]), ("other", ["late"]), ("vllm", ["late"]), ("down", ["down"]), ("partial", ["late"]),
+     ("exact", ["down", "well"]), ("draining", []), ("  ", ["down", "late", "well"]), ("nobody", [])],
+)  # fmt: skip
+def test_a_filter_names_a_state_or_a_part_of_a_name(wanted: str, found: list[str]) -> None:
+    shown, rows = chosen(FLEET, query_of({"filter": wanted, "sort": "name"}))
+    assert (names(rows), shown.matching) == (found, len(found))
+
+
+def test_a_window_moves_over_the_rows_and_never_shows_more_than_is_asked() -> None:
+    many = fleet(*[replace(QUIET, name=f"r{number:04d}") for number in range(1000)])
+    shown, rows = chosen(many, query_of({"sort": "name", "offset": "250", "limit": "20"}))
+    assert names(rows) == [f"r{number:04d}" for number in range(250, 270)]
+    assert (shown.matching, shown.offset, shown.limit) == (1000, 250, 20)
+    assert len(chosen(many, query_of({}))[1]) == 100
+    assert chosen(many, query_of({"offset": "1000"}))[1] == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"sort": "size"}, {"order": "up"}, {"limit": "0"}, {"limit": "101"}, {"limit": "-1"}, {"offset": "x"},
+     {"offset": "9" * 20}, {"offset": "\u0664"}, {"filter": "x" * 101}],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_named(asked: dict[str, str]) -> None:
+    with pytest.raises(ApiError) as refused:
+        query_of(asked)
+    [param] = asked
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_empty_values_are_the_usual_ones() -> None:
+    assert query_of({"sort": "", "order": "", "offset": "", "limit": "", "filter": ""}) == Query()

@@ -1,0 +1,89 @@
+"""What is read of a replica's /metrics, and that no more of it need be parsed."""
+
+from typing import Any
+
+import pytest
+
+from router.doctor.comparing import READ, needed, own_figures
+from router.doctor.samples import Samples
+
+FIRST = """\
+# HELP warmroute:num_blocks Blocks.
+# TYPE warmroute:num_blocks gauge
+warmroute:num_blocks 100
+warmroute:free_blocks 40
+warmroute:unreferenced_blocks 30
+warmroute:cached_blocks 60
+warmroute:kv_events_total 7
+warmroute:draining 0
+warmroute:evictions_total 1
+warmroute:prefix_cache_query_blocks_total 5
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{model_name="a \\" {b"} 900
+vllm:prefix_cache_queries_total 900
+vllm:prefix_cache_hits_total 100
+vllm:kv_cache_usage_perc 0.25
+vllm:num_preemptions_total 2
+vllm:request_success_total{finished_reason="stop"} 3
+vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="100"} 1
+vllm:time_to_first_token_seconds_bucket{le="0.1"} 4
+warmroute:requests_refused_total{reason="full"} 1
+warmroute:requests_refused_total{reason="draining"} 9
+"""
+LAST = FIRST.replace(" 900", " 1800").replace(" 100\n", " 500\n").replace("total 1", "total 11")
+SGLANG = """\
+sglang:prompt_tokens_total 900
+sglang:cached_tokens_total 100
+sglang:evicted_tokens_total 160
+sglang:token_usage 0.5
+sglang:num_requests_total 3
+sglang:cache_config_info{page_size="16",num_pages="100"} 1
+sglang:num_retracted_reqs_total 1
+"""
+
+
+class Recording(Samples):
+    """Knows what it was asked for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.asked: set[str] = set()
+
+    def total(self, *names: str, **labels: str) -> float | None:
+        self.asked.update(names)
+        return super().total(*names, **labels)
+
+    def most(self, *names: str, **labels: str) -> float | None:
+        self.asked.update(names)
+        return super().most(*names, **labels)
+
+    def label(self, name: str, label: str) -> str | None:
+        self.asked.add(name)
+        return super().label(name, label)
+
+
+@pytest.mark.parametrize(("first", "last"), [(FIRST, LAST), (FIRST, FIRST), (SGLANG, SGLANG), ("", LAST)])
+def test_the_lines_that_are_needed_say_all_that_is_read(first: str, last: str) -> None:
+    index = (10.0, 2.0)
+    whole = own_figures(Samples(first), Samples(last), index)
+    assert whole is not None
+    assert own_figures(Samples(needed(first.encode())), Samples(needed(last.encode())), index) == whole
+
+
+@pytest.mark.parametrize("text", [FIRST, SGLANG])
+def test_every_name_that_is_read_is_among_those_needed(text: str) -> None:
+    samples = Recording(text)
+    own_figures(samples, samples, (10.0, 2.0))
+    assert samples.asked <= READ
+    assert not [name for name in samples.asked if name.startswith("vllm:time")]
+
+
+def test_what_nobody_reads_is_not_kept() -> None:
+    assert "time_to_first_token" not in needed(FIRST.encode())
+    assert "#" not in needed(FIRST.encode())
+    assert needed(b"\xff\xfe nothing\n") == ""
+
+
+def test_what_is_no_engine_has_no_figures() -> None:
+    nothing: Any = own_figures(Samples(""), Samples("other_total 1\n"))
+    assert nothing is None

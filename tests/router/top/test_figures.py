@@ -1,0 +1,237 @@
+"""What the tables say of replicas, prefixes and decisions, and what can be seen of one of them."""
+
+from typing import Any
+
+import pytest
+
+from router.prefixes.draw import Prefix, Shared
+from router.top import details
+from router.top.answers import Events, Index, Load, Replica
+from router.top.asking import Asking
+from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
+from router.top.figures import Branch, Row, branches_of, natural, rows_of, saved_tokens
+from router.top.heading import heading, nothing_of
+from router.top.history import Rates
+from router.top.table import Table
+from router.top.watch import DECISIONS, PREFIXES, REPLICAS, Watch
+from tests.router.top.samples import a_decision, a_prefix, a_replica
+
+RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 0.906)
+
+
+def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
+    """By the titles of their columns."""
+    table.show([item])
+    texts = [text for text, _ in table.line(item, width)][::2]
+    return {placed.column.title: text.strip() for placed, text in zip(table.layout(width), texts, strict=True)}
+
+
+def styles(table: Table[Any], item: Any) -> dict[str, str]:
+    return {column.title: column.style(item) for column in table.columns}
+
+
+def known(*replicas: Replica, **what: Any) -> Watch:
+    watch = Watch(Asking("http://router:8000", None), 1.0)
+    watch.replicas = list(replicas)
+    for name, value in what.items():
+        setattr(watch, name, value)
+    return watch
+
+
+# ---- replicas and their events
+
+
+def test_a_replica_is_a_row() -> None:
+    replica = a_replica(load=Load(900, 4, 2, 3, 8000.0, total_blocks=1000))
+    assert cells(replica_table(), Row(replica, RATES, frozenset())) == {
+        "replica": "r0",
+        "state": "exact",
+        "cache": "25%",
+        "tokens": "4.0k",
+        "hits": "91%",
+        "queued": "900",
+        "run": "4",
+        "wait": "2",
+        "req/s": "12",
+        "prefill/s": "1.7k",
+        "can/s": "8.0k",
+        "heard": "0.1s",
+    }
+
+
+def test_what_is_not_known_is_a_dash_and_why_is_said() -> None:
+    replica = Replica("r0", available=False, why="not reached yet", load=Load())
+    found = cells(replica_table(), Row(replica, None, frozenset()))
+    assert {title for title, text in found.items() if text == "-"} == {
+        *("cache", "hits", "queued", "run", "wait", "req/s", "prefill/s", "can/s", "heard")
+    }
+    assert (found["state"], found["why"]) == ("down", "not reached yet")
+
+
+def test_a_late_heartbeat_is_marked() -> None:
+    assert styles(replica_table(), Row(a_replica(heard_age_s=0.3), None, frozenset()))["heard"] == ""
+    assert styles(replica_table(), Row(a_replica(heard_age_s=1.3), None, frozenset()))["heard"] == BAD
+
+
+def test_events_are_counted_and_what_rose_is_marked() -> None:
+    events = Events(seq=1500, lag_batches=2, gaps=1, replays=1, snapshots=2, digest_mismatches=1, last_event_age_s=0.4)
+    row = Row(a_replica(events=events), RATES, frozenset({"gaps"}))
+    found = cells(event_table(), row)
+    assert found == {
+        "replica": "r0",
+        "state": "exact",
+        "batch": "1,500",
+        "batch/s": "26",
+        "last": "0.4s",
+        "lag": "2",
+        "gaps": "1",
+        "lost": "0",
+        "repairs": "3",
+        "restarts": "0",
+        "digests": "1",
+        "reconnects": "0",
+        "accuracy": "100.0%",
+    }
+    marked = styles(event_table(), row)
+    assert (marked["gaps"], marked["digests"], marked["lost"]) == (BAD, "", "dim")
+    without = cells(event_table(), Row(a_replica(events=None), RATES, frozenset()))
+    assert (without["batch/s"], without["gaps"]) == ("-", "-")
+
+
+def test_replicas_are_in_the_order_that_people_count_in() -> None:
+    rows = rows_of(known(*(a_replica(name) for name in ("r10", "r9", "a"))))
+    assert [row.replica.name for row in rows] == ["a", "r9", "r10"]
+    assert sorted(["10", "a1", "9b", ""], key=natural) == ["", "9b", "10", "a1"]
+
+
+# ---- prefixes
+
+
+def test_prefixes_are_indented_below_what_they_come_after() -> None:
+    below = a_prefix(begin=1024, tokens=64, prompts=3, held_by=0, replicas=[], exact=False)
+    watch = known(shared=Shared(prompts=11, span_s=3.0, texts=True, prefixes=[a_prefix(below=[below]), a_prefix()]))
+    first, second, third = branches_of(watch)
+    assert (first.key, second.key, third.key) == ("0", "0.0", "1") and second.above == (first.prefix,)
+    table = prefix_table()
+    assert cells(table, first)["text"] == "system: You are a helpful assistant."
+    assert (cells(table, first)["saves"], cells(table, second)["held by"]) == ("10k", "nobody")
+    assert saved_tokens(first.prefix) == 10 * 1024
+    table.show([second, first])
+    assert table.shown == [first, second]  # what a cache saves most by
+    assert table.line(second, 80)[0][0].rstrip() == "~+64"
+    table.sort_by(None)
+    assert table.line(second, 80)[0][0].rstrip() == "  ~+64"
+
+
+def test_models_are_named_where_there_are_several() -> None:
+    table = prefix_table()
+    branches = [Branch(a_prefix(model=model), (), model) for model in ("a", "b")]
+    table.show(branches)
+    assert "model" in "".join(text for text, _ in table.head(120))
+    table.show(branches[:1])
+    assert "model" not in "".join(text for text, _ in table.head(120))
+
+
+def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
+    branch = Branch(a_prefix(text="\x1b[2J\x07 gone \u202e"), (), "0")
+    assert cells(prefix_table(), branch)["text"] == "\\x1b[2J\\x07 gone \\u202e"
+    drawn = "\n".join(line.plain for line in details.of_prefix(branch, 80))
+    assert all(letter.isprintable() or letter == "\n" for letter in drawn)
+
+
+# ---- decisions
+
+
+def test_a_decision_is_a_row() -> None:
+    found = cells(decision_table(), a_decision())
+    assert found.pop("decided").count(":") == 2
+    assert found == {
+        "chosen": "r0",
+        "tokens": "1,200",
+        "predicted": "1,024",
+        "reported": "1,030",
+        "estimate": "10 ms",
+        "TTFT": "50 ms",
+        "why": "most cached, +1,024",
+    }
+    nobody = cells(decision_table(), a_decision(chosen=None, status=429, why="full", exact=False, ttft_s=None))
+    assert (nobody["chosen"], nobody["tokens"], nobody["TTFT"]) == ("nobody", "~1,200", "-")
+
+
+@pytest.mark.parametrize(("reported", "style"), [(1023, BAD), (1024, ""), (1030, ""), (None, "")])
+def test_only_less_than_was_predicted_is_marked(reported: int | None, style: str) -> None:
+    assert styles(decision_table(), a_decision(reported_cached_tokens=reported))["reported"] == style
+
+
+# ---- above the tables
+
+
+def test_the_heading_counts_states_the_worst_last() -> None:
+    watch = known(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
+    first, second, third = [line.plain for line in heading(watch)]
+    assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
+    assert second.startswith("req/s -  prompt tokens/s -  hits -")
+    assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
+
+
+def test_the_heading_says_that_nobody_answers_before_anything_else() -> None:
+    watch = known(a_replica(), away="connection refused")
+    assert heading(watch)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
+    assert heading(known())[0].plain == "http://router:8000  0 replicas"
+    assert heading(known(), paused=True)[0].plain.startswith(" paused, p goes on ")
+
+
+def test_streams_are_missed_only_where_replicas_are() -> None:
+    assert heading(known(a_replica(events=None)))[2].plain == "no event streams are followed"
+    assert heading(known())[2].plain == ""
+
+
+def test_an_empty_table_says_why() -> None:
+    watch = known(refused={DECISIONS: "the admin key is needed"})
+    assert nothing_of(watch, DECISIONS) == "the admin key is needed"
+    assert "knows no replica" in nothing_of(watch, REPLICAS)
+    assert "begun alike" in nothing_of(watch, PREFIXES)
+
+
+# ---- one of them
+
+
+def lines_of(found: list[Any]) -> str:
+    return "\n".join(line.plain for line in found)
+
+
+def test_everything_of_a_replica_can_be_seen() -> None:
+    row = Row(a_replica(inexact="2 batches are lost", state="partial"), RATES, frozenset())
+    drawn = lines_of(details.of_replica(row, [a_decision(), a_decision(chosen="r1", reported_cached_tokens=7)]))
+    for words in ("r0  partial: 2 batches are lost", "http://r0:8000", "25% of 1,000 blocks", "12 requests/s"):
+        assert words in drawn
+    assert "1,024 predicted, 1,030 reported, most cached" in drawn and "7 reported" not in drawn
+    bare = lines_of(details.of_replica(Row(Replica("x"), None, frozenset()), []))
+    assert "none is followed" in bare and "Last decisions" not in bare
+
+
+def test_a_prefix_is_told_from_the_beginning_of_the_prompt() -> None:
+    above = a_prefix(text="system: be short.")
+    prefix = a_prefix(begin=1024, tokens=64, text="user: " + "why " * 40, held_by=30, replicas=["r10", "r9"])
+    drawn = lines_of(details.of_prefix(Branch(prefix, (above,), "0.0"), 60))
+    assert "Tokens 1,024 to 1,088 of 11 prompts" in drawn and "r9, r10 and 28 more" in drawn
+    assert drawn.index("system: be short.") < drawn.index("user: why why")
+    assert max(len(line) for line in drawn.splitlines() if "why" in line) <= 60
+    hidden: Prefix = a_prefix(text=None)
+    assert "--show-prompts" in lines_of(details.of_prefix(Branch(hidden, (), "0"), 60))
+
+
+def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
+    found = a_decision(candidates=[*a_decision().candidates[::-1], *[type(a_decision().candidates[0])("r9")]])
+    drawn = lines_of(details.of_decision(found, 80)).splitlines()
+    assert [line.split() for line in drawn[-3:]] == [
+        [">", "r0", "1,024", "50", "ms"],
+        ["r1", "0", "250", "ms"],
+        ["r9", "0", "cannot"],
+    ]
+    assert "less than predicted" in lines_of(details.of_decision(a_decision(reported_cached_tokens=0), 80))
+
+
+def test_a_cache_is_never_said_to_be_more_than_full() -> None:
+    replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
+    assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "100%"

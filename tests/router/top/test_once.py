@@ -1,0 +1,96 @@
+"""`warmroute top --once`, and what the command says where there is nothing to watch."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from router.cli import top
+from router.keys import keys_from_options
+from tests.router.scripted import CHAT, Script, chat, connect, named, refused_port, says, served
+
+GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
+DEADLINE_S = 20.0
+
+
+async def frame(port: int, *arguments: str, **environment: str) -> Result:
+    options = ["--once", "--interval", "0.2", "--router", f"http://127.0.0.1:{port}", *arguments]
+    return await asyncio.to_thread(CliRunner().invoke, top, options, env={"COLUMNS": "80"} | environment)
+
+
+async def test_one_frame_is_plain_text_in_eighty_columns() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running, connect(running.port) as client:
+        for _ in range(2):
+            await client.post(CHAT, chat("Why? " * 300))
+        result = await frame(running.port)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"http://127.0.0.1:{running.port}  2 replicas: 2 approximate"
+    assert max(map(len, lines)) <= 80 and "\x1b" not in result.stdout
+    assert [line.split()[0] for line in lines if line.startswith("r0")] == ["r0"]
+    assert "Why? Why?" in result.stdout and "its turn" in result.stdout
+    assert lines[1].startswith("req/s 0  ")  # two looks: there are rates
+
+
+async def test_a_wide_frame_says_more() -> None:
+    async with served(named("a")) as running:
+        running.member("a").health.drain()
+        narrow, wide = await frame(running.port), await frame(running.port, COLUMNS="160")
+    assert "can/s" not in narrow.stdout and "can/s" in wide.stdout
+    assert "Nothing has been decided yet." in narrow.stdout and "No two prompts" in narrow.stdout
+
+
+async def test_the_admin_key_comes_from_the_option_or_the_environment() -> None:
+    keys = tuple(keys_from_options(["user"], "root"))
+    async with served(named("a"), keys=keys, demand_key=True) as running:
+        missing, user = await frame(running.port), await frame(running.port, "--admin-key", "user")
+        admin = await frame(running.port, WARMROUTE_ADMIN_KEY="root")
+    assert missing.exit_code == 1
+    assert missing.stderr.startswith("Error: the router says: the API key is missing or wrong")
+    assert missing.stderr.endswith("see --admin-key or WARMROUTE_ADMIN_KEY\n")
+    assert user.exit_code == 0 and "1 replica: 1 approximate" in user.stdout
+    assert user.stdout.count("needs the admin key") == 2
+    assert admin.exit_code == 0 and "admin key" not in admin.stdout
+
+
+async def test_where_no_router_is_that_is_said_in_one_line() -> None:
+    result = await frame(refused_port())
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith("Error: no router answers at http://127.0.0.1:")
+    assert result.stderr.endswith("; see --router\n") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a live view needs a terminal; --once prints what there is to see"),
+        (["--interval", "0.1"], "0.1 is not in the range 0.2<=x<=3600"),
+        (["--interval", "nan"], "nan is not a finite number"),
+        (["--router", "here"], "'here' is no URL; write http://HOST:PORT."),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(top, arguments)
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def loaded(*arguments: str) -> Any:
+    """Which of these are imported at the end of the command."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*(name in sys.modules for name in ('textual', 'rich', 'torch', 'ray'))))\n"
+        f"from fleet.cli import main\nmain({list(arguments)!r})"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return finished.stdout.splitlines()[-1].split()
+
+
+def test_only_the_live_view_needs_a_framework_for_terminals() -> None:
+    assert loaded("top", "--once", "--router", "http://127.0.0.1:1") == ["False", "True", "False", "False"]
+    assert loaded("top", "--interval", "0")[:2] == ["False", "False"]

@@ -1,0 +1,29 @@
+"""One word for how a replica is doing."""
+
+from typing import Any
+
+import pytest
+
+from router.top.answers import Events
+from router.top.states import LAGGING_BATCHES, reason_of, state_of
+from tests.router.top.samples import a_replica
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ({}, "exact", ""),
+        ({"state": "partial", "inexact": "4 batches are lost"}, "partial", "4 batches are lost"),
+        ({"state": "syncing", "inexact": "being read"}, "lagging", "being read"),
+        ({"events": Events(lag_batches=LAGGING_BATCHES)}, "lagging", ""),
+        ({"events": Events(lag_batches=LAGGING_BATCHES - 1)}, "exact", ""),
+        ({"state": "approximate", "events": None}, "approximate", ""),
+        ({"available": False, "why": "silent for 2.0 s"}, "down", "silent for 2.0 s"),
+        ({"available": False, "why": "draining"}, "draining", "draining"),
+        ({"available": False, "why": "it drains"}, "draining", "it drains"),
+        ({"state": "of a newer router"}, "approximate", ""),
+    ],
+)
+def test_the_worst_counts(changes: dict[str, Any], state: str, reason: str) -> None:
+    replica = a_replica(**changes)
+    assert (state_of(replica), reason_of(replica)) == (state, reason)
