@@ -6,9 +6,9 @@ from typing import Any
 from router.dashboard.sampling import OF_REPLICA
 from router.keys import keys_from_options
 from tests.router.http.test_app import LOCAL, bearer
-from tests.router.test_sharing import asked
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Answer, Script, Scripted, Served, chat, connect, says, served
+from tests.router.test_sharing import asked
 
 GOOD = b'{"choices":[]}'
 SYSTEM = "You are a helpful assistant that answers shortly. " * 20
