@@ -80,4 +80,5 @@ def settle(routing: Request, now_s: float) -> bool:
     reported_blocks = routing.reported_tokens // routing.block_size
     tally.blocks_predicted += routing.predicted_blocks
     tally.blocks_reported += reported_blocks
+    tally.compared_tokens += routing.prompt.tokens
     return member.accuracy.compare(routing.predicted_blocks, reported_blocks) or not routing.sure

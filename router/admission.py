@@ -131,7 +131,16 @@ class Admission:
         names = {key.name for key in self.keys}
         self._usage = {name: self._usage.get(name) or Usage() for name in names}
 
-    def admit(self, headers: Headers, path: str, client: str | None, now_s: float, *, method: str = "POST") -> Admitted:
+    def admit(
+        self,
+        headers: Headers,
+        path: str,
+        client: str | None,
+        now_s: float,
+        *,
+        method: str = "POST",
+        http_version: str = "1.1",
+    ) -> Admitted:
         """Raises ApiError 401, 403, 429 or 431. `client` is the peer's address, None for a Unix socket."""
         request_id = authorization = None
         authorizations = header_bytes = 0
@@ -158,7 +167,8 @@ class Admission:
         if key is None and self._demand_key:
             raise unauthorized()
         if administration:
-            admitted.admin = self._is_admin(key, headers, path, client, method)
+            local = not self._admin_exists and is_local(headers, client, http_version)
+            admitted.admin = self._is_admin(key, path, method, local=local)
         elif key is not None:
             self._count(admitted, key, now_s)
         admitted.key = key
@@ -169,9 +179,13 @@ class Admission:
             admitted.usage.in_flight -= 1
             admitted.usage = None
 
-    def knows(self, key: Key) -> bool:
-        """Whether there is one of its name still: of what goes on for hours, somebody has to ask."""
-        return key.name in self._usage
+    def knows(self, key: Key | None, *, admin: bool) -> bool:
+        """Whether who was let in with it would be still: of what goes on for hours, somebody has to ask."""
+        if key is not None:
+            known = self.keys.of_digest(key.digest)
+            if known is None or known.admin != key.admin:
+                return False
+        return not (admin and self._admin_exists) or (key is not None and key.admin)
 
     def in_flight(self) -> dict[str, int]:
         """By the keys' names, for metrics; counted only where a limit is set."""
@@ -189,14 +203,14 @@ class Admission:
             return given.decode("ascii")
         return f"{self._prefix}{next(self._numbers)}"
 
-    def _is_admin(self, key: Key | None, headers: Headers, path: str, client: str | None, method: str) -> bool:
+    def _is_admin(self, key: Key | None, path: str, method: str, *, local: bool) -> bool:
         """Raises ApiError where only an administrator may go on."""
         if self._admin_exists:
             if key is not None and key.admin:
                 return True
             refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
         else:
-            if is_local(headers, client):
+            if local:
                 return True
             refused = "is only for clients on the router's own machine; start it with --admin-key"
         if method == "GET" and is_readable(path):
@@ -270,9 +284,14 @@ def bearer(authorization: bytes) -> bytes | None:
     return key.strip(b" ") if scheme.lower() == b"bearer" else None
 
 
-def is_local(headers: Headers, client: str | None) -> bool:
-    """Whether the request comes from this machine, not through a proxy on it, and from no other site's page."""
+def is_local(headers: Headers, client: str | None, http_version: str = "1.1") -> bool:
+    """Whether the request comes from this machine, not through a proxy on it, and from no other site's page.
+
+    A proxy that says nothing of itself looks like a client of this machine: nobody can tell those apart.
+    """
     if client is not None and not is_loopback(client):
+        return False
+    if http_version == "1.0":  # what nginx speaks to whom it passes requests on, unless it is told otherwise
         return False
     names: dict[bytes, bytes] = dict(headers)
     if any(name in names for name in (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")):

@@ -8,6 +8,8 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
+from events.tool.words import printable
+
 TIMEOUT_S = 30.0
 
 
@@ -41,4 +43,4 @@ def checked(response: httpx2.Response, router_url: str) -> bytes:
             f"what answers at {router_url} is no router: status {response.status_code} for {response.url.path}"
         ) from None
     hint = "; see --admin-key" if response.status_code in (401, 403) else ""
-    raise click.ClickException(f"the router says: {why}{hint}")
+    raise click.ClickException(f"the router says: {printable(why)}{hint}")

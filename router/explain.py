@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from events.tool.words import printable
 from router.asking import asking, checked
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
@@ -70,7 +71,7 @@ def _only_model(client: httpx2.Client, router_url: str) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.ClickException(f"what answers at {router_url} is no router: {error}") from error
     if len(models) != 1:
-        served = f"serves {', '.join(models)}" if models else "serves no model yet"
+        served = f"serves {', '.join(map(printable, models))}" if models else "serves no model yet"
         raise click.ClickException(f"the router at {router_url} {served}; name one with --model")
     return models[0]
 
@@ -93,7 +94,10 @@ def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
     if explained:
         console.print()
     for each in explained:
-        console.print(Text.assemble((f"  {each.name}  ", "bold"), each.why), soft_wrap=not console.is_terminal)
+        console.print(
+            Text.assemble((f"  {printable(each.name)}  ", "bold"), printable(each.why)),
+            soft_wrap=not console.is_terminal,
+        )
 
 
 def heading(explanation: Explanation) -> str:
@@ -102,10 +106,10 @@ def heading(explanation: Explanation) -> str:
         blocks = f" in {explanation.blocks:,} block{'s' * (explanation.blocks != 1)} of {explanation.block_size}"
         prompt = f"{tokens}{blocks if explanation.blocks else ', less than a block'}"
     else:
-        why = f": {explanation.why_not}" if explanation.why_not else ""
+        why = f": {printable(explanation.why_not)}" if explanation.why_not else ""
         prompt = f"about {tokens} in {explanation.blocks:,} blocks, approximate{why}"
-    chosen = f"goes to {explanation.chosen}" if explanation.chosen else "waits: no replica takes it now"
-    return f"{explanation.model}, {prompt}\nIt {chosen} (policy {explanation.policy})"
+    chosen = f"goes to {printable(explanation.chosen)}" if explanation.chosen else "waits: no replica takes it now"
+    return f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
 
 
 def ranked(explanation: Explanation) -> list[Candidate]:
@@ -135,7 +139,7 @@ def table_of(explanation: Explanation, *, plain: bool, width: int) -> Table:
         chosen = each.name == explanation.chosen
         style = "" if plain else "bold green" if chosen else "" if each.available else "dim"
         bar = [bar_of(explanation.hits.get(each.name, ()), explanation.blocks, cells, plain=plain)] if cells else []
-        table.add_row(f"{'>' if chosen else ' '} {each.name}", *bar, *numbers_of(each), style=style)
+        table.add_row(f"{'>' if chosen else ' '} {printable(each.name)}", *bar, *numbers_of(each), style=style)
     return table
 
 

@@ -54,9 +54,12 @@ class Keys:
     def has_admin(self) -> bool:
         return any(key.admin for key in self._by_digest.values())
 
+    def of_digest(self, digest: bytes) -> Key | None:
+        return self._by_digest.get(digest)
+
     def find(self, given: bytes) -> Key | None:
         digest = hashlib.sha256(given).digest()
-        key = self._by_digest.get(digest)
+        key = self.of_digest(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
 

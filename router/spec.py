@@ -21,7 +21,8 @@ OFF = "off"  # as `events`: not even if the replica has some
 SOCKETS = ("events", "replay", "status", "snapshot")
 WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
-_NAME = re.compile(r"[A-Za-z0-9_.:@\[\]-]{1,128}")  # it is part of paths and of metrics' labels
+# It is part of paths, where . and .. mean something else, and of metrics' labels.
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:@\[\]-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TCP = re.compile(r"tcp://(.+):(\d+)")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
@@ -85,7 +86,10 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def check(self) -> None:
         """Refuses what could never work."""
         if not _NAME.fullmatch(self.name):
-            raise BadSpec(f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -")
+            raise BadSpec(
+                f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -, "
+                "but not . or .. alone"
+            )
         for field in ("block_size", "max_model_len"):
             if (number := getattr(self, field)) is not None and not 0 < number < 2**31:
                 raise BadSpec(f"{self.name}: {field} is {number}; write a whole number above 0, or leave it out")

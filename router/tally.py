@@ -77,6 +77,7 @@ class Tally:
         "_memory",
         "blocks_predicted",
         "blocks_reported",
+        "compared_tokens",
         "first_token_s",
         "matched_tokens",
         "new_salts",
@@ -96,6 +97,7 @@ class Tally:
         self.matched_tokens = 0  # predicted
         self.blocks_predicted = 0  # of requests whose report is known
         self.blocks_reported = 0
+        self.compared_tokens = 0  # all of those requests' prompts
         self.retries = 0
         self.resent_tokens = 0  # with which an earlier prompt began that was sent there, too
         self.salted = 0  # prompts with a cache salt

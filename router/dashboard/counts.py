@@ -22,7 +22,7 @@ class Counts(Struct):
     prompt_tokens: int = 0
     matched_tokens: int = 0
     reported_tokens: int = 0
-    predictions: int = 0
+    compared_tokens: int = 0  # of the prompts that those are a part of
     batches: int = 0
     stored_blocks: int = 0
     removed_blocks: int = 0
@@ -36,6 +36,7 @@ class Counts(Struct):
         self.prompt_tokens += tally.prompt_tokens
         self.matched_tokens += tally.matched_tokens
         self.reported_tokens += tally.blocks_reported * block_size
+        self.compared_tokens += tally.compared_tokens
         counts = tally.first_token_s.counts
         self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
 
@@ -45,7 +46,7 @@ class Counts(Struct):
         self.prompt_tokens += other.prompt_tokens
         self.matched_tokens += other.matched_tokens
         self.reported_tokens += other.reported_tokens
-        self.predictions += other.predictions
+        self.compared_tokens += other.compared_tokens
         if other.first_token is not _NONE:
             self.first_token = list(map(add, self.first_token, other.first_token))
 
@@ -56,7 +57,7 @@ class Counts(Struct):
             self.prompt_tokens - before.prompt_tokens,
             self.matched_tokens - before.matched_tokens,
             max(0, self.reported_tokens - before.reported_tokens),  # its blocks may have another size now
-            self.predictions - before.predictions,
+            self.compared_tokens - before.compared_tokens,
             max(0, self.batches - before.batches),  # its stream may be followed anew
             max(0, self.stored_blocks - before.stored_blocks),
             max(0, self.removed_blocks - before.removed_blocks),
@@ -70,10 +71,10 @@ class Counts(Struct):
         return round(self.matched_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
 
     def hit_reported(self) -> float | None:
-        """Of the prompt tokens, those that answers said were cached; None: no answer said so."""
-        if not self.predictions or not self.prompt_tokens:
+        """Of the prompt tokens of answers that said how many were cached, those; None: no answer said so."""
+        if not self.compared_tokens:
             return None
-        return round(min(1.0, self.reported_tokens / self.prompt_tokens), 4)
+        return round(min(1.0, self.reported_tokens / self.compared_tokens), 4)
 
     def ttft_s(self, share: float) -> float | None:
         """What so much of the requests did not wait longer for, within its bucket as if they were spread evenly."""
@@ -89,7 +90,7 @@ class Counts(Struct):
 
 
 def counts_of(member: Member, feeds: Feeds) -> Counts:
-    counts = Counts(predictions=member.accuracy.compared)
+    counts = Counts()
     for tally in member.tallies.values():
         counts.count(tally, member.block_size)
     traffic = feeds.traffic(member.name)

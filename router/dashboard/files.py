@@ -1,6 +1,9 @@
 """The dashboard's own files, as the package has them: no build step, nothing from elsewhere."""
 
+from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest
@@ -39,17 +42,23 @@ class File(NamedTuple):
 
 def find(path: str) -> File | None:
     """None: there is no such file, or none that is meant to be had."""
-    parts = path.split("/")
-    content_type = TYPES.get(parts[-1].rpartition(".")[2])
-    if content_type is None or not all(map(_is_plain, parts)):
-        return None
-    found = STATIC.joinpath(*parts)
-    if not found.is_file():
-        return None
-    content = found.read_bytes()
-    return File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')
+    return _all().get(path)
 
 
-def _is_plain(part: str) -> bool:
-    """No way up or elsewhere, on any system."""
-    return part.isascii() and part.replace("-", "").replace("_", "").replace(".", "").isalnum() and part[0] != "."
+@cache
+def _all() -> dict[str, File]:
+    """Read once: whatever path is asked for, it is never one of the machine's."""
+    return dict(read(STATIC))
+
+
+def read(folder: Traversable, above: str = "") -> Iterator[tuple[str, File]]:
+    """Each file that is meant to be had, by its path."""
+    for entry in folder.iterdir():
+        path, content_type = above + entry.name, TYPES.get(entry.name.rpartition(".")[2])
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from read(entry, f"{path}/")
+        elif content_type is not None:
+            content = entry.read_bytes()
+            yield path, File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')

@@ -5,7 +5,7 @@ No sockets here: `viewing.py` serves it.
 
 import heapq
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, count
 
 from msgspec import Struct
 
@@ -82,10 +82,31 @@ class Moment(Struct):
     prefixes: list[Prefix]
 
 
+class Ended(Exception):
+    """Nobody waits for it any more."""
+
+
+def never() -> bool:
+    return False
+
+
+def records_of(recording: Recording, is_ended: Callable[[], bool]) -> Iterator[Record]:
+    """To read them all may take minutes: `is_ended` is asked before each. Ended."""
+    for record in recording.records():
+        if is_ended():
+            raise Ended
+        yield record
+
+
 class Player:
     """Plays a recording from its beginning into a tree, as far as it is asked to."""
 
-    def __init__(self, recording: Recording, heard: Callable[[int, Change], None] | None = None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        heard: Callable[[int, Change], None] | None = None,
+        is_ended: Callable[[], bool] = never,
+    ) -> None:
         """`heard` is told every change, with the number of its source."""
         self.tree = Tree()
         self._heard = heard
@@ -96,7 +117,7 @@ class Player:
             view = recording.view(source, on_change=self._changes.append, on_action=self._acted(number))
             self.views.append(view)
             self._feeds.append(Feed(view))
-        self._records = recording.records()
+        self._records = records_of(recording, is_ended)
         self._next: Record | None = None
         self.at_s = 0.0
 
@@ -133,11 +154,11 @@ class Player:
 # ---- over time
 
 
-def about(recording: Recording, *, texts: bool) -> About:
-    """Plays the whole of it once."""
-    begin_s, end_s = span(recording)
+def about(recording: Recording, *, texts: bool, is_ended: Callable[[], bool] = never) -> About:
+    """Plays the whole of it once. Ended."""
+    begin_s, end_s = span(recording, is_ended)
     names = [source.name for source in recording.sources]
-    marks, more_marks, timeline = _played(recording, names, begin_s, end_s)
+    marks, more_marks, timeline = _played(recording, names, begin_s, end_s, is_ended)
     return About(
         name=recording.path.name,
         replicas=names,
@@ -152,12 +173,15 @@ def about(recording: Recording, *, texts: bool) -> About:
     )
 
 
-def span(recording: Recording) -> tuple[float, float]:
-    begin_s = next((record.time for record in recording.records()), recording.header.created)
-    return begin_s, max((entry.time for entry in recording.index()), default=begin_s)
+def span(recording: Recording, is_ended: Callable[[], bool] = never) -> tuple[float, float]:
+    times = (record.time for record in records_of(recording, is_ended))
+    begin_s = next(times, recording.header.created)
+    return begin_s, max(chain([begin_s], times))
 
 
-def _played(recording: Recording, names: list[str], begin_s: float, end_s: float) -> tuple[list[Mark], int, Timeline]:
+def _played(
+    recording: Recording, names: list[str], begin_s: float, end_s: float, is_ended: Callable[[], bool]
+) -> tuple[list[Mark], int, Timeline]:
     counted = [0, 0]  # blocks stored and removed, in this bucket
 
     def heard(_: int, change: Change) -> None:
@@ -168,7 +192,7 @@ def _played(recording: Recording, names: list[str], begin_s: float, end_s: float
         elif isinstance(change, Cleared):
             counted[1] += sum(len(keys) for _, keys in change.held)
 
-    player = Player(recording, heard)
+    player = Player(recording, heard, is_ended)
     marking = Marking(player.views, names)
     timeline = Timeline([], [], [], {name: [] for name in names})
     every_s = max((end_s - begin_s) / BUCKETS, 0.001)
@@ -224,20 +248,28 @@ class Marking:
 class Moments:
     """The tree at any moment; one that is later than the last is reached by playing on."""
 
-    def __init__(self, recording: Recording, decode: Decode | None) -> None:
+    def __init__(self, recording: Recording, decode: Decode | None, is_ended: Callable[[], bool] = never) -> None:
         self._recording = recording
         self._decode = decode
-        self._player = Player(recording)
-        self._reached_s = 0.0
+        self._is_ended = is_ended
+        self._reached: tuple[float, Player] | None = None
 
     def at(self, at_s: float) -> Moment:
-        if at_s < self._reached_s:
-            self._player = Player(self._recording)
-        self._player.play(at_s)
-        self._reached_s = at_s
-        prefixes, parts = parts_of(self._player.tree, at_s, self._recording.sources[0].model, self._decode)
-        held = [Held(view.name, view.resolver.digest().blocks, view.inexact) for view in self._player.views]
+        """Ended."""
+        player = self._played(at_s)
+        prefixes, parts = parts_of(player.tree, at_s, self._recording.sources[0].model, self._decode)
+        held = [Held(view.name, view.resolver.digest().blocks, view.inexact) for view in player.views]
         return Moment(at=at_s, replicas=held, parts=parts, prefixes=prefixes)
+
+    def _played(self, at_s: float) -> Player:
+        reached, self._reached = self._reached, None  # what fails half-way is not played on
+        if reached is not None and reached[0] <= at_s:
+            player = reached[1]
+        else:
+            player = Player(self._recording, is_ended=self._is_ended)
+        player.play(at_s)
+        self._reached = at_s, player
+        return player
 
 
 def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tuple[list[Prefix], int]:

@@ -172,10 +172,15 @@ def _counts(member: Member) -> CountsOf:
 
 
 async def held_prefixes(router: Router, member: Member, told: Told) -> list[HeldPrefix]:
-    """Those it holds most of what could be saved by first; of models that it does not serve, none."""
+    """Those it holds most of what could be saved by first; of models that it does not serve, none.
+
+    None either where it leaves meanwhile: its slot may be another one's then.
+    """
     found = []
     for run in told.runs[:MOST_PREFIXES]:
         await asyncio.sleep(0)
+        if router.members.by_name.get(member.name) is not member:
+            return []
         path = run.path()
         kind = told.kinds[path[0]]
         if kind.model in member.models and (kind.block_size == APPROXIMATE) == (member.block_size == APPROXIMATE):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -53,6 +54,10 @@ class Sampled(Struct):
     before: Counts  # at the one before it: rates of now are since then
     series: Series
 
+    def move(self, counts: Counts, at_s: float, values: Sequence[float | None]) -> None:
+        self.before, self.counts = self.counts, counts
+        self.series.add(at_s, values)
+
 
 class Sampling:
     """`run` it for as long as the router lives."""
@@ -77,11 +82,12 @@ class Sampling:
         router, at_s, now_s = self._router, time.time(), self._router.now_s()
         over_s = max(1e-3, now_s - self._at_s)
         total, in_flight, waiting, queued, up = Counts(), 0, len(router.waiting), 0.0, 0
-        replicas: dict[str, Sampled] = {}
+        looked: list[tuple[Sampled, Counts, Sequence[float | None]]] = []
         async for member in paused(list(router.members)):
-            replicas[member.name], since = self._replica(member, at_s, over_s)
+            sampled, counts = self.sampled(member) or _unsampled(member), counts_of(member, router.feeds)
+            since, candidate = counts.since(sampled.counts), member.candidate
+            looked.append((sampled, counts, _values(member, since, over_s)))
             total.add(since)
-            candidate = member.candidate
             in_flight += candidate.in_flight
             waiting += candidate.waiting
             queued += candidate.queued_tokens
@@ -99,30 +105,14 @@ class Sampling:
             (total.errors + unserved - self._unserved) / over_s,
             up,
         )
+        # All of it or nothing: after a mistake above, the next point is over the longer time for every replica.
+        for sampled, counts, of_replica in looked:
+            sampled.move(counts, at_s, of_replica)
         self.fleet.add(at_s, values)
         self.before_s, self._at_s = self._at_s, now_s
         self.unserved_before, self._unserved = self._unserved, unserved
-        self._replicas = replicas
+        self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}
         self.taken += 1
-
-    def _replica(self, member: Member, at_s: float, over_s: float) -> tuple[Sampled, Counts]:
-        last, counts = self._replicas.get(member.name), counts_of(member, self._router.feeds)
-        if last is None or last.member is not member:
-            last = Sampled(member, Counts(), Counts(), Series(OF_REPLICA, REPLICA_POINTS))
-        since, candidate = counts.since(last.counts), member.candidate
-        last.before, last.counts = last.counts, counts
-        values = (
-            since.requests / over_s,
-            since.prompt_tokens / over_s,
-            since.hit_predicted(),
-            since.hit_reported(),
-            candidate.in_flight,
-            candidate.queued_tokens,
-            since.ttft_s(0.5),
-            since.ttft_s(0.99),
-        )
-        last.series.add(at_s, values)
-        return last, since
 
     # ---- what is asked
 
@@ -140,6 +130,24 @@ class Sampling:
         """None: it has come since the last point."""
         sampled = self._replicas.get(member.name)
         return sampled if sampled is not None and sampled.member is member else None
+
+
+def _unsampled(member: Member) -> Sampled:
+    return Sampled(member, Counts(), Counts(), Series(OF_REPLICA, REPLICA_POINTS))
+
+
+def _values(member: Member, since: Counts, over_s: float) -> Sequence[float | None]:
+    """In the order of OF_REPLICA."""
+    return (
+        since.requests / over_s,
+        since.prompt_tokens / over_s,
+        since.hit_predicted(),
+        since.hit_reported(),
+        member.candidate.in_flight,
+        member.candidate.queued_tokens,
+        since.ttft_s(0.5),
+        since.ttft_s(0.99),
+    )
 
 
 def unserved_by(router: Router) -> int:

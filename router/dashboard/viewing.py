@@ -18,7 +18,7 @@ from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode
 from router.admission import is_local
 from router.dashboard import files
-from router.dashboard.recording import About, Moments, about
+from router.dashboard.recording import About, Ended, Moments, about, never
 
 PAGE = "recording.html"
 LOOPBACK = "127.0.0.1"
@@ -51,26 +51,27 @@ def view(file: str, port: int, tokenizer: str | None) -> None:
         raise click.ClickException(f"cannot listen on port {port}: {error.strerror}; choose another --port") from error
     with listener:
         click.echo(f"{target.name} at http://{LOOPBACK}:{listener.getsockname()[1]}")
-        serve(build_app(target, decode), listener)
+        serve(target, decode, listener)
 
 
-def serve(app: Starlette, listener: socket.socket) -> None:
+def serve(target: Target, decode: Decode | None, listener: socket.socket) -> None:
+    app = build_app(Pages(target, decode, lambda: server.should_exit))
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     except KeyboardInterrupt:  # raised anew once everything is closed
         return
 
 
-def build_app(target: Target, decode: Decode | None) -> Starlette:
-    pages = Pages(target, decode)
+def build_app(pages: "Pages") -> Starlette:
     routes = [
         Route("/", guarded(pages.index)),
         Route("/recording", guarded(pages.about)),
         Route("/recording/tree", guarded(pages.tree)),
         Route("/dashboard/{path:path}", guarded(pages.file)),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={Exception: failed})
 
 
 def guarded(endpoint: Endpoint) -> Endpoint:
@@ -78,19 +79,28 @@ def guarded(endpoint: Endpoint) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         client = request.client.host if request.client else None
-        if not is_local(request.scope["headers"], client):
+        if not is_local(request.scope["headers"], client, request.scope["http_version"]):
             return refusal(403, "this page is only for browsers on the machine that it runs on, by its own address")
-        return await endpoint(request)
+        try:
+            return await endpoint(request)
+        except (Ended, asyncio.CancelledError):
+            return refusal(503, "the server ends")
 
     return answer
 
 
+async def failed(_: Request, error: Exception) -> Response:
+    """Our own mistake; it is logged as well."""
+    return refusal(500, f"the recording could not be played: {type(error).__name__}: {error}", "server_error")
+
+
 class Pages:
-    def __init__(self, target: Target, decode: Decode | None) -> None:
+    def __init__(self, target: Target, decode: Decode | None, is_ended: Callable[[], bool] = never) -> None:
         assert target.recording is not None
         self._recording = target.recording
         self._texts = decode is not None and not self._recording.header.redacted
-        self._moments = Moments(self._recording, decode if self._texts else None)
+        self._moments = Moments(self._recording, decode if self._texts else None, is_ended)
+        self._is_ended = is_ended
         self._about: About | None = None
         self._playing = asyncio.Lock()  # playing is work for a thread: one at a time
 
@@ -103,7 +113,9 @@ class Pages:
     async def about(self, _: Request) -> Response:
         async with self._playing:
             if self._about is None:
-                self._about = await asyncio.to_thread(about, self._recording, texts=self._texts)
+                self._about = await asyncio.to_thread(
+                    about, self._recording, texts=self._texts, is_ended=self._is_ended
+                )
         return as_json(self._about)
 
     async def tree(self, request: Request) -> Response:
@@ -128,6 +140,6 @@ def as_json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def refusal(status: int, message: str) -> Response:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+def refusal(status: int, message: str, kind: str = "invalid_request_error") -> Response:
+    error = {"message": message, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": error}, status)

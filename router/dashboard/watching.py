@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 FRAME_S = 1.0
 LINGER_S = 10.0  # after the last one has left, who may only want to see other rows: what it is judged by takes time
 MOST_WATCHERS = 64
+MOST_READERS = 48  # of those, so that an administrator always finds room
+MOST_OF_ONE = 8  # of a reader's key, or of an address where readers have none
 RETRY_S = 5
 MOST_DECISIONS = 20
 MOST_MODELS = 100
@@ -56,6 +58,7 @@ class Frame(Struct):
     replicas: list[Row]
     decisions: list[Decided] | None
     alerts: Judged
+    models: list[str]
 
 
 class Wish(NamedTuple):
@@ -68,9 +71,10 @@ class Wish(NamedTuple):
 class Watcher:
     """One stream; `frames` is what it sends."""
 
-    def __init__(self, wish: Wish, key: Key | None = None) -> None:
+    def __init__(self, wish: Wish, key: Key | None = None, address: str = "") -> None:
         self.wish = wish
         self.key = key
+        self.whose = address if key is None else key.digest
         self.ends: str | None = None  # why
         self._newest: bytes | None = None
         self._ready = asyncio.Event()
@@ -110,13 +114,12 @@ class Watching:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def join(self, wish: Wish, key: Key | None = None) -> Watcher:
+    def join(self, wish: Wish, key: Key | None = None, address: str = "") -> Watcher:
         """ApiError: there are too many, or the router ends. To be given back with `leave`."""
         if self._closed or self._router.draining:
             raise draining()
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise _too_many()
-        watcher = Watcher(wish, key)
+        watcher = Watcher(wish, key, address)
+        self._check_room(watcher)
         if self._fleet is not None:
             watcher.show(self._frame(self._fleet, wish))
         self._watchers.add(watcher)
@@ -126,6 +129,17 @@ class Watching:
         if self._showing is None:
             self._showing = asyncio.create_task(self._show())
         return watcher
+
+    def _check_room(self, watcher: Watcher) -> None:
+        if len(self._watchers) >= MOST_WATCHERS:
+            raise _too_many(f"{MOST_WATCHERS} dashboards are open")
+        if watcher.wish.admin:
+            return
+        readers = [one for one in self._watchers if not one.wish.admin]
+        if len(readers) >= MOST_READERS:
+            raise _too_many(f"{MOST_READERS} dashboards of readers are open")
+        if sum(one.whose == watcher.whose for one in readers) >= MOST_OF_ONE:
+            raise _too_many(f"{MOST_OF_ONE} dashboards of one reader are open")
 
     def leave(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
@@ -160,11 +174,14 @@ class Watching:
             "keyed": router.config.demand_key,
             "shows_prompts": router.shows_prompts,
             "policy": router.config.policy,
-            "models": list(islice(router.members.models, MOST_MODELS)),
+            "models": self._models(),
             "started": router.started,
             "interval_s": FRAME_S,
             "history_interval_s": EVERY_S,
         }
+
+    def _models(self) -> list[str]:
+        return list(islice(self._router.members.models, MOST_MODELS))
 
     def _history(self, seen: int) -> bytes:
         """The newest point for who has all others; who has missed some gets them all again."""
@@ -184,13 +201,13 @@ class Watching:
             await asyncio.sleep(max(0.0, begun_s + FRAME_S - loop.time()))
 
     async def _show_all(self) -> None:
+        for watcher in self._watchers:
+            if not self._router.admission.knows(watcher.key, admin=watcher.wish.admin):
+                watcher.end("its API key is not valid any more")
         fleet = self._fleet = await self._looking.look()
         await asyncio.sleep(0)
         await self._alerts.see(fleet)
         await asyncio.sleep(0)
-        for watcher in self._watchers:
-            if watcher.key is not None and not self._router.admission.knows(watcher.key):
-                watcher.end("its API key is not valid any more")
         for wish in {watcher.wish for watcher in self._watchers}:
             frame = self._frame(fleet, wish)
             for watcher in self._watchers:
@@ -209,6 +226,7 @@ class Watching:
             replicas=rows,
             decisions=None if decisions is None else [_decided(one) for one in decisions],
             alerts=self._alerts.judged,
+            models=self._models(),
         )
         return event("fleet", frame)
 
@@ -237,7 +255,7 @@ def _decided(one: Remembered) -> Decided:
     )
 
 
-def _too_many() -> ApiError:
-    message = f"{MOST_WATCHERS} dashboards are open, which is the most; close one, or try again"
+def _too_many(said: str) -> ApiError:
+    message = f"{said}, which is the most; close one, or try again"
     headers = {"Retry-After": str(RETRY_S)}
     return ApiError(503, message, "service_unavailable", code="too_many_watchers", headers=headers)

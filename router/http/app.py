@@ -1,8 +1,9 @@
 """The API around the generation routes: models, health, metrics, replicas, decisions and their reasons."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -36,6 +37,7 @@ from router.upkeep import Upkeep
 
 DONE = {"status": "ok"}
 MAX_SMALL_BODY = 1024 * 1024
+MOST_NAMES = 10  # of replicas, in an error
 
 
 class Endpoints:
@@ -127,8 +129,9 @@ class Endpoints:
         name = request.path_params["name"]
         member = self._router.members.by_name.get(name)
         if member is None:
-            known = ", ".join(self._router.members.by_name) or "none"
-            raise ApiError(404, f"there is no replica named {name!r}; there are: {known}", code="replica_not_found")
+            known = _some(self._router.members.by_name)
+            message = f"there is no replica named {name[:100]!r}; there are: {known}"
+            raise ApiError(404, message, code="replica_not_found")
         return member
 
     # ---- why
@@ -192,7 +195,12 @@ class Guard:
         host = client[0] if client else None
         try:
             admitted = router.admission.admit(
-                scope["headers"], scope["path"], host, router.now_s(), method=scope["method"]
+                scope["headers"],
+                scope["path"],
+                host,
+                router.now_s(),
+                method=scope["method"],
+                http_version=scope["http_version"],
             )
         except ApiError as error:
             router.turned_away(scope, error)
@@ -234,6 +242,11 @@ async def body_of(request: Request, limit: int) -> bytes:
         if len(received) > limit:
             raise too_large(len(received), limit)
     return bytes(received)
+
+
+def _some(names: Collection[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return (", ".join(islice(names, MOST_NAMES)) or "none") + (f" and {more:,} more" if more > 0 else "")
 
 
 def _file(request: Request, path: str) -> Response:

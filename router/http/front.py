@@ -57,6 +57,7 @@ class FrontConnection(HttpProtocol):
                 path = urllib.parse.unquote(path)
         opens = None if self._spare else self._direct(method, path)
         if opens is None:
+            self.scope["state"]["abort"] = self.abort  # for an answer without an end that nobody reads
             super().on_headers_complete()
             if self._answered_now() is not None:
                 self.flow.resume_reading()  # or nobody would see that the client leaves

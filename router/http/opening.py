@@ -65,7 +65,14 @@ class Openings:
         try:
             if router.draining:
                 raise draining()
-            admitted = router.admission.admit(headers, scope["path"], host, router.now_s(), method=scope["method"])
+            admitted = router.admission.admit(
+                headers,
+                scope["path"],
+                host,
+                router.now_s(),
+                method=scope["method"],
+                http_version=scope["http_version"],
+            )
         except ApiError as error:
             router.turned_away(scope, error)
             raise

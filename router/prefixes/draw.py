@@ -29,6 +29,7 @@ class Prefix(Struct):
     replicas: list[str]
     text: str | None = None
     below: list["Prefix"] = []
+    id: str = ""
 
 
 class Shared(Struct):

@@ -123,18 +123,25 @@ class Totals(Struct, frozen=True):
     approximate_prompts_total: float = 0
     resyncs_total: float = 0
     faults_total: float = 0
-    time_to_first_token_seconds_sum: float = 0
-    time_to_first_token_seconds_count: float = 0
+    first_tokens: dict[str, tuple[float, float]] = {}  # by labels: how many, and the seconds they took together
 
 
 PREFIX = "warmroute_router:"
+FIRST_TOKENS = "time_to_first_token_seconds_"
+SUMS = [name for name in Totals.__struct_fields__ if name != "first_tokens"]
 # Of a thousand replicas there are tens of thousands of lines: one pass, and no parser of the whole format.
-_WANTED = re.compile(rf"^{PREFIX}({'|'.join(Totals.__struct_fields__)})(?:\{{.*\}})? (\S+)$", re.MULTILINE)
+_WANTED = re.compile(rf"^{PREFIX}({'|'.join(SUMS)}|{FIRST_TOKENS}(?:count|sum))(\{{.*\}})? (\S+)$", re.MULTILINE)
 
 
 def totals_of(metrics: str) -> Totals | None:
-    """None: it is not what a router's /metrics says."""
+    """None: it is not what a router's /metrics says. ValueError: a value is no number."""
     sums: dict[str, float] = defaultdict(float)
-    for name, value in _WANTED.findall(metrics):
-        sums[name] += float(value)
-    return Totals(**sums) if "open_requests" in sums else None
+    counts: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for name, labels, value in _WANTED.findall(metrics):
+        if name.startswith(FIRST_TOKENS):
+            (counts if name.endswith("count") else seconds)[labels] = float(value)
+        else:
+            sums[name] += float(value)
+    first_tokens = {labels: (count, seconds.get(labels, 0.0)) for labels, count in counts.items()}
+    return Totals(**sums, first_tokens=first_tokens) if "open_requests" in sums else None

@@ -50,7 +50,7 @@ class Asking:
         answer = await self._ask("GET", path)
         try:
             return msgspec.json.decode(answer, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Away(f"what answers is no router: {path}: {error}") from error
 
     async def text(self, path: str) -> str:

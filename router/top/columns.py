@@ -360,7 +360,3 @@ def decision_table() -> Table[Decision]:
 def _replica_words(row: Row) -> str:
     replica = row.replica
     return " ".join([replica.name, state_of(replica), replica.engine, replica.url, *replica.models, reason_of(replica)])
-
-
-def _decision_words(one: Decision) -> str:
-    return " ".join([one.chosen or "nobody", one.model, one.request_id, reason_for(one), f"status {one.status}"])

@@ -11,6 +11,7 @@ from router.prefixes.draw import Prefix
 from router.top.answers import Decision, Replica
 from router.top.history import Rates
 from router.top.watch import Watch
+from router.top.words import NONE
 
 GPU = "GPU"
 
@@ -28,7 +29,7 @@ class Branch(NamedTuple):
 
     prefix: Prefix
     above: tuple[Prefix, ...]
-    key: str
+    key: str  # stays the same while others come and go; its place where the router gives it no name
 
 
 def rows_of(watch: Watch) -> list[Row]:
@@ -43,7 +44,7 @@ def branches_of(watch: Watch) -> list[Branch]:
 
 
 def _branches(prefix: Prefix, above: tuple[Prefix, ...], key: str) -> Iterator[Branch]:
-    yield Branch(prefix, above, key)
+    yield Branch(prefix, above, prefix.id or key)
     for number, below in enumerate(prefix.below):
         yield from _branches(below, (*above, prefix), f"{key}.{number}")
 
@@ -51,7 +52,7 @@ def _branches(prefix: Prefix, above: tuple[Prefix, ...], key: str) -> Iterator[B
 @lru_cache(10_000)
 def natural(name: str) -> list[tuple[int, str]]:
     """`demo-10` after `demo-9`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]
 
 
 # ---- replicas
@@ -89,7 +90,10 @@ def is_mispredicted(decision: Decision) -> bool:
 
 
 def clock(ts: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(ts))
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(ts))
+    except (OverflowError, ValueError, OSError):  # of a time that no calendar has
+        return NONE
 
 
 def tokens_or_none(tokens: int | None) -> str:

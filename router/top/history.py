@@ -1,7 +1,7 @@
 """What happened between the looks: rates over the last seconds, and which counters rose lately. Time is an argument."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from router.top.answers import Replica, Totals
@@ -9,6 +9,8 @@ from router.top.answers import Replica, Totals
 WINDOW_S = 15.0
 NEWS_S = 60.0  # for so long a counter that rose is shown as one
 COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
+
+Counts = tuple[float, ...]
 
 
 class Rates(NamedTuple):
@@ -19,51 +21,65 @@ class Rates(NamedTuple):
     hit: float | None  # part of the prompt tokens; None: there were none
 
 
-class _Counts(NamedTuple):
-    requests: int
-    prompt_tokens: int
-    matched_tokens: int
-    batches: int
+class Window:
+    """Counts of the last seconds by name; names come and go, and what begins anew counts from 0 again."""
 
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, dict[str, Counts]]] = deque()
 
-class _Sample(NamedTuple):
-    at_s: float
-    counts: dict[str, _Counts]  # by replica
+    def add(self, counts: Mapping[str, Counts], now_s: float) -> None:
+        for name, now in counts.items():
+            # The last look may have been without it: a router that has just begun knows no replica yet.
+            before = next((sample[name] for _, sample in reversed(self._samples) if name in sample), now)
+            if any(new < old for new, old in zip(now, before, strict=True)):
+                self._forget(name)
+        self._samples.append((now_s, dict(counts)))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_s - self._window_s:
+            self._samples.popleft()
+
+    def _forget(self, name: str) -> None:
+        for _, sample in self._samples:
+            sample.pop(name, None)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of what was there at the last look."""
+        return self._samples[-1][1] if self._samples else ()
+
+    def rise(self, name: str) -> tuple[Counts, float] | None:
+        """By how much, and in how many seconds; None: it has been looked at only once."""
+        if name not in self.names:
+            return None
+        first_s, first = next((at_s, sample) for at_s, sample in self._samples if name in sample)
+        last_s, last = self._samples[-1]
+        if last_s <= first_s:
+            return None
+        return tuple(new - old for new, old in zip(last[name], first[name], strict=True)), last_s - first_s
 
 
 class History:
     def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._window_s = window_s
-        self._samples: deque[_Sample] = deque()
+        self._served = Window(window_s)
+        self._batches = Window(window_s)
+        self._first_tokens = Window(window_s)
         self._counters: dict[str, tuple[int, ...]] = {}
         self._rose_s: dict[str, dict[str, float]] = {}
-        self._totals: deque[tuple[float, Totals]] = deque()
 
     def add(self, replicas: Iterable[Replica], now_s: float) -> None:
         known = list(replicas)
-        sample = _Sample(now_s, {one.name: _counts(one) for one in known})
-        if self._samples and _is_less(sample.counts, self._samples[-1].counts):
-            self._samples.clear()  # another router process: it counts from 0
-        self._samples.append(sample)
-        while len(self._samples) > 2 and self._samples[1].at_s <= now_s - self._window_s:
-            self._samples.popleft()
+        self._served.add({one.name: _served(one) for one in known}, now_s)
+        self._batches.add({one.name: (one.events.seq,) for one in known if one.events is not None}, now_s)
         self._note_rises(known, now_s)
 
     def add_totals(self, totals: Totals, now_s: float) -> None:
-        if self._totals and _first_tokens(totals) < _first_tokens(self._totals[-1][1]):
-            self._totals.clear()
-        self._totals.append((now_s, totals))
-        while len(self._totals) > 2 and self._totals[1][0] <= now_s - self._window_s:
-            self._totals.popleft()
+        self._first_tokens.add(totals.first_tokens, now_s)
 
     def mean_ttft_s(self) -> float | None:
         """Of the last seconds; None: no answer began."""
-        if len(self._totals) < 2:
-            return None
-        (_, then), (_, now) = self._totals[0], self._totals[-1]
-        begun = _first_tokens(now) - _first_tokens(then)
-        took_s = now.time_to_first_token_seconds_sum - then.time_to_first_token_seconds_sum
-        return took_s / begun if begun else None
+        rises = [found[0] for name in self._first_tokens.names if (found := self._first_tokens.rise(name)) is not None]
+        begun = sum(count for count, _ in rises)
+        return sum(seconds for _, seconds in rises) / begun if begun else None
 
     def _note_rises(self, replicas: list[Replica], now_s: float) -> None:
         before, self._counters = self._counters, {}
@@ -89,44 +105,36 @@ class History:
 
     def rates(self, replica: str) -> Rates | None:
         """None: it has been looked at only once."""
-        if len(self._samples) < 2 or (now := self._samples[-1].counts.get(replica)) is None:
+        if (served := self._served.rise(replica)) is None:
             return None
-        first = next(sample for sample in self._samples if replica in sample.counts)
-        return _rates([(first.counts[replica], now)], self._samples[-1].at_s - first.at_s)
+        (requests, prompt, matched), over_s = served
+        batches = self._batches.rise(replica)
+        return _rates(
+            requests_per_s=requests / over_s,
+            prompt_tokens_per_s=prompt / over_s,
+            prefill_tokens_per_s=max(0.0, prompt - matched) / over_s,
+            batches_per_s=batches[0][0] / batches[1] if batches is not None else 0.0,
+        )
 
     def total(self) -> Rates | None:
-        if len(self._samples) < 2:
+        found = [rates for name in self._served.names if (rates := self.rates(name)) is not None]
+        if not found:
             return None
-        first, last = self._samples[0], self._samples[-1]
-        pairs = [(first.counts[name], now) for name, now in last.counts.items() if name in first.counts]
-        return _rates(pairs, last.at_s - first.at_s)
+        return _rates(
+            requests_per_s=sum(one.requests_per_s for one in found),
+            prompt_tokens_per_s=sum(one.prompt_tokens_per_s for one in found),
+            prefill_tokens_per_s=sum(one.prefill_tokens_per_s for one in found),
+            batches_per_s=sum(one.batches_per_s for one in found),
+        )
 
 
-def _counts(replica: Replica) -> _Counts:
+def _served(replica: Replica) -> Counts:
     served = replica.served
-    seq = -1 if replica.events is None else replica.events.seq
-    return _Counts(served.requests, served.prompt_tokens, served.matched_tokens, seq)
+    return served.requests, served.prompt_tokens, served.matched_tokens
 
 
-def _first_tokens(totals: Totals) -> float:
-    return totals.time_to_first_token_seconds_count
-
-
-def _is_less(now: dict[str, _Counts], before: dict[str, _Counts]) -> bool:
-    return any(name in before and counts.requests < before[name].requests for name, counts in now.items())
-
-
-def _rates(pairs: list[tuple[_Counts, _Counts]], over_s: float) -> Rates | None:
-    if over_s <= 0:
-        return None
-    requests = sum(now.requests - then.requests for then, now in pairs)
-    prompt = sum(now.prompt_tokens - then.prompt_tokens for then, now in pairs)
-    matched = sum(now.matched_tokens - then.matched_tokens for then, now in pairs)
-    batches = sum(max(0, now.batches - then.batches) for then, now in pairs)  # one that restarted counts anew
-    return Rates(
-        requests_per_s=requests / over_s,
-        prompt_tokens_per_s=prompt / over_s,
-        prefill_tokens_per_s=(prompt - matched) / over_s,
-        batches_per_s=batches / over_s,
-        hit=matched / prompt if prompt else None,
-    )
+def _rates(
+    *, requests_per_s: float, prompt_tokens_per_s: float, prefill_tokens_per_s: float, batches_per_s: float
+) -> Rates:
+    hit = 1 - prefill_tokens_per_s / prompt_tokens_per_s if prompt_tokens_per_s else None
+    return Rates(requests_per_s, prompt_tokens_per_s, prefill_tokens_per_s, batches_per_s, hit)

@@ -101,7 +101,10 @@ class Watch:
         self.shared = await self.asking.get(f"{PREFIXES}?limit={MOST_PREFIXES}", Shared)
 
     async def _ask_metrics(self) -> None:
-        self.totals = totals_of(await self.asking.text(METRICS))
+        try:
+            self.totals = totals_of(await self.asking.text(METRICS))
+        except ValueError as error:
+            raise Away(f"what answers is no router: {METRICS}: {error}") from error
         if self.totals is None:
             raise Away(f"what answers is no router: its {METRICS} has no warmroute_router:open_requests")
         self.history.add_totals(self.totals, self._clock())

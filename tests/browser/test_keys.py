@@ -1,6 +1,7 @@
 """Keys: asked for where one is demanded, kept in the tab, sent only to the router, and enough for what they are for."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -28,6 +29,10 @@ def keyed(browser: Browser, keyed_url: str) -> Iterator[Visit]:
 def give(page: Page, key: str) -> None:
     page.get_by_role("dialog").get_by_label("Key").fill(key)
     page.get_by_role("button", name="Use it").click()
+
+
+def stored(page: Page) -> Any:
+    return page.evaluate("sessionStorage.getItem('warmroute.key')")
 
 
 def test_key_is_asked_for_and_remembered_in_the_tab(keyed: Visit) -> None:
@@ -60,7 +65,40 @@ def test_reader_sees_the_fleet_and_changes_nothing(keyed: Visit) -> None:
     expect(keyed.page.get_by_text("Digests compared")).to_be_visible()
     assert keyed.page.get_by_role("button", name="Drain", exact=True).count() == 0
     keyed.go("/requests")
-    expect(keyed.page.get_by_role("dialog")).to_contain_text("admin key")
+    expect(keyed.page.get_by_role("alert").filter(has_text="needs the admin key")).to_be_visible()
+    assert keyed.page.get_by_role("dialog").count() == 0
+
+
+def test_who_writes_is_not_asked_for_a_key(keyed: Visit) -> None:
+    """What goes on being written would be taken for one, and sent as one."""
+    keyed.open("/playground")
+    give(keyed.page, READER)
+    expect(keyed.page.locator("#live")).to_have_text("live")
+    message = keyed.page.get_by_label("Message", exact=True)
+    message.press_sequentially("What is the weather")
+    refusal = keyed.page.get_by_role("alert").filter(has_text="/explain needs the admin key")
+    expect(refusal).to_be_visible()
+    expect(keyed.page.locator(".tokens .block").first).to_be_visible()
+    expect(message).to_be_focused()
+    message.press_sequentially(" like tomorrow?")
+    expect(message).to_have_value("What is the weather like tomorrow?")
+    assert stored(keyed.page) == READER
+    refusal.get_by_role("button", name="Give a key").click()
+    give(keyed.page, ADMIN)
+    expect(keyed.page.locator(".candidate.winner")).to_be_visible()
+
+
+def test_key_is_kept_until_another_one_is_good(keyed: Visit) -> None:
+    keyed.open("/requests")
+    give(keyed.page, READER)
+    keyed.page.get_by_role("button", name="Give a key").click()
+    dialog = keyed.page.get_by_role("dialog")
+    for other, words in (("two words", "visible ASCII"), ("na\u00efve", "visible ASCII"), ("another", "not know")):
+        give(keyed.page, other)
+        expect(dialog).to_contain_text(words)
+        assert stored(keyed.page) == READER
+    keyed.page.get_by_role("button", name="Cancel").click()
+    assert stored(keyed.page) == READER
 
 
 def test_who_gives_no_key_is_left_alone_until_asking(keyed: Visit) -> None:

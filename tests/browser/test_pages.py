@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
+from tests.browser.feeds import altered
 from tests.browser.pages import NARROW, Visit, replica_place, request_place
 from tests.browser.world import World
 
@@ -230,6 +231,93 @@ def test_requests_are_filtered_held_and_explained(page: Visit) -> None:
     page.page.get_by_label("A prompt, or a request").fill('{"messages": ')
     page.page.get_by_role("button", name="Explain").click()
     expect(page.page.get_by_role("alert").filter(has_text="no JSON")).to_be_visible()
+
+
+def test_requests_of_one_id_have_a_line_each_and_no_more(page: Visit) -> None:
+    """Clients choose ids."""
+
+    def twice(route: Route) -> None:
+        found = route.fetch().json()
+        route.fulfill(json={**found, "decisions": found["decisions"][:1] * 2})
+
+    page.page.route("**/decisions?limit=*", twice)
+    page.open("/requests")
+    lines = page.page.get_by_role("table", name="Last requests").get_by_role("row")
+    expect(lines).to_have_count(3)
+    for _ in range(2):
+        with page.page.expect_response(re.compile("/decisions")):
+            pass
+        page.page.wait_for_function("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
+    assert lines.count() == 3
+
+
+def test_page_that_a_smaller_fleet_has_not_is_left(page: Visit) -> None:
+    offsets: list[int] = []
+
+    def shrinks(frame: dict[str, Any], offset: int) -> None:
+        offsets.append(offset)
+        frame["shown"] |= {"offset": offset, "matching": 3 if any(offsets) else 150}
+        if offset:
+            frame["replicas"] = []
+
+    altered(page.page, page.router_url, shrinks)
+    page.open()
+    names = page.page.get_by_role("table", name="Replicas").get_by_role("rowheader")
+    expect(names).to_have_count(3)
+    following = page.page.get_by_role("button", name="Next")
+    following.click()
+    expect(following).to_be_hidden()
+    expect(names).to_have_count(3)
+    assert offsets[0] == offsets[-1] == 0 and 100 in offsets
+
+
+def test_models_that_come_later_can_be_chosen(page: Visit) -> None:
+    def gains(frame: dict[str, Any], _: int) -> None:
+        frame["models"] = ["demo", "another"]
+
+    altered(page.page, page.router_url, gains)
+    page.open("/requests")
+    page.page.get_by_label("A prompt, or a request").fill("Once upon a time")
+    page.page.get_by_label("Model", exact=True).select_option("another")
+    with page.page.expect_request("**/explain") as asked:
+        page.page.get_by_role("button", name="Explain").click()
+    assert asked.value.post_data_json == {"model": "another", "prompt": "Once upon a time"}
+    expect(page.page.get_by_role("alert").filter(has_text="another")).to_be_visible()
+    page.go("/playground")
+    expect(page.page.locator("#model option")).to_have_text(["demo", "another"])
+    assert all("404" in complaint for complaint in page.blame())
+
+
+def test_replica_that_leaves_is_greyed_and_has_no_buttons(page: Visit) -> None:
+    left = False
+
+    def told(route: Route) -> None:
+        if left:
+            route.fulfill(status=404, json={"error": {"message": "there is no replica named 'r0'", "code": None}})
+            return
+        found = route.fetch().json()
+        found["row"]["cache_used"] = found["cache"]["empty_tokens"] = None  # not every engine says it
+        route.fulfill(json=found)
+
+    page.page.route("**/dashboard/replicas/r0", told)
+    page.open(replica_place("r0"))
+    drain = page.page.get_by_role("button", name="Drain", exact=True)
+    expect(drain).to_be_visible()
+    expect(page.page.get_by_text(re.compile("blocks? of 16 tokens"))).to_be_visible()
+    expect(page.page.get_by_text(re.compile("% of .* taken"))).to_have_count(0)
+    left = True
+    expect(page.page.get_by_role("alert").filter(has_text="no replica named")).to_be_visible()
+    expect(drain).to_have_count(0)
+    expect(page.page.locator("main.gone")).to_be_visible()
+    page.go("/")
+    expect(page.page.locator("main.gone")).to_have_count(0)
+    assert all("404" in complaint for complaint in page.blame())
+
+
+def test_browser_without_the_newest_signals_will_do(page: Visit) -> None:
+    page.page.add_init_script("delete AbortSignal.any")
+    page.open()
+    expect(page.page.locator("#live")).to_have_text("live")
 
 
 def test_colours_are_chosen_and_remembered(page: Visit) -> None:

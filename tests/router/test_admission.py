@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from api.errors import ApiError
 from router.admission import MAX_HEADERS, Admission, Headers, WatchedKeys, is_local
@@ -187,7 +188,27 @@ def test_who_may_read_is_told_apart_from_who_administers(path: str) -> None:
 def test_a_key_is_known_until_it_is_taken_away() -> None:
     admission = Admission([key("a"), key("b")])
     admission.use([key("a")])
-    assert (admission.knows(key("a")), admission.knows(key("b"))) == (True, False)
+    assert (admission.knows(key("a"), admin=False), admission.knows(key("b"), admin=False)) == (True, False)
+
+
+@pytest.mark.parametrize("admin", [True, False])
+def test_another_key_of_the_same_name_is_not_the_one_that_was_let_in(admin: bool) -> None:
+    ours = key("root", admin=admin)
+    rotated = replace(ours, digest=digest_of("another"))
+    other_rank = replace(ours, admin=not admin)
+    for others in ([rotated], [other_rank], []):
+        admission = Admission([ours, key("a")])
+        assert admission.knows(ours, admin=admin)
+        admission.use([*others, key("a")])
+        assert not admission.knows(ours, admin=admin), others
+
+
+def test_when_the_first_administrators_key_comes_who_had_none_is_none() -> None:
+    admission = Admission([key("a")])
+    assert admission.knows(None, admin=True) and admission.knows(key("a"), admin=True)
+    admission.use([key("a"), key("root", admin=True)])
+    assert not admission.knows(None, admin=True) and not admission.knows(key("a"), admin=True)
+    assert admission.knows(None, admin=False) and admission.knows(key("a"), admin=False)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +226,16 @@ def test_a_key_is_known_until_it_is_taken_away() -> None:
 )
 def test_proxies_and_pages_of_others_are_not_this_machine(headers: Headers) -> None:
     assert not is_local(headers, "127.0.0.1")
+
+
+def test_a_proxy_that_speaks_http_1_0_administers_nothing() -> None:
+    """As nginx does to whom it passes requests on, with a Host of this machine and no header of its own."""
+    assert is_local([HOST], "127.0.0.1", "1.1") and not is_local([HOST], "127.0.0.1", "1.0")
+    admission = Admission()
+    assert admission.admit([HOST], "/replicas", "127.0.0.1", 0.0, method="GET", http_version="1.1").admin
+    assert not admission.admit([HOST], "/replicas", "127.0.0.1", 0.0, method="GET", http_version="1.0").admin
+    with pytest.raises(ApiError, match="--admin-key"):
+        admission.admit([HOST], "/replicas", "127.0.0.1", 0.0, http_version="1.0")
 
 
 @pytest.mark.parametrize("host", [b"localhost", b"localhost:8000", b"127.0.0.1", b"[::1]:8000"])

@@ -132,6 +132,15 @@ def test_the_answer_in_the_docs_is_drawn() -> None:
     assert "> replica-1" in drawn(answer)
 
 
+def test_a_router_cannot_take_hold_of_the_terminal() -> None:
+    evil = "\x1b[2J\x9b31m\u202e"
+    candidate = ANSWER["candidates"][0] | {"name": evil, "why": evil}
+    named: dict[str, Any] = dict.fromkeys(("model", "policy", "why_not", "chosen"), evil)
+    for exact in (True, False):
+        shown = drawn(candidates=[candidate], exact=exact, **named)
+        assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
 def test_fields_of_newer_routers_are_passed_over() -> None:
     assert "replica-1" in drawn(new_field={"x": 1})
 

@@ -76,6 +76,8 @@ def test_adapters_are_named_one_by_one() -> None:
         (f"{URL},model=a,model=b", "is given twice; give it once"),
         (f"{URL},name=a b", "the name 'a b' is not usable"),
         (f"{URL},name=a/b", "the name 'a/b' is not usable"),
+        (f"{URL},name=.", "the name '.' is not usable"),
+        (f"{URL},name=..", "the name '..' is not usable"),
         (f"{URL},replay=tcp://h:1", "replay without events (events is missing); name that endpoint too"),
         (f"{URL},events=off,replay=tcp://h:1", "replay without events (events is 'off')"),
         (f"{URL},events=h:1", "events is 'h:1'; write tcp://HOST:PORT"),

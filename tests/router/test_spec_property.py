@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router.spec import BadSpec, ReplicaSpec, parse_replica
 
 WORDS = st.text("abcXYZ019_.-", min_size=1, max_size=12)
+NAMES = WORDS.filter(lambda name: name not in (".", ".."))  # those mean something else in a path
 PORTS = st.integers(1, 65535)
 ENDPOINTS = st.builds(lambda host, port: f"tcp://{host}:{port}", st.from_regex(r"[a-z]{1,8}", fullmatch=True), PORTS)
 
@@ -16,7 +17,7 @@ ENDPOINTS = st.builds(lambda host, port: f"tcp://{host}:{port}", st.from_regex(r
 @st.composite
 def specs(draw: st.DrawFn) -> ReplicaSpec:
     fields: dict[str, Any] = {
-        "name": draw(WORDS),
+        "name": draw(NAMES),
         "url": f"{draw(st.sampled_from(['http', 'https']))}://{draw(st.from_regex(r'[a-z]{1,8}', fullmatch=True))}:"
         f"{draw(PORTS)}",
         "engine": draw(st.sampled_from(["auto", "warmroute", "vllm", "sglang", "openai"])),

@@ -10,8 +10,9 @@ from router.dashboard.counts import Counts
 from router.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 
 
-def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0) -> Tally:
+def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0, compared: int = 0, hit: int = 0) -> Tally:
     made = Tally(Memory())
+    made.compared_tokens, made.blocks_reported = compared, hit // 16
     made.statuses = {200: len(seconds), 500: failed}
     made.prompt_tokens, made.matched_tokens = tokens, cached
     for one in seconds:
@@ -37,6 +38,14 @@ def test_shares_of_nothing_are_not_known() -> None:
     nothing = Counts()
     assert (nothing.hit_predicted(), nothing.hit_reported(), nothing.ttft_s(0.5)) == (None, None, None)
     assert counts(tally(tokens=100)).hit_reported() is None  # nobody said what was cached
+
+
+def test_what_answers_report_is_a_share_of_the_prompts_that_they_report_of() -> None:
+    made = counts(tally(tokens=1600, compared=160, hit=80), tally(tokens=1600))
+    assert made.hit_reported() == 0.5
+    assert counts(tally(tokens=1600, compared=160)).hit_reported() == 0.0
+    now = counts(tally(tokens=3200, compared=320, hit=80))
+    assert now.since(made).hit_reported() == 0.0
 
 
 def test_what_was_there_before_does_not_count() -> None:

@@ -3,13 +3,20 @@
 import asyncio
 import socket
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from api.errors import ApiError
 from events.native import Load
-from router.dashboard import sampling, watching
-from router.keys import Key, keys_from_options
+from router.dashboard import feed, sampling, watching
+from router.dashboard.counts import Counts, counts_of
+from router.dashboard.rows import Query
+from router.feeds import Feeds
+from router.keys import Key, digest_of, keys_from_options
+from router.members import Member
 from tests.router.dashboard.watching import Page, watched
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until
@@ -141,6 +148,29 @@ async def test_a_replica_that_leaves_and_comes_back_is_counted_anew() -> None:
         assert newest(running, "requests_per_s") > 0
 
 
+async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all replicas alike: those that were looked at before the mistake, too."""
+
+    def failing(member: Member, feeds: Feeds) -> Counts:
+        if member.name == "r1":
+            raise ValueError("a mistake")
+        return counts_of(member, feeds)
+
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        taken = running.front.dashboard.sampling
+        await taken.sample()
+        await ask(running, 4)
+        with monkeypatch.context() as patched:
+            patched.setattr(sampling, "counts_of", failing)
+            with pytest.raises(ValueError, match="a mistake"):
+                await taken.sample()
+        await taken.sample()
+        for name in ("r0", "r1"):
+            sampled = taken.sampled(running.member(name))
+            assert sampled is not None
+            assert (sampled.counts.since(sampled.before).requests, len(sampled.series)) == (2, 2), name
+
+
 async def test_a_query_chooses_the_rows_and_one_that_cannot_be_used_is_refused() -> None:
     async with served(*Script(says(GOOD)).replicas(3)) as running:
         async with watched(running, "?sort=name&order=desc&limit=1&offset=1") as page:
@@ -230,6 +260,31 @@ async def test_a_stream_ends_with_its_key() -> None:
         await other.next("fleet")
 
 
+@pytest.mark.parametrize("change", [{"digest": digest_of("another")}, {"admin": False}])
+async def test_a_stream_ends_when_its_key_is_another_or_no_administrators(change: dict[str, Any]) -> None:
+    async with (
+        served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running,
+        watched(running, **bearer("admin-key")) as page,
+        watched(running, **bearer("client-key")) as other,
+    ):
+        await page.next("fleet")
+        running.router.admission.use([replace(key, **change) if key.admin else key for key in KEYS])
+        assert "key" in (await page.next("end"))["why"]
+        assert await page.ended()
+        await other.next("fleet")
+
+
+async def test_models_that_come_later_are_told() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, watched(running) as page:
+        assert (await page.next("fleet"))["models"] == ["m"]
+        models = running.router.members.models
+        for number in range(200):
+            models[f"more-{number}"] = models["m"]
+        while len(told := (await page.next("fleet"))["models"]) == 1:
+            pass
+        assert told == ["m", *(f"more-{number}" for number in range(99))]
+
+
 async def test_streams_count_for_no_key() -> None:
     """Or a limit of one request would keep a page from asking anything."""
     [key] = keys_from_options(["client-key"], None)
@@ -263,6 +318,39 @@ async def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.Mo
             await until(lambda: count_of(running) == 1, "one has left")
             async with watched(running) as other:
                 await other.next("fleet")
+        await alone(running)
+
+
+@pytest.mark.parametrize(("name", "most"), [("MOST_OF_ONE", 2), ("MOST_READERS", 2)])
+async def test_readers_leave_room_for_others_and_for_administrators(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(watching, name, most)
+    keys = tuple(keys_from_options(["client-key", "another-key"], "admin-key"))
+    async with AsyncExitStack() as open_pages:
+        running = await open_pages.enter_async_context(
+            served(*Script(says(GOOD)).replicas(1), keys=keys, demand_key=True)
+        )
+        for _ in range(most):
+            await open_pages.enter_async_context(watched(running, **bearer("client-key")))
+        for key, status in (("client-key", 503), ("another-key", 200 if name == "MOST_OF_ONE" else 503)):
+            async with connect(running.port) as client:
+                client.send("GET", "/dashboard/feed", **(LOCAL | bearer(key)))
+                assert (await client.head())[0] == status, key
+        for _ in range(most + 1):
+            page = await open_pages.enter_async_context(watched(running, **bearer("admin-key")))
+            await page.next("fleet")
+
+
+async def test_without_keys_readers_are_told_apart_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MOST_OF_ONE", 1)
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        wish, owner = watching.Wish(Query(), admin=False), running.front.dashboard.watching
+        watchers = [owner.join(wish, None, address) for address in ("10.0.0.8", "10.0.0.9")]
+        with pytest.raises(ApiError, match="one reader"):
+            owner.join(wish, None, "10.0.0.9")
+        for watcher in watchers:
+            owner.leave(watcher)
         await alone(running)
 
 
@@ -353,6 +441,17 @@ async def test_who_does_not_read_keeps_nobody_waiting_and_leaves_nothing() -> No
             await ask(running, 1)
         asking.close()
         await alone(running)
+
+
+async def test_who_has_not_read_for_long_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "STUCK_S", 1.0)
+    async with served(*large()) as running:
+        asking = await stuck(running)
+        assert count_of(running) == 1
+        await alone(running)
+        connections = running.front._server.server_state.connections
+        await until(lambda: not connections, "what it has not read is not kept for it")
+        asking.close()
 
 
 async def test_when_the_router_drains_streams_end_at_once_and_are_not_waited_for() -> None:

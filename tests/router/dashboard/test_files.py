@@ -98,6 +98,7 @@ async def test_a_folder_that_is_named_leads_to_the_page() -> None:
         "/dashboard/index.html/",
         "/dashboard/feed.html/../feed.js",
         "/dashboard/replicas",
+        f"/dashboard/{'a' * 300}.js",  # longer than a file's name may be
     ],
 )
 async def test_nothing_else_is_to_be_had(path: str) -> None:
@@ -105,14 +106,20 @@ async def test_nothing_else_is_to_be_had(path: str) -> None:
     assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: these files are there, and one that is meant to be had is found."""
-    (tmp_path / "static").mkdir()
-    for name in ("secret.txt", "static/page.txt", "static/.hidden.txt", "static/page.py"):
+def test_what_is_hidden_or_no_page_is_not_to_be_had(tmp_path: Path) -> None:
+    (tmp_path / "js").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in ("page.txt", "js/page.js", ".hidden.txt", "page.py", ".git/page.txt"):
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(files, "STATIC", tmp_path / "static")
-    assert files.find("page.txt") is not None
-    for name in ("../secret.txt", "./../secret.txt", ".hidden.txt", "page.py", str(tmp_path / "secret.txt"), "", "/"):
+    assert {path: file.content for path, file in files.read(tmp_path)} == {
+        "page.txt": b"page.txt", "js/page.js": b"js/page.js"
+    }  # fmt: skip
+
+
+def test_no_name_leads_out_of_the_folder() -> None:
+    """The negative control: the file is there."""
+    assert (STATIC / "../files.py").is_file() and (STATIC / files.INDEX).is_file()
+    for name in ("../files.py", f"./{files.INDEX}", f"js/../{files.INDEX}", str(STATIC / files.INDEX), "", "/"):
         assert files.find(name) is None, name
 
 

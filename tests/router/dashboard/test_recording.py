@@ -1,20 +1,43 @@
 """What the pages are told of a recording: its marks, what was held over time, the tree at a moment."""
 
 import math
+import signal
+import socket
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import click
+import httpx2
 import pytest
 
 from events.recording import Recording
+from events.records import Record
 from events.tool.options import Target
 from events.tool.watch import Watch
 from router.dashboard import recording as told
-from router.dashboard.recording import Moments, Player, about, span
-from router.dashboard.viewing import view
+from router.dashboard.recording import Ended, Moments, Player, about, span
+from router.dashboard.viewing import Pages, build_app, view
 from router.sharing import Prefix
+from tests.events.processes import DEADLINE_S
 from tests.events.recorded import SOURCE, record_incident
+
+ENDLESS = """
+import itertools
+import sys
+from events.recording import Recording
+from router.dashboard.viewing import view
+
+def endless(self):
+    print("playing", flush=True)
+    yield from itertools.repeat(next(self.located())[1])
+
+Recording.records = endless
+view.main(sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -102,6 +125,62 @@ def test_marks_beyond_what_is_shown_are_counted(incident: Recording, monkeypatch
 def test_what_is_no_recording_is_said_so(file: str) -> None:
     with pytest.raises(click.ClickException, match=file):
         view.main([file], standalone_mode=False)
+
+
+def test_a_moment_that_failed_half_way_is_played_from_the_beginning(
+    incident: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, end_s = span(incident)
+    moments, broken = Moments(incident, None), failing(*islice(incident.records(), 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(incident, "records", lambda: broken)
+        with pytest.raises(ZeroDivisionError):
+            moments.at(end_s)
+    assert moments.at(end_s) == Moments(incident, None).at(end_s)
+
+
+def test_playing_stops_when_nobody_waits_for_it_any_more(incident: Recording) -> None:
+    asked = count()
+    with pytest.raises(Ended):
+        Moments(incident, None, lambda: next(asked) == 9).at(math.inf)
+    with pytest.raises(Ended):
+        about(incident, texts=False, is_ended=lambda: True)
+
+
+async def test_what_fails_while_it_is_played_is_said_as_an_error(
+    incident: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident, "records", failing)
+    app = build_app(Pages(Target("incident", incident.sources, incident), None))
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for path in ("/recording", "/recording/tree?at=1"):
+            answer = await client.get(path)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"] == "the recording could not be played: ZeroDivisionError: broken"
+
+
+def test_ctrl_c_does_not_wait_until_all_is_played(incident: Recording) -> None:
+    command = [sys.executable, "-c", ENDLESS, str(incident.path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /recording HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert process.stdout.readline() == "playing\n"
+            process.send_signal(signal.SIGINT)
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert process.communicate(timeout=DEADLINE_S) == ("", "") and process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def failing(*records: Record) -> Iterator[Record]:
+    """These can be read, and no more."""
+    yield from records
+    raise ZeroDivisionError("broken")
 
 
 def flat(prefixes: list[Prefix]) -> list[Prefix]:

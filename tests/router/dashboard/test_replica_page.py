@@ -3,11 +3,26 @@
 import asyncio
 from typing import Any
 
+from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import OF_REPLICA
 from router.keys import keys_from_options
+from router.sharing import told
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, Answer, Script, Scripted, Served, chat, connect, says, served
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Answer,
+    Call,
+    Script,
+    Scripted,
+    Served,
+    chat,
+    connect,
+    says,
+    served,
+)
 from tests.router.test_sharing import asked
 
 GOOD = b'{"choices":[]}'
@@ -47,6 +62,25 @@ async def test_a_replica_is_told_with_what_it_has_done_and_its_past() -> None:
         assert page["history"]["hit_reported"] == [None]
         replicas = (await get(running, "/replicas")).json["replicas"]
         assert set(page["replica"]) == set(replicas[0])
+
+
+async def test_answers_that_report_nothing_make_no_hit_rate_smaller() -> None:
+    """For they may have hit as well."""
+
+    def reports(call: Call) -> None:
+        call.begin_frames(x_warmroute_cached_tokens="16")
+        call.end()
+
+    script = Script(reports, says(GOOD))
+    [replica] = script.replicas(1, native=True)
+    replica.control["/load"][1]["endpoints"] = {"events": "ipc:///nowhere/events"}
+    async with served(replica) as running, connect(running.port) as client:
+        for _ in range(4):
+            await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 31, "stream": True})
+        [tally] = running.member("r0").tallies.values()
+        [first, *_] = running.router.decisions
+        assert (tally.compared_tokens, tally.prompt_tokens) == (first.tokens, 4 * first.tokens)
+        assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.tokens, 4)
 
 
 async def test_what_it_holds_is_told_by_age_where_its_size_is_known() -> None:
@@ -118,6 +152,15 @@ async def test_one_that_leaves_while_it_is_asked_about_is_not_found() -> None:
             await until(lambda: running.front.dashboard._telling._waiters, "it waits")
             running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
         assert (await asking).error["code"] == "replica_not_found"
+
+
+async def test_of_one_that_has_left_nothing_is_looked_up_in_what_may_be_anothers_slot() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        await routed(running, *[asked(SYSTEM, "Why? " * 400)] * 4)
+        member, shared = running.member("r1"), await told(running.router, 50)
+        assert await held_prefixes(running.router, member, shared)
+        running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
+        assert await held_prefixes(running.router, member, shared) == []
 
 
 # ---- decisions

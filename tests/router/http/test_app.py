@@ -293,7 +293,21 @@ async def test_a_replica_that_is_not_there_is_a_404_with_those_that_are(method: 
     async with served(named("a"), named("b")) as running, connect(running.port) as client:
         answer = await client.ask(method, path, **LOCAL)
         assert (answer.status, answer.error["code"]) == (404, "replica_not_found")
-        assert "'x'" in answer.error["message"] and "a, b" in answer.error["message"]
+        assert "'x'" in answer.error["message"] and answer.error["message"].endswith("there are: a, b")
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/decisions"), ("POST", "/v1/flush_cache")])
+async def test_what_comes_by_http_1_0_is_a_proxys_and_administers_nothing(method: str, path: str) -> None:
+    for version, status in (("1.0", 403), ("1.1", 200)):
+        async with served(named("a")) as running, connect(running.port) as client:
+            client.write(f"{method} {path} HTTP/{version}\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode())
+            assert (await client.answer()).status == status, version
+
+
+async def test_of_many_replicas_an_error_names_some() -> None:
+    async with served(*[named(f"r{number:02d}") for number in range(12)]) as running, connect(running.port) as client:
+        answer = await client.ask("POST", "/replicas/x/drain", **LOCAL)
+        assert answer.error["message"].endswith(", r08, r09 and 2 more") and "r10" not in answer.error["message"]
 
 
 async def test_a_replica_that_discovery_names_cannot_be_removed_here() -> None:

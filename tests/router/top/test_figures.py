@@ -102,6 +102,7 @@ def test_replicas_are_in_the_order_that_people_count_in() -> None:
     rows = rows_of(known(*(a_replica(name) for name in ("r10", "r9", "a"))))
     assert [row.replica.name for row in rows] == ["a", "r9", "r10"]
     assert sorted(["10", "a1", "9b", ""], key=natural) == ["", "9b", "10", "a1"]
+    assert natural("9" * 5000) > natural("9")  # more digits than a number is read from
 
 
 # ---- prefixes
@@ -121,6 +122,15 @@ def test_prefixes_are_indented_below_what_they_come_after() -> None:
     assert table.line(second, 80)[0][0].rstrip() == "~+64"
     table.sort_by(None)
     assert table.line(second, 80)[0][0].rstrip() == "  ~+64"
+
+
+def test_the_cursor_stays_on_its_prefix_while_others_come_before_it() -> None:
+    table = prefix_table()
+    table.sort_by(None)
+    one, other = a_prefix(id="m 01", text="one"), a_prefix(id="m 02", text="other")
+    table.show(branches_of(known(shared=Shared(prompts=2, span_s=3.0, texts=True, prefixes=[one]))))
+    table.show(branches_of(known(shared=Shared(prompts=4, span_s=3.0, texts=True, prefixes=[other, one]))))
+    assert table.current is not None and table.current.prefix == one
 
 
 def test_models_are_named_where_there_are_several() -> None:
@@ -156,6 +166,11 @@ def test_a_decision_is_a_row() -> None:
     }
     nobody = cells(decision_table(), a_decision(chosen=None, status=429, why="full", exact=False, ttft_s=None))
     assert (nobody["chosen"], nobody["tokens"], nobody["TTFT"]) == ("nobody", "~1,200", "-")
+
+
+@pytest.mark.parametrize("ts", [1e300, -1e300, 1e17])
+def test_a_time_that_no_calendar_has_is_a_dash(ts: float) -> None:
+    assert cells(decision_table(), a_decision(ts=ts))["decided"] == "-"
 
 
 @pytest.mark.parametrize(("reported", "style"), [(1023, BAD), (1024, ""), (1030, ""), (None, "")])

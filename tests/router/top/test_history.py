@@ -1,5 +1,7 @@
 """Rates and rises, from looks at given times."""
 
+import pytest
+
 from router.top.answers import Events, Replica, Served, Totals
 from router.top.history import NEWS_S, WINDOW_S, History
 from tests.router.top.samples import a_replica
@@ -7,6 +9,11 @@ from tests.router.top.samples import a_replica
 
 def served(requests: int, prompt_tokens: int = 0, matched_tokens: int = 0, seq: int = 0, name: str = "r0") -> Replica:
     return a_replica(name, served=Served(requests, prompt_tokens, matched_tokens), events=Events(seq=seq))
+
+
+def totals(**first_tokens: tuple[float, float]) -> Totals:
+    """By replica: how many, and the seconds they took together."""
+    return Totals(first_tokens=first_tokens)
 
 
 def test_rates_are_what_happened_between_the_looks() -> None:
@@ -35,7 +42,7 @@ def test_what_is_older_than_the_window_counts_no_more() -> None:
         history.add([served(1000 if at_s >= 50 else at_s)], float(at_s))
     rates = history.rates("r0")
     assert rates is not None and rates.requests_per_s == 0.0
-    assert len(history._samples) <= WINDOW_S + 2
+    assert len(history._served._samples) <= WINDOW_S + 2
 
 
 def test_two_looks_that_are_far_apart_still_say_something() -> None:
@@ -54,6 +61,30 @@ def test_a_router_that_counts_from_zero_again_has_no_negative_rates() -> None:
     history.add([served(5)], 2.0)
     rates = history.rates("r0")
     assert rates is not None and rates.requests_per_s == 2.0
+
+
+def test_a_replica_that_was_away_for_a_look_and_counts_from_zero_has_no_negative_rates() -> None:
+    history = History()
+    history.add([served(500, 9000, 800), served(10, name="r1")], 0.0)
+    history.add([served(20, name="r1")], 1.0)
+    history.add([served(3, 60, 20), served(30, name="r1")], 2.0)
+    total = history.total()
+    assert history.rates("r0") is None
+    assert total is not None and total.requests_per_s == 10.0
+    history.add([served(5, 100, 40), served(40, name="r1")], 3.0)
+    rates = history.rates("r0")
+    assert rates is not None and (rates.requests_per_s, rates.prefill_tokens_per_s, rates.hit) == (2.0, 20.0, 0.5)
+
+
+def test_a_router_that_knew_no_replica_at_first_has_no_negative_rates() -> None:
+    history = History()
+    history.add([served(500)], 0.0)
+    history.add([], 1.0)
+    assert history.total() is None
+    history.add([served(3)], 2.0)
+    assert history.rates("r0") is None and history.total() is None
+    history.add([served(5)], 3.0)
+    assert history.total() == history.rates("r0") is not None
 
 
 def test_a_replica_that_came_later_is_measured_since_then() -> None:
@@ -89,15 +120,21 @@ def test_a_counter_that_rose_is_news_for_a_minute() -> None:
 
 
 def test_the_mean_time_to_first_token_is_of_the_last_seconds() -> None:
-    def totals(count: float, seconds: float) -> Totals:
-        return Totals(time_to_first_token_seconds_count=count, time_to_first_token_seconds_sum=seconds)
-
     history = History()
     assert history.mean_ttft_s() is None
-    history.add_totals(totals(100, 900.0), 0.0)
-    history.add_totals(totals(100, 900.0), 1.0)
+    history.add_totals(totals(r0=(100, 900.0)), 0.0)
+    history.add_totals(totals(r0=(100, 900.0)), 1.0)
     assert history.mean_ttft_s() is None
-    history.add_totals(totals(110, 901.0), 2.0)
+    history.add_totals(totals(r0=(110, 901.0)), 2.0)
     assert history.mean_ttft_s() == 0.1
-    history.add_totals(totals(2, 4.0), 3.0)
+    history.add_totals(totals(r0=(2, 4.0)), 3.0)
     assert history.mean_ttft_s() is None  # another router process
+
+
+def test_the_mean_time_to_first_token_is_not_that_of_a_replica_that_left() -> None:
+    history = History()
+    history.add_totals(totals(r0=(100, 900.0), r1=(1000, 50.0)), 0.0)
+    history.add_totals(totals(r0=(110, 901.0), r1=(1010, 50.3)), 1.0)
+    assert history.mean_ttft_s() == pytest.approx(1.3 / 20)
+    history.add_totals(totals(r0=(110, 901.0)), 2.0)
+    assert history.mean_ttft_s() == 0.1

@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 
 from events.publisher import Publisher
 from router.metrics import metrics_text
 from router.top.answers import totals_of
 from router.top.asking import Asking, Away, Refused
+from router.top.must import must_look
 from router.top.watch import DECISIONS, PREFIXES, REPLICAS, Watch
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import CHAT, MODEL, Script, chat, connect, named, refused_port, says, served
@@ -79,6 +81,15 @@ async def test_what_is_refused_is_said_and_the_rest_is_shown() -> None:
     assert watch.replicas and watch.totals and not watch.is_old
 
 
+async def test_a_refusal_cannot_take_hold_of_the_terminal() -> None:
+    router = FakeRouter()
+    router.answers["/replicas"] = (403, {"error": {"message": "\x1b[2Jnot\nyours"}})
+    async with serving(router.handle) as url, Asking(url, None) as asking:
+        with pytest.raises(click.ClickException) as refused:
+            await must_look(Watch(asking, 1.0))
+    assert refused.value.message.startswith("the router says: \\x1b[2Jnot\\nyours; see --admin-key")
+
+
 async def test_what_is_refused_is_not_asked_for_at_every_look() -> None:
     now_s = 0.0
     router = FakeRouter(decisions=(403, {"error": {"message": "not yours"}}))
@@ -104,6 +115,8 @@ async def test_who_may_not_see_the_replicas_is_asked_nothing_more() -> None:
         ("replicas", (200, b"<html>"), "what answers is no router: /replicas: JSON is malformed"),
         ("replicas", (200, {"replicas": [{"name": 5}]}), "what answers is no router: /replicas: Expected `str`"),
         ("metrics", (200, b"vllm:num_requests_running 5\n"), "has no warmroute_router:open_requests"),
+        ("metrics", (200, b"warmroute_router:open_requests many\n"), "/metrics: could not convert string to float"),
+        ("prefixes", (200, b'{"prefixes":[' + b'{"below":[' * 100_000), "limit=200: maximum recursion depth exceeded"),
         ("replicas", (502, b""), "status 502 for /replicas"),
     ],
 )
@@ -162,9 +175,10 @@ async def test_totals_are_sums_of_what_a_real_router_counts() -> None:
         await client.post(CHAT, {"model": "unknown", "messages": []})
         found = totals_of(metrics_text(running.router).decode())
         assert found is not None
-        assert (found.time_to_first_token_seconds_count, found.retries_total) == (2, 0)
+        assert found.retries_total == 0
+        assert [count for count, _ in found.first_tokens.values()] == [1, 1]  # of each replica
         assert found.approximate_prompts_total == 4 and found.index_bytes > 0
-        assert 0 < found.time_to_first_token_seconds_sum < 10
+        assert 0 < sum(seconds for _, seconds in found.first_tokens.values()) < 10
     assert totals_of("vllm:num_requests_running 5\n") is None
 
 

@@ -7,7 +7,7 @@ import { events } from "./sse.js";
 export async function completed(body, { signal, began, said }) {
   const askedMs = performance.now();
   const sent = { ...body, stream: true, stream_options: { include_usage: true } };
-  const response = await ask("POST", "v1/chat/completions", sent, { signal });
+  const response = await ask("POST", "v1/chat/completions", sent, { signal, asksForKey: true });
   const told = {
     requestId: response.headers.get("x-request-id"),
     replica: response.headers.get("x-warmroute-replica"),

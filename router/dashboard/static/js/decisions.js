@@ -6,6 +6,9 @@ import * as places from "./places.js";
 /** `at` or `ts`: the feed and the list of decisions call it by different names. */
 export const decidedAt = (one) => one.at ?? one.ts;
 
+/** Clients may give several requests one id. */
+export const decisionKey = (one) => `${one.request_id} ${decidedAt(one)}`;
+
 export function decisionColumns(state, short = false) {
   const columns = [
     {

@@ -56,17 +56,18 @@ export class Feed {
 
   /** Resolves when the router ends it: to the reason, if it gave one. */
   async _read(attempt) {
-    const silence = new AbortController();
+    const reading = new AbortController(); // AbortSignal.any is too new
+    const quit = () => reading.abort();
     let timer = 0;
     const heard = () => {
       clearTimeout(timer);
-      timer = setTimeout(() => silence.abort(), SILENCE_S * 1000);
+      timer = setTimeout(quit, SILENCE_S * 1000);
     };
+    attempt.signal.addEventListener("abort", quit);
     heard();
     try {
-      const signal = AbortSignal.any([attempt.signal, silence.signal]);
       const path = `dashboard/feed${this._query ? `?${this._query}` : ""}`;
-      const response = await ask("GET", path, undefined, { signal, asksForKey: false });
+      const response = await ask("GET", path, undefined, { signal: reading.signal });
       for await (const { event, data } of events(response.body)) {
         heard();
         this._pauses = 0;
@@ -78,6 +79,7 @@ export class Feed {
       return null;
     } finally {
       clearTimeout(timer);
+      attempt.signal.removeEventListener("abort", quit);
     }
   }
 

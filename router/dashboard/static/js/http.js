@@ -17,18 +17,19 @@ export class Gone extends Error {}
 export const get = async (path, options) => (await ask("GET", path, undefined, options)).json();
 export const post = async (path, body, options) => (await ask("POST", path, body, options)).json();
 
-/** The answer, with a body not yet read. Asks for a key where one is demanded, and then once more. */
-export async function ask(method, path, body, { signal, asksForKey = true } = {}) {
+/** The answer, with a body not yet read. `asksForKey` is for what somebody has just pressed a button for. */
+export async function ask(method, path, body, { signal, asksForKey = false } = {}) {
   for (;;) {
     const sent = key();
     const response = await fetched(method, path, body, signal);
     if (response.ok) return response;
     const refusal = await refused(response);
-    if (!asksForKey || !wantsKey(refusal)) throw refusal;
+    if (!asksForKey || refusal.status !== 401) throw refusal;
     if (key() === sent && !(await askForKey(refusal.message))) throw refusal;
   }
 }
 
+/** Whether another key may help. */
 export const wantsKey = (error) => error instanceof Refused && (error.status === 401 || error.status === 403);
 
 async function fetched(method, path, body, signal) {

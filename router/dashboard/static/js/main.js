@@ -84,12 +84,14 @@ class App {
   }
 
   _keyButton() {
-    const show = () => say(byId("key"), key() === null ? "Key" : "Forget key");
+    const isOfUse = () => key() !== null && this.state.connection.state !== "refused";
+    const show = () => say(byId("key"), isOfUse() ? "Forget key" : "Key");
     byId("key").addEventListener("click", () => {
-      if (key() !== null) forget();
+      if (isOfUse()) forget();
       else askForKey("It is kept in this tab, and sent to this router only.", { insist: true });
     });
     onKey(show);
+    this.state.subscribe((what) => what === "connection" && show());
     show();
   }
 }

@@ -1,6 +1,8 @@
 /** Pieces that several pages show: states, totals, facts, alerts. */
 
-import { el, fill, say } from "./dom.js";
+import { el, fill, mark, say } from "./dom.js";
+import { wantsKey } from "./http.js";
+import { askForKey } from "./keys.js";
 import { replica } from "./places.js";
 
 const KINDS = {
@@ -86,5 +88,27 @@ export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1
 
 /** What went wrong, where a page's own figures would stand. */
 export function failure(error) {
-  return el("p", { class: "note bad", role: "alert" }, sentence(error.message));
+  const give = () => askForKey(error.message, { insist: true });
+  const button = wantsKey(error) && el("button", { type: "button", on: { click: give } }, "Give a key");
+  return el("p", { class: "note bad", role: "alert" }, sentence(error.message), button && [" ", button]);
+}
+
+/** The same in a place of its own, for what is asked again and again; null: nothing is wrong any more. */
+export function showFailure(node, error) {
+  const words = error === null ? null : error.message;
+  if (node.getAttribute("data-told") === words) return; // an alert is read out whenever it is put there
+  mark(node, "data-told", words);
+  fill(node, error === null ? null : failure(error));
+}
+
+/** The models that can be chosen; who has chosen one keeps it while it is there. None: they are not known. */
+export function offer(select, names) {
+  if (names.length === 0) return;
+  const before = [...select.options].map(({ value }) => value);
+  if (JSON.stringify(before) === JSON.stringify(names)) return;
+  const chosen = select.value;
+  fill(
+    select,
+    names.map((name) => el("option", { value: name, selected: name === chosen }, name)),
+  );
 }

@@ -1,5 +1,7 @@
 /** Asks again and again, one at a time, less often while it fails, and not while nobody can see the page. */
 
+import { onKey } from "./keys.js";
+
 const LONGEST_S = 15;
 
 export class Poll {
@@ -11,6 +13,7 @@ export class Poll {
   }
 
   close() {
+    this._unsubscribe?.();
     clearTimeout(this._timer);
     this._leaving?.abort();
   }
@@ -20,6 +23,7 @@ export class Poll {
     this.close();
     this._failures = 0;
     this._leaving = new AbortController();
+    this._unsubscribe = onKey(() => this.again());
     this._round(this._leaving.signal);
   }
 

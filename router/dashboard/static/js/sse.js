@@ -10,7 +10,7 @@ export async function* events(body) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      rest += value;
+      rest = (rest + value).replaceAll("\r\n", "\n"); // proxies may write them so
       if (rest.length > LONGEST) throw new Error("an event of the feed does not end");
       let end;
       while ((end = rest.indexOf("\n\n")) >= 0) {

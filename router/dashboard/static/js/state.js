@@ -55,6 +55,11 @@ export class State {
     this._tell("connection");
   }
 
+  /** The names of models, at most 100. */
+  get models() {
+    return this.fleet?.models ?? this.hello?.models ?? [];
+  }
+
   get isAdmin() {
     return this.hello?.role === "admin";
   }

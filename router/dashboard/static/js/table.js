@@ -4,6 +4,8 @@ import { el, fill, mark, say } from "./dom.js";
 import { whole } from "./format.js";
 
 /**
+ * `key(row)` is what a row is known by; of equal ones each has a line, and only the order tells them apart.
+ *
  * A column is `{title, cell, sort?, right?, head?, wrap?, about?}`. `cell(row)` returns text, or
  * `{text, href?, badge?, share?, hue?, title?, soft?}`. Of more rows than `most` the rest is behind a button.
  */
@@ -50,7 +52,7 @@ export class Table {
       this._write(line, row);
       if (this._body.children[place] !== line) this._body.insertBefore(line, this._body.children[place] ?? null);
     });
-    for (const gone of before.values()) gone.remove();
+    while (this._body.children.length > Math.min(rows.length, this._most)) this._body.lastChild.remove();
   }
 
   sorted(by, descending) {

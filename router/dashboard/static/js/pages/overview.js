@@ -7,7 +7,7 @@ import { Totals, alertNote, isLagging, kindOf, standing } from "../parts.js";
 import * as places from "../places.js";
 import { Table } from "../table.js";
 import { WORDS } from "../troubles.js";
-import { decisionColumns } from "../decisions.js";
+import { decisionColumns, decisionKey } from "../decisions.js";
 
 const TOTALS = ["Replicas", "Requests", "Time to first token", "Hit rate", "In flight", "Prompt tokens"];
 const STATES = ["exact", "partial", "syncing", "approximate", "draining", "down"];
@@ -46,7 +46,7 @@ class Overview {
     this._replicas = this._replicaTable();
     this._decisions = new Table({
       label: "Last decisions",
-      key: (one) => one.request_id,
+      key: decisionKey,
       columns: decisionColumns(this._state, true),
       empty: "No request has been answered yet.",
     });
@@ -151,13 +151,14 @@ class Overview {
 
   _show(what) {
     const { fleet, hello } = this._state;
-    if (hello !== null) say(this._about, aboutRouter(hello));
+    if (hello !== null) say(this._about, aboutRouter(hello, this._state.models));
     if (what === "connection" || fleet === null) return;
     this._showTotals(fleet.totals);
     if (what !== "fleet") return;
     this._showAlerts(fleet.alerts);
     this._replicas.show(fleet.replicas);
-    this._showStates(fleet);
+    this._showStates(fleet.states);
+    this._showPaging(fleet.shown);
     mark(this._decisionCard, "hidden", fleet.decisions === null);
     if (fleet.decisions !== null) this._decisions.show(fleet.decisions.slice(0, 12));
     this._troubles.show(this._state.troubles.found.slice(0, 12));
@@ -209,25 +210,33 @@ class Overview {
       fill(this._alerts, alerts.map(alertNote), truncated > 0 && el("li", { class: "soft" }, `and ${truncated} more`));
   }
 
-  _showStates({ states, shown }) {
+  _showStates(states) {
     for (const { name, count, button } of this._chips) {
       say(count, whole(states[name] ?? 0));
       mark(button, "hidden", !states[name] && this._query.filter !== name);
       mark(button, "aria-pressed", String(this._query.filter === name));
       mark(button, "class", `chip badge ${kindOf(name)}`);
     }
-    mark(this._paging, "hidden", shown.matching <= PAGE);
+  }
+
+  _showPaging(shown) {
+    const isEmpty = shown.offset > 0 && shown.offset >= shown.matching; // the fleet has become smaller
+    if (isEmpty && shown.offset === this._query.offset) this._ask({ offset: lastOffset(shown.matching) });
+    mark(this._paging, "hidden", shown.offset === 0 && shown.matching <= PAGE);
     const last = Math.min(shown.matching, shown.offset + PAGE);
-    say(this._matching, `${whole(shown.offset + 1)} to ${whole(last)} of ${plural(shown.matching, "replica")}`);
+    const first = Math.min(last, shown.offset + 1);
+    say(this._matching, `${whole(first)} to ${whole(last)} of ${plural(shown.matching, "replica")}`);
     mark(this._earlier, "disabled", shown.offset === 0);
     mark(this._later, "disabled", last >= shown.matching);
   }
 }
 
-function aboutRouter(hello) {
-  const models = hello.models.length === 1 ? hello.models[0] : plural(hello.models.length, "model");
+const lastOffset = (matching) => Math.max(0, Math.ceil(matching / PAGE) - 1) * PAGE;
+
+function aboutRouter(hello, models) {
+  const served = models.length === 1 ? models[0] : plural(models.length, "model");
   const up = age(Date.now() / 1000 - hello.started);
-  return `${models}, policy ${hello.policy}, router ${hello.version}, up for ${up}`;
+  return `${served}, policy ${hello.policy}, router ${hello.version}, up for ${up}`;
 }
 
 const link = (text, href) => el("a", { class: "end small", href }, text);

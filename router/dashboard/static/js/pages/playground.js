@@ -7,7 +7,8 @@ import { Conversation } from "../conversation.js";
 import { announce, el, fill, mark } from "../dom.js";
 import { plural, seconds, whole } from "../format.js";
 import { get, post } from "../http.js";
-import { badge, card, facts, failure, sentence } from "../parts.js";
+import { onKey } from "../keys.js";
+import { badge, card, facts, failure, offer, sentence } from "../parts.js";
 import * as places from "../places.js";
 import { explanation } from "./requests.js";
 
@@ -26,7 +27,8 @@ class Playground {
     this._text = "";
     this._build(view);
     this._readModels();
-    this._unsubscribe = state.subscribe((what) => what === "hello" && this._readModels());
+    const unsubscribes = [state.subscribe(() => offer(this._model, state.models)), onKey(() => this._look())];
+    this._unsubscribe = () => unsubscribes.forEach((unsubscribe) => unsubscribe());
   }
 
   close() {
@@ -56,6 +58,7 @@ class Playground {
       "form",
       { class: "stack", on: { submit: (event) => this._submitted(event), keydown: (event) => this._keyed(event) } },
       fields,
+      el("p", { class: "soft small" }, "What you write goes to a replica as you write it, to be cut into tokens."),
       this._conversation.node,
       el("div", { class: "row" }, this._send, this._stop, el("span", { class: "soft small" }, "Ctrl+Enter sends")),
     );
@@ -81,21 +84,20 @@ class Playground {
     );
   }
 
+  /** From the feed; before that has told, and where it is refused, as clients ask for them. */
   async _readModels() {
-    let names = this._state.hello?.models ?? [];
-    if (names.length === 0) {
-      try {
-        names = (await get("v1/models")).data.map(({ id }) => id);
-      } catch (error) {
-        fill(this._route, failure(error));
-        return;
-      }
+    offer(this._model, this._state.models);
+    if (this._state.models.length > 0) return;
+    try {
+      const { data } = await get("v1/models");
+      if (this._state.models.length === 0)
+        offer(
+          this._model,
+          data.map(({ id }) => id),
+        );
+    } catch (error) {
+      fill(this._route, failure(error));
     }
-    const chosen = this._model.value;
-    fill(
-      this._model,
-      names.map((name) => el("option", { value: name, selected: name === chosen }, name)),
-    );
   }
 
   // ---- what is written

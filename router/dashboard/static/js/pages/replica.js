@@ -6,7 +6,7 @@ import { confirmed } from "../dialog.js";
 import { announce, el, fill, mark } from "../dom.js";
 import { age, ago, compact, perSecond, plural, seconds, share, shortened, whole } from "../format.js";
 import { get, post } from "../http.js";
-import { Totals, badge, card, facts, failure, kindOf, sentence, standing } from "../parts.js";
+import { Totals, badge, card, facts, kindOf, sentence, showFailure, standing } from "../parts.js";
 import { Poll } from "../poll.js";
 import { Ring } from "../ring.js";
 import { Table, meter } from "../table.js";
@@ -23,13 +23,15 @@ class ReplicaPage {
   constructor(view, name, state) {
     this._name = name;
     this._state = state;
+    this._view = view;
+    this._isGone = false;
     this._path = `dashboard/replicas/${encodeURIComponent(name)}`;
     this._rates = new Ring(["at", "stored_per_s", "removed_per_s"], RATES);
     this._build(view);
     this._poll = new Poll(
       EVERY_S,
       (signal) => this._read(signal),
-      (error) => fill(this._failure, failure(error)),
+      (error) => this._fail(error),
     );
     this._unsubscribe = state.subscribe((what) => what === "hello" && this._showActions());
     this._showActions();
@@ -39,6 +41,7 @@ class ReplicaPage {
     this._unsubscribe();
     this._poll.close();
     for (const chart of this._charts) chart.close();
+    this._goes(false);
   }
 
   // ---- parts
@@ -83,7 +86,7 @@ class ReplicaPage {
   // ---- what may be done
 
   _showActions() {
-    if (!this._state.isAdmin) {
+    if (!this._state.isAdmin || this._isGone) {
       fill(this._actions);
       return;
     }
@@ -101,11 +104,11 @@ class ReplicaPage {
     const agreed = await confirmed({ title: `${label} ${this._name}?`, text, agree: label });
     if (!agreed) return;
     try {
-      await post(`replicas/${encodeURIComponent(this._name)}/${name}`, {});
+      await post(`replicas/${encodeURIComponent(this._name)}/${name}`, {}, { asksForKey: true });
       announce(`${this._name}: ${done}`);
       this._poll.again();
     } catch (error) {
-      fill(this._failure, failure(error));
+      showFailure(this._failure, error);
     }
   }
 
@@ -113,7 +116,8 @@ class ReplicaPage {
 
   async _read(signal) {
     const page = await get(this._path, { signal });
-    fill(this._failure);
+    showFailure(this._failure, null);
+    this._goes(false);
     this._status = page.row.status;
     this._showActions();
     this._showStanding(page);
@@ -122,6 +126,18 @@ class ReplicaPage {
     this._showStream(page.stream);
     this._showCache(page);
     this._showCharts(page);
+  }
+
+  _fail(error) {
+    showFailure(this._failure, error);
+    this._goes(error.status === 404);
+    this._showActions();
+  }
+
+  /** What stands there was true until it was taken from the fleet. */
+  _goes(isGone) {
+    this._isGone = isGone;
+    this._view.classList.toggle("gone", isGone);
   }
 
   _showStanding({ row, replica }) {
@@ -167,12 +183,12 @@ class ReplicaPage {
     this._rates.push({ at: Date.now() / 1000, ...stream });
   }
 
-  _showCache({ cache }) {
-    const { blocks, block_size: blockSize, total_blocks: total, empty_tokens: empty } = cache;
+  _showCache({ row, cache }) {
+    const { blocks, block_size: blockSize, total_blocks: total } = cache;
     const held = Object.values(blocks).reduce((sum, count) => sum + count, 0);
     const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${medium}`);
     const size = blockSize === null ? "" : ` of ${blockSize} tokens`;
-    const used = total ? 1 - (empty ?? 0) / (total * (blockSize ?? 1)) : null;
+    const used = row.cache_used ?? null;
     fill(
       this._fill,
       el("p", {}, `${plural(held, "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),

@@ -4,22 +4,34 @@ import { candidateList, inWords, weighed } from "../candidates.js";
 import { el, fill } from "../dom.js";
 import { day, plural, seconds, whole } from "../format.js";
 import { Refused, get } from "../http.js";
+import { onKey } from "../keys.js";
 import { Totals, badge, card, failure } from "../parts.js";
 import { replica, requests } from "../places.js";
 import { strip } from "../blocks.js";
 
 export function open({ view, argument, state }) {
   const body = el("div", { class: "stack" }, el("p", { class: "soft" }, "Reading\u2026"));
-  const leaving = new AbortController();
   view.append(
     el("div", { class: "page-head" }, el("h1", {}, "Request"), el("p", { class: "mono" }, argument)),
     el("p", {}, el("a", { href: requests }, "All requests")),
     body,
   );
-  read(argument, leaving.signal)
-    .then((decision) => fill(body, parts(decision, state)))
-    .catch((error) => error.name === "AbortError" || fill(body, failure(error)));
-  return { close: () => leaving.abort() };
+  let leaving = null;
+  const renew = () => {
+    leaving?.abort();
+    leaving = new AbortController();
+    read(argument, leaving.signal)
+      .then((decision) => fill(body, parts(decision, state)))
+      .catch((error) => error.name === "AbortError" || fill(body, failure(error)));
+  };
+  const unsubscribe = onKey(renew);
+  renew();
+  return {
+    close() {
+      unsubscribe();
+      leaving.abort();
+    },
+  };
 }
 
 /** The decision, and into which blocks its prompt was cut: the replica that had it says so. */

@@ -1,11 +1,11 @@
 /** The last decisions; and where a prompt would go that has not been sent. */
 
 import { candidateList, inWords, weighed } from "../candidates.js";
-import { decisionColumns } from "../decisions.js";
+import { decisionColumns, decisionKey } from "../decisions.js";
 import { el, fill, mark, say } from "../dom.js";
 import { plural } from "../format.js";
 import { get, post } from "../http.js";
-import { card, failure } from "../parts.js";
+import { card, failure, offer, showFailure } from "../parts.js";
 import { playground } from "../places.js";
 import { Poll } from "../poll.js";
 import { Table } from "../table.js";
@@ -23,10 +23,15 @@ export function open({ view, state }) {
       el("h1", {}, "Requests"),
       el("p", {}, "What was decided, and what came of it. No prompts are kept."),
     ),
-    asked,
+    asked.node,
     list.node,
   );
-  return { close: () => list.close() };
+  return {
+    close() {
+      asked.close();
+      list.close();
+    },
+  };
 }
 
 class DecisionList {
@@ -34,7 +39,7 @@ class DecisionList {
     this._decisions = [];
     this._table = new Table({
       label: "Last requests",
-      key: (one) => one.request_id,
+      key: decisionKey,
       columns: decisionColumns(state),
       most: 40,
       empty: "No request is like that.",
@@ -75,7 +80,7 @@ class DecisionList {
   }
 
   _fail(error) {
-    fill(this._failure, error === null ? null : failure(error));
+    showFailure(this._failure, error);
   }
 
   _holdOn() {
@@ -104,11 +109,13 @@ function explainCard(state) {
     placeholder: 'Once upon a time\u2026  or  {"messages": [{"role": "user", "content": "\u2026"}]}',
     spellcheck: "false",
   });
+  const model = el("select", { "aria-label": "Model" });
   const answer = el("div", { class: "stack", "aria-live": "polite" });
   const ask = async (event) => {
     event.preventDefault();
     try {
-      fill(answer, explanation(await post("explain", bodyOf(text.value, state)), state));
+      const found = await post("explain", bodyOf(text.value, model.value), { asksForKey: true });
+      fill(answer, explanation(found, state));
     } catch (error) {
       fill(answer, failure(error));
     }
@@ -118,7 +125,7 @@ function explainCard(state) {
     { class: "stack", on: { submit: ask } },
     el("label", { for: "explain-text" }, "A prompt, or a request's whole JSON"),
     text,
-    el("div", { class: "row" }, el("button", { class: "primary", type: "submit" }, "Explain")),
+    el("div", { class: "row" }, el("button", { class: "primary", type: "submit" }, "Explain"), model),
   );
   const about = el(
     "p",
@@ -127,10 +134,19 @@ function explainCard(state) {
     el("a", { href: playground }, "playground"),
     ".",
   );
-  return card("Where would it go?", el("div", { class: "stack" }, about, form, answer));
+  const renew = () => {
+    offer(model, state.models);
+    mark(model, "hidden", state.models.length < 2);
+  };
+  renew();
+  return {
+    node: card("Where would it go?", el("div", { class: "stack" }, about, form, answer)),
+    close: state.subscribe(renew),
+  };
 }
 
-export function bodyOf(text, state) {
+/** A model that the JSON names itself goes before the one that is chosen. */
+function bodyOf(text, model) {
   let body = { prompt: text };
   if (/^\s*[{[]/.test(text)) {
     try {
@@ -140,7 +156,7 @@ export function bodyOf(text, state) {
     }
     if (Array.isArray(body)) body = { messages: body };
   }
-  return body.model === undefined ? { model: state.hello?.models[0], ...body } : body;
+  return { model: model || undefined, ...body };
 }
 
 export function explanation(answer, state) {

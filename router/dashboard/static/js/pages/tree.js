@@ -1,9 +1,9 @@
 /** What prompts share, and which replicas hold it. */
 
-import { el, fill, say } from "../dom.js";
+import { el, say } from "../dom.js";
 import { age, plural } from "../format.js";
 import { get } from "../http.js";
-import { failure } from "../parts.js";
+import { showFailure } from "../parts.js";
 import { Poll } from "../poll.js";
 import { PrefixTree } from "../prefix-tree.js";
 
@@ -18,11 +18,11 @@ export function open({ view, state }) {
 
   const read = async (signal) => {
     const answer = await get(`prefixes?limit=${LIMIT}`, { signal });
-    fill(problem);
+    showFailure(problem, null);
     say(about, aboutPrompts(answer));
     tree.show(answer, `All of the last ${plural(answer.prompts, "prompt")}`);
   };
-  const poll = new Poll(EVERY_S, read, (error) => fill(problem, failure(error)));
+  const poll = new Poll(EVERY_S, read, (error) => showFailure(problem, error));
   return {
     close() {
       poll.close();

@@ -1,0 +1,44 @@
+"""What the router's feed tells, as a page would hear it from another fleet."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+from playwright.sync_api import Page, Route
+
+from tests.events.processes import DEADLINE_S
+
+Change: TypeAlias = Callable[[dict[str, Any], int], None]  # of a frame, asked for from a row on
+
+
+def altered(page: Page, router_url: str, change: Change) -> None:
+    """The page hears one frame of the router's, changed, whenever it asks; then the connection ends."""
+    hello, frame = first_events(router_url)
+
+    def tell(route: Route) -> None:
+        asked = parse_qs(urlsplit(route.request.url).query)
+        told = json.loads(frame)
+        change(told, int(asked.get("offset", ["0"])[0]))
+        # As some proxies end lines.
+        events = {"hello": hello, "fleet": json.dumps(told)}
+        body = "".join(f"event: {name}\r\ndata: {data}\r\n\r\n" for name, data in events.items())
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/dashboard/feed*", tell)
+
+
+def first_events(router_url: str) -> tuple[str, str]:
+    """The contents of its hello, and of its first frame."""
+    found: dict[str, str] = {}
+    with httpx2.stream("GET", f"{router_url}/dashboard/feed", timeout=DEADLINE_S, trust_env=False) as answer:
+        name = ""
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line:
+                found[name] = line.removeprefix("data: ")
+                if name == "fleet":
+                    break
+    return found["hello"], found["fleet"]
