@@ -5,8 +5,8 @@ from the cache (decision 0009). Three rules make it so, and whoever edits `exact
 
 1.  A matrix product has at least MIN_ROWS rows: below, MKL takes other kernels, which add in another order.
 2.  Sums over tokens go partition by partition, PARTITION tokens each from the sequence's start, in this order, because
-    MKL cuts long sums in equal parts (above 384 here). Within a partition zeros behind the last token change nothing;
-    whole GRAINs of them are left out.
+    MKL cuts long sums in parts that depend on how many rows there are: from 256 on where AMD has AVX-512, above 384 on
+    Intel. Within a partition zeros behind the last token change nothing; whole GRAINs of them are left out.
 3.  The scores' maximum is of all tokens the row sees: a running one would depend on the partitions.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from kernels.paged import Attention, Context, LayerCache, Step
 
 MIN_ROWS = 16
-PARTITION = 256
+PARTITION = 128
 GRAIN = 64
 SCORES = 1 << 20  # of one tile; more would fall out of the cache between the passes over them
 
