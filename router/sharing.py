@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from router.core import Router
 from router.members import APPROXIMATE
 from router.prefixes.recent import Routed
+from router.prefixes.shared import Prefix, Shared
 from router.prefixes.tree import Run, Tree, most_shared
 from router.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
 
@@ -22,27 +21,6 @@ AT_A_TIME = 64  # prompts
 LONGEST_WORD = 32  # in bytes
 _GAPS = (b" ", b"\n", b"\0")
 _ROLE = re.compile("\0([^\0]*)\0")
-
-
-class Prefix(Struct):
-    model: str
-    exact: bool
-    begin: int
-    tokens: int
-    prompts: int
-    idle_s: float
-    held_by: int
-    replicas: list[str]
-    text: str | None
-    below: list["Prefix"]
-    id: str = ""  # named by its first block, it stays the same while the tree changes around it
-
-
-class Shared(Struct):
-    prompts: int
-    span_s: float
-    texts: bool
-    prefixes: list[Prefix]
 
 
 class Kind(NamedTuple):

@@ -4,39 +4,18 @@ from typing import TextIO
 
 import click
 import msgspec
-from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import asking, checked
+from router.prefixes.shared import Prefix, Shared
 
 BRANCH = "  "
 DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
 NAMED = 3  # replicas; of more the number is said
 HINT = "No texts are kept; start the router with --show-prompts to see them."
-
-
-class Prefix(Struct):
-    model: str
-    exact: bool
-    begin: int
-    tokens: int
-    prompts: int
-    idle_s: float
-    held_by: int
-    replicas: list[str]
-    text: str | None = None
-    below: list["Prefix"] = []
-    id: str = ""
-
-
-class Shared(Struct):
-    prompts: int
-    span_s: float
-    texts: bool
-    prefixes: list[Prefix]
 
 
 def ask(router_url: str, limit: int, key: str | None) -> bytes:

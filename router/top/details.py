@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from events.tool.words import printable
-from router.prefixes.draw import Prefix
+from router.prefixes.shared import Prefix
 from router.top.answers import Considered, Decision, Replica
 from router.top.figures import (
     Branch,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from events.tool.words import printable
-from router.prefixes.draw import Prefix
+from router.prefixes.shared import Prefix
 from router.top.answers import Decision, Replica
 from router.top.history import Rates
 from router.top.watch import Watch

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 
-from router.prefixes.draw import Shared
+from router.prefixes.shared import Shared
 from router.top.answers import Decision, Decisions, Replica, Replicas, Totals, totals_of
 from router.top.asking import Asking, Away, Refused
 from router.top.history import History

@@ -21,7 +21,7 @@ from events.tool.watch import Watch
 from router.dashboard import recording as told
 from router.dashboard.recording import Ended, Moments, Player, about, span
 from router.dashboard.viewing import Pages, build_app, view
-from router.sharing import Prefix
+from router.prefixes.shared import Prefix
 from tests.events.processes import DEADLINE_S
 from tests.events.recorded import SOURCE, record_incident
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from router.prefixes.draw import Prefix
+from router.prefixes.shared import Prefix
 from router.top.answers import Considered, Decision, Events, Index, Load, Replica, Served
 
 

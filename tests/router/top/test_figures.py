@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.prefixes.draw import Prefix, Shared
+from router.prefixes.shared import Prefix, Shared
 from router.top import details
 from router.top.answers import Events, Index, Load, Replica
 from router.top.asking import Asking

@@ -1,0 +1,24 @@
+"""What GET /prefixes answers (docs/router.md says what the fields mean). New fields go last, with a default."""
+
+from msgspec import Struct
+
+
+class Prefix(Struct):
+    model: str
+    exact: bool
+    begin: int
+    tokens: int
+    prompts: int
+    idle_s: float
+    held_by: int
+    replicas: list[str]
+    text: str | None = None
+    below: list["Prefix"] = []
+    id: str = ""  # named by its first block, it stays the same while the tree changes around it
+
+
+class Shared(Struct):
+    prompts: int
+    span_s: float
+    texts: bool
+    prefixes: list[Prefix]
