@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
-from tests.browser.pages import CHROMIUM, Visit, chromium, visit
+from tests.browser.pages import CHROMIUM, PATIENCE_MS, Visit, chromium, visit
 from tests.browser.world import World, begun
 
 HERE = Path(__file__).parent
+expect.set_options(timeout=PATIENCE_MS)
 NO_CHROMIUM = "there is no Chromium here: apt-get install chromium"
 
 
