@@ -34,6 +34,7 @@ COMMANDS = {
     "drain": ("fleet.commands.drain:drain", "Keep new requests away from a replica, or let them come again."),
     "events": ("fleet.commands.events:events", "Read, check, record and replay the cache events of replicas."),
     "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
+    "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
     "prefixes": ("router.cli:prefixes", "Show what prompts have begun alike of late, and which replicas hold it."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
@@ -51,7 +52,7 @@ COMMANDS = {
 }
 
 EXTRAS = {
-    "huggingface_hub": "replica",
+    "huggingface_hub": "hub",
     "matplotlib": "plot",
     "numpy": "replica",
     "opentelemetry": "tracing",

@@ -1,4 +1,11 @@
-"""`warmroute replica`: one engine and its HTTP server. Its options are the rows of `replica.settings`."""
+"""`warmroute replica`: one engine and its HTTP server. Its options are the rows of `replica.settings`. And `fetch`."""
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -43,3 +50,55 @@ def no_tokenizer(model: str, config: ReplicaConfig) -> str:
     if config.engine.engine == "simulated":
         return said
     return f"{said}, which this model hardly understands; prompts of token ids are not touched"
+
+
+@click.command()
+@click.argument("model")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--tokenizer-only", is_flag=True, help="Only what a router reads: tokenizer, chat template, config.json.")
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit of a model of the hub.  [default: main]")
+def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) -> None:
+    """Put the files of a model into a folder, for replicas or routers to read.
+
+    MODEL is the name of one to download (ORG/NAME), a directory to copy, or demo, which is made. A folder that is
+    complete already is left as it is, without asking anybody. Nothing appears in it before all of it is there; after a
+    crash the same command goes on where that one was. Several that fill one folder wait for each other.
+
+    \b
+    Examples:
+      warmroute fetch demo /models/demo
+      warmroute fetch Qwen/Qwen3-8B /models/qwen --tokenizer-only
+      HF_TOKEN=hf_... warmroute fetch ORG/NAME /models/name --revision v1.0
+
+    The name of a model needs `pip install 'warmroute[hub]'`. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they always
+    mean. Exit status: 0 it is there, 1 it could not be fetched, 2 MODEL or DIR cannot be used.
+    """
+    from replica.fetch import Failed, summary
+    from replica.fetch import fetch as fetched_into
+
+    end_at_once()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("replica").setLevel(logging.INFO)
+    started_s = time.monotonic()
+    try:
+        record, fetched = fetched_into(model, folder, tokenizer_only=tokenizer_only, revision=revision, say=note)
+    except Failed as error:
+        raise click.ClickException(str(error)) from error
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="MODEL") from error
+    click.echo(summary(record, folder, fetched, started_s))
+
+
+def note(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def end_at_once() -> None:
+    """What has come is kept, so nothing is waited for. (A container's first process ignores SIGTERM by default.)"""
+
+    def end(number: int, _: FrameType | None) -> None:
+        os.write(2, b"\nEnded; the same command goes on from here.\n")
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)

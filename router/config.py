@@ -13,9 +13,10 @@ Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "ra
 MEGABYTE = 10**6
 
 
-class KubernetesService(Struct, frozen=True):
-    name: str
+class Kubernetes(Struct, frozen=True):
     cluster: Cluster
+    service: str | None = None  # its pods are replicas, and so are
+    pods: str | None = None  # those with these labels
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaSpec, ...] = ()
     replicas_file: str | None = None
     registry: str | None = None
-    kubernetes: KubernetesService | None = None
+    kubernetes: Kubernetes | None = None
     replica_api_key: str | None = None  # sent to replicas that name no variable with a key of their own
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
@@ -35,6 +36,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 32 * 1024 * 1024
     max_connections: int = 8192
     cors_origins: tuple[str, ...] = ()
+    drain_delay_s: float = 0.0
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False
     # Access

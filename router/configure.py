@@ -9,9 +9,10 @@ import click
 
 from api.options import nested_fields
 from api.settings import Unusable
-from router.config import MEGABYTE, KubernetesService, RouterConfig
+from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.discovery.cluster import Cluster, in_cluster
 from router.discovery.file import parse_replicas
+from router.discovery.pods import check_selector
 from router.keys import keys_from_options, parse_keys
 from router.settings import TABLE
 from router.spec import BadSpec, ReplicaSpec, by_name, parse_replica
@@ -23,6 +24,7 @@ def config_from(ctx: click.Context) -> RouterConfig:
     values = ctx.params
     _check_together(values)
     _check_files(values)
+    _check_selector(values["kubernetes_pods"])
     return RouterConfig(
         **nested_fields(TABLE, values),
         replicas=_replicas(values["replica"]),
@@ -44,8 +46,9 @@ def _check_together(values: Mapping[str, Any]) -> None:
     if values["log_prompts"] and not values["request_log"]:
         raise Unusable("--log-prompts is of no use alone; give --request-log too")
     for key in ("kubernetes_namespace", "kubernetes_api"):
-        if values[key] and not values["kubernetes_service"]:
-            raise Unusable(f"--{key.replace('_', '-')} is of no use alone; give --kubernetes-service too")
+        if values[key] and not (values["kubernetes_service"] or values["kubernetes_pods"]):
+            name = key.replace("_", "-")
+            raise Unusable(f"--{name} is of no use alone; give --kubernetes-service or --kubernetes-pods too")
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
@@ -71,16 +74,23 @@ def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:
     return tuple(specs)
 
 
-def _kubernetes(values: Mapping[str, Any]) -> KubernetesService | None:
-    service, namespace, api = (values[f"kubernetes_{key}"] for key in ("service", "namespace", "api"))
-    if service is None:
+def _check_selector(selector: str | None) -> None:
+    if selector is not None:
+        try:
+            check_selector(selector)
+        except ValueError as error:
+            raise Unusable(f"--kubernetes-pods: {error}") from error
+
+
+def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
+    service, pods, namespace, api = (values[f"kubernetes_{key}"] for key in ("service", "pods", "namespace", "api"))
+    if service is None and pods is None:
         return None
-    if api is not None:
-        return KubernetesService(service, Cluster(api, namespace or "default"))
     try:
-        return KubernetesService(service, in_cluster(os.environ, namespace))
+        cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
     except (OSError, ValueError) as error:
-        raise Unusable(f"--kubernetes-service: {error}") from error
+        raise Unusable(f"--kubernetes-{'pods' if service is None else 'service'}: {error}") from error
+    return Kubernetes(cluster, service, pods)
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

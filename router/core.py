@@ -84,6 +84,7 @@ class Router:
         self.request_log: RequestLog | None = None
         self.order = count()  # of what changes the figures that replicas are chosen by
         self.tracing: Tracing | None = None
+        self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
         self.open_requests = 0
         self._loop = asyncio.get_running_loop()

@@ -13,8 +13,10 @@ from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.discovery.file import ReplicasFile
-from router.discovery.kubernetes import EndpointSlices
+from router.discovery.kubernetes import Watch
+from router.discovery.pods import pods_of
 from router.discovery.registry import Registry
+from router.discovery.slices import slices_of
 from router.discovery.static import StaticList
 from router.discovery.together import Together
 from router.discovery.wanted import Discovery
@@ -88,9 +90,18 @@ class Front:
         """Ends when one of its tasks does, which none should."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
+    def leave(self) -> None:
+        """Go on, but not be ready any more, and let each answer be the last of its connection."""
+        self.router.leaving = True
+        self._server.retire(now=False)
+
     async def drain(self, limit_s: float) -> int:
-        """Take nothing new, and let what runs come to its end; returns how many requests did not."""
-        self.router.draining = True
+        """Take nothing new, after a delay, and let what runs come to its end; returns how many requests did not."""
+        if self.config.drain_delay_s:
+            self.leave()
+            await asyncio.sleep(self.config.drain_delay_s)
+            self._server.retire(now=True)  # who still has a connection would only be refused on it
+        self.router.leaving = self.router.draining = True
         self.dashboard.close()  # those who watch are no work to be finished
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -128,6 +139,10 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
         found.append(ReplicasFile(config.replicas_file))
     if config.registry is not None:
         found.append(Registry(config.registry))
-    if config.kubernetes is not None:
-        found.append(EndpointSlices(config.kubernetes.cluster, config.kubernetes.name))
+    if (kubernetes := config.kubernetes) is not None:
+        cluster = kubernetes.cluster
+        if kubernetes.service is not None:
+            found.append(Watch(cluster, slices_of(cluster.namespace, kubernetes.service)))
+        if kubernetes.pods is not None:
+            found.append(Watch(cluster, pods_of(cluster.namespace, kubernetes.pods)))
     return found

@@ -83,7 +83,20 @@ SETTINGS: dict[str, list[Setting]] = {
             "NAME",
             "The pods behind this service are the replicas.",
         ),
-        Setting("kubernetes_namespace", "", TEXT, "NAME", "Where that service is.  [default: the router's own]"),
+        Setting(
+            "kubernetes_pods",
+            "",
+            TEXT,
+            "SELECTOR",
+            "The pods with these labels are the replicas: app=vllm, or app in (a,b).",
+        ),
+        Setting(
+            "kubernetes_namespace",
+            "",
+            TEXT,
+            "NAME",
+            "Where that service, or those pods, are.  [default: the router's own]",
+        ),
         Setting(
             "kubernetes_api",
             "",
@@ -134,11 +147,19 @@ SETTINGS: dict[str, list[Setting]] = {
             multiple=True,
         ),
         Setting(
+            "drain_delay",
+            "drain_delay_s",
+            AT_LEAST_0,
+            "SECONDS",
+            "How long it still takes requests after SIGTERM, while /ready says no and each answer is the last of its "
+            "connection: until load balancers have heard.",
+        ),
+        Setting(
             "drain_timeout",
             "drain_timeout_s",
             AT_LEAST_0,
             "SECONDS",
-            "How long running requests may go on after SIGTERM.",
+            "How long running requests may go on after that.",
         ),
         Setting(
             "die_with_parent",

@@ -68,6 +68,18 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._open or (self._awaited == "body" and self._has_turn()):
             self.transport.close()
 
+    def retire(self, *, now: bool) -> None:
+        """The request that is open is the last one here, where its answer can still say so.
+
+        `now`: it is in any case, and where there is none the connection closes. A client that sends the next one at
+        that moment finds it closed, and cannot know whether it was heard.
+        """
+        if self._open:
+            if now or not self._open[-1].response_started:
+                self._open[-1].keep_alive = False
+        elif now and not self._awaited:
+            self.transport.close()
+
     def abort(self) -> None:
         self.transport.abort()
 

@@ -46,6 +46,11 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
         cut.cancel()
 
+    def retire(self, *, now: bool) -> None:
+        """No connection is to take another request: those that can still be told so, or, `now`, all of them."""
+        for connection in self._connections():
+            connection.retire(now=now)
+
     def _cut(self) -> None:
         for connection in self._connections():
             connection.abort()

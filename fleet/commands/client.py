@@ -27,6 +27,10 @@ class _Refusal(Struct):
     error: _Error
 
 
+class _Names(Struct):
+    replicas: tuple[str, ...]
+
+
 class Unreachable(click.ClickException):
     """The controller does not answer, or does not know yet what to say; `reason` is a few words."""
 
@@ -73,6 +77,10 @@ class Fleet:
 
     def drain(self, replica: str, wanted: bool = True) -> None:
         self._ask("POST", "/replicas/drain", {"replica": replica, "drain": wanted})
+
+    def drain_node(self, node: str, wanted: bool = True) -> tuple[str, ...]:
+        """Returns the replicas that run there."""
+        return self._decode(self._ask("POST", "/nodes/drain", {"node": node, "drain": wanted}), _Names).replicas
 
     def log(self, replica: str, lines: int) -> str:
         content = self._ask("GET", "/replicas/log", parameters={"replica": replica, "lines": str(lines)})

@@ -48,6 +48,11 @@ class DrainRequest(Struct, forbid_unknown_fields=True):
     drain: bool = True
 
 
+class DrainNodeRequest(Struct, forbid_unknown_fields=True):
+    node: str
+    drain: bool = True
+
+
 class Holders:
     """Those who send the fleet's key."""
 
@@ -150,6 +155,12 @@ class Endpoints:
         self._controller.look()
         return json_response(DONE)
 
+    async def drain_node(self, request: Request) -> Response:
+        wish = await body.read(request, DrainNodeRequest)
+        names = self._controller.reconciler.drain_node(wish.node, wish.drain)
+        self._controller.look()
+        return json_response({"replicas": names})
+
     async def end(self, _: Request) -> Response:
         self._controller.reconciler.end()
         self._controller.look()
@@ -168,6 +179,7 @@ def build_app(controller: Controller, key: str) -> Starlette:
         ("PUT", "/fleet", endpoints.want, True),
         ("GET", "/replicas/log", endpoints.log, True),
         ("POST", "/replicas/drain", endpoints.drain, True),
+        ("POST", "/nodes/drain", endpoints.drain_node, True),
         ("POST", "/models/scale", endpoints.scale, True),
         ("POST", "/models/restart", endpoints.restart, True),
         ("POST", "/end", endpoints.end, True),

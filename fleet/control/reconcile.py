@@ -30,6 +30,7 @@ class Kept(Struct, kw_only=True):
     leaving: list[str] = []
     draining: list[str] = []  # by an operator's word
     ending: bool = False
+    retired: dict[str, str] = {}  # replica -> the life of its host that gets no new requests
 
 
 class Begin(NamedTuple):
@@ -51,7 +52,8 @@ class Replica:
         self.task = task
         self.restored = restored  # begun by an earlier controller, and it has not reported yet
         self.leaving = False
-        self.draining = False
+        self.kept_away = False  # by an operator's word
+        self.retired = ""  # the life of its host that gets no new requests; the next one does
         self.report: Report | None = None
         self.lost = ""  # why its host does not answer
         self.heard = False  # whether anything was heard of it, good or bad
@@ -59,6 +61,11 @@ class Replica:
     @property
     def ready(self) -> bool:
         return self.report is not None and self.report.life == "ready" and not self.lost
+
+    @property
+    def draining(self) -> bool:
+        """Whether it goes on running, without new requests."""
+        return self.kept_away or bool(self.retired)
 
     @property
     def serves(self) -> int:
@@ -84,7 +91,9 @@ class Reconciler:
         for name in kept.leaving:
             self.replicas[name].leaving = True
         for name in kept.draining:
-            self.replicas[name].draining = True
+            self.replicas[name].kept_away = True
+        for name, host in kept.retired.items():
+            self.replicas[name].retired = host
 
     def kept(self) -> Kept:
         return Kept(
@@ -94,8 +103,9 @@ class Reconciler:
             surges=dict(self._surges),
             tasks=[replica.task for replica in self.replicas.values()],
             leaving=[name for name, replica in self.replicas.items() if replica.leaving],
-            draining=[name for name, replica in self.replicas.items() if replica.draining],
+            draining=[name for name, replica in self.replicas.items() if replica.kept_away],
             ending=self.ending,
+            retired={name: replica.retired for name, replica in self.replicas.items() if replica.retired},
         )
 
     # ---- what is wanted
@@ -149,7 +159,14 @@ class Reconciler:
         """Keep new requests away from a replica that goes on running."""
         if name not in self.replicas:
             raise UnknownName(f"there is no replica {name!r}; there are {_listed(self.replicas)}")
-        self.replicas[name].draining = wanted
+        self.replicas[name].kept_away = wanted
+
+    def drain_node(self, node: str, wanted: bool = True) -> list[str]:
+        """Keep new requests away from what runs there, which is to go; returns who that is. Elsewhere they get some."""
+        there = [(each, each.report) for each in self.replicas.values() if each.report and each.report.node == node]
+        for replica, report in there:
+            replica.retired = report.host if wanted else ""
+        return [replica.task.name for replica, _ in there]
 
     def end(self) -> None:
         """Every replica leaves; none is begun any more."""
@@ -176,6 +193,8 @@ class Reconciler:
     def reported(self, name: str, report: Report) -> None:
         replica = self.replicas[name]
         replica.report, replica.lost, replica.heard, replica.restored = report, "", True, False
+        if replica.retired != report.host:
+            replica.retired = ""
 
     def lost(self, name: str, why: str) -> None:
         """Its host does not answer. Its replica may live on, so its place stays what was said last."""

@@ -27,6 +27,7 @@ OWN_OF_ROUTER = {
     "replicas_file": LEAVE_OUT,
     "registry": LEAVE_OUT,
     "kubernetes_service": LEAVE_OUT,
+    "kubernetes_pods": LEAVE_OUT,
     "kubernetes_namespace": LEAVE_OUT,
     "kubernetes_api": LEAVE_OUT,
     "host": "give `warmroute up` --host",

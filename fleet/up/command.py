@@ -24,6 +24,7 @@ from fleet.control.reconcile import first_count
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
+from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
 from fleet.up.progress import Progress
 from fleet.up.running import Job, Running
@@ -33,6 +34,7 @@ from fleet.voice import say
 from replica.settings import MODEL
 from router.config import Policy
 from router.settings import SECRET
+from router.watched_file import WatchedFile
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")
@@ -53,6 +55,7 @@ class Wishes(NamedTuple):
     namespace: str
     controller_port: int
     router: bool
+    follow: bool
     log_dir: str | None
 
 
@@ -118,6 +121,13 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     help="Run a router here; without one a cluster's fleet is left running when it is ready.",
     show_default=True,
 )
+@click.option(
+    "--follow",
+    is_flag=True,
+    envvar="WARMROUTE_FOLLOW",
+    help="Stay, without a router, and keep a cluster's fleet as --config says: hand its plan over again when the file "
+    "changes, and when there is no controller any more.",
+)
 @option("log_dir", "DIR", type=click.Path(file_okay=False), help="Keep the replicas' logs here.")
 @click.argument("replica_options", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -151,6 +161,10 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     plan = plan_of(config, options)
     wishes = Wishes(**{name: options[name] for name in Wishes._fields})
     check_together(wishes)
+    if wishes.follow:
+        if config is None:
+            raise click.UsageError("--follow needs a --config, the file to follow")
+        return follow(plan, wishes, config, lambda: plan_of(config, options))
     with ExitStack() as after:
         return start(plan, wishes, after)
 
@@ -180,6 +194,8 @@ def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
 def check_together(wishes: Wishes) -> None:
     if wishes.address is not None and not wishes.ray:
         raise click.UsageError(f"--no-ray and --address {wishes.address} contradict each other; leave one of them out")
+    if wishes.follow and wishes.router:
+        raise click.UsageError("--follow has no router: give --no-router too, and start routers with --registry")
     if not wishes.router and wishes.address is None:
         raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
     if not wishes.router and FLEET_KEY not in os.environ:
@@ -225,6 +241,15 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
             shutil.rmtree(folder, ignore_errors=True)  # somebody may have tidied up before us
     if broken:
         say(f"Something failed on the way; the logs are in {told.logs}")
+    return 0
+
+
+def follow(plan: FleetPlan, wishes: Wishes, config: str, read: Callable[[], FleetPlan]) -> int:
+    key, folder = fleet_key(), log_folder(wishes.log_dir)
+    launcher = OnRay(folder, wishes.address, wishes.namespace, wishes.controller_port, key)
+    uvloop.run(Following(plan, WatchedFile(config), read, launcher, key, say).run())
+    if wishes.log_dir is None:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

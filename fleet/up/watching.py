@@ -34,7 +34,7 @@ class Watcher:
     async def complete(self) -> View:
         """Wait until all that is wanted is ready. CannotStart: one ended before."""
         while True:
-            view = await self._look()
+            view = await self.look()
             self._refuse_what_cannot_start(view)
             if view.models and view.complete:
                 return view
@@ -46,7 +46,7 @@ class Watcher:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self._look()
+                await self.look()
             except click.ClickException as error:
                 if not away:
                     self._say(f"The controller is away: {error.format_message()}")
@@ -68,7 +68,7 @@ class Watcher:
                 return
             await asyncio.sleep(STARTING_LOOK_S)
 
-    async def _look(self) -> View:
+    async def look(self) -> View:
         view = self.view = await asyncio.to_thread(self._fleet.view)
         for replica in view.replicas:
             before = self._seen.get(replica.name)

@@ -22,18 +22,26 @@ def locate(model: str) -> Path | None:
         from replica.model.demo import demo_folder
 
         return demo_folder()
+    folder = local_folder(model)
+    if folder is not None:
+        return checked(folder)
+    return checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that it names; ValueError for what can only be a path and is no folder."""
     path = Path(os.path.expanduser(model))
     if path.is_dir():
-        return _checked(path)
+        return path
     if path.exists():
         unread = f": {NO_GGUF}" if path.suffix.lower() == ".gguf" else ""
         raise ValueError(f"{model} is a file{unread}; name the folder of a model in Hugging Face's layout")
     if model.startswith(PATH_PREFIXES):
         raise ValueError(f"{model} does not exist; name the folder of a model, or a hub id such as org/name")
-    return _checked(_downloaded(model)) if HUB_ID.fullmatch(model) else None
+    return None
 
 
-def _checked(folder: Path) -> Path:
+def checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         if others := sorted(file.name for file in folder.glob("*.gguf")):
             raise ValueError(f"{folder} holds {others[0]}: {NO_GGUF}; get the model in that form")

@@ -38,7 +38,7 @@ class Lines:
         self._done_bytes = 0
         self._clock_s = clock_s
         self._started_s = self._said_s = clock_s()
-        log.info("%s: %s", what, _size(total_bytes))
+        log.info("%s: %s", what, spoken_size(total_bytes))
 
     def advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
@@ -46,7 +46,7 @@ class Lines:
         if now_s - self._said_s >= LINE_EVERY_S:
             self._said_s = now_s
             elapsed_s = now_s - self._started_s
-            done, total = _size(self._done_bytes), _size(self._total_bytes)
+            done, total = spoken_size(self._done_bytes), spoken_size(self._total_bytes)
             log.info("%s: %s of %s after %.0f s", self._what, done, total, elapsed_s)
 
     def finish(self) -> None:
@@ -77,5 +77,5 @@ class Bar:
         self._bars.stop()
 
 
-def _size(size_bytes: int) -> str:
+def spoken_size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

@@ -1,127 +1,178 @@
-"""Replicas behind a Kubernetes service: lists its EndpointSlices, then watches them."""
+"""Replicas that Kubernetes knows: lists objects of one kind, then watches them."""
 
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import msgspec
 
 from router.discovery.backoff import Backoff
 from router.discovery.cluster import Cluster
-from router.discovery.slices import GONE, Expired, Slices
+from router.discovery.collection import GONE, Collection, Expired, failure_of, next_page
 from router.discovery.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 240  # how long a watch lasts before it is asked for anew
+WATCH_S = 60  # how long a watch lasts before it is asked for anew
 GRACE_S = 15.0
-TIMEOUT_S = 10.0  # of connecting and of listing
+TIMEOUT_S = 10.0  # of a page of a list
+CONNECT_TIMEOUT_S = 2.0
+PAGE = 500  # objects
 PAUSE_S = 0.2  # before the next watch, should one not last
+MOST_BACKOFF_S = 0.5  # one that is back should be heard within a second
+MOST_RETRY_AFTER_S = 10.0
+# A server whose machine is gone ends no connection: it is noticed after 10 s of silence by the kernel.
+KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
 
 class Refused(Exception):
     """The API server gave no usable answer."""
 
+    def __init__(self, why: str, *, after_s: float = 0.0, anew: bool = False) -> None:
+        super().__init__(why)
+        self.after_s = after_s  # when it wants to be asked again
+        self.anew = anew  # begin with a list
 
-class EndpointSlices:
-    """While the API server is gone, what it said last stays."""
+
+class Watch:
+    """While the API server is gone, what it said last stays; a watch that broke goes on where it was."""
 
     def __init__(
-        self, cluster: Cluster, service: str, *, watch_s: int = WATCH_S, backoff: Backoff | None = None
+        self,
+        cluster: Cluster,
+        collection: Collection[Any],
+        *,
+        watch_s: int = WATCH_S,
+        backoff: Backoff | None = None,
     ) -> None:
-        self.where = f"service {cluster.namespace}/{service}"
+        self.where = collection.where
         self.problem: str | None = None
         self._cluster = cluster
-        self._service = service
+        self._collection = collection
         self._watch_s = watch_s
-        self._backoff = backoff or Backoff()
-        self._slices = Slices()
+        self._backoff = backoff or Backoff(most_s=MOST_BACKOFF_S)
+        self._listed = False
 
     async def watch(self) -> AsyncGenerator[Wanted, None]:
-        timeout = httpx2.Timeout(TIMEOUT_S, read=self._watch_s + GRACE_S)
         said: Wanted | None = None
-        listed = False
-        async with httpx2.AsyncClient(timeout=timeout, verify=self._trust(), trust_env=False) as client:
-            while True:
-                try:
-                    async with contextlib.aclosing(self._changes(client, listed)) as changes:
-                        async for wanted in changes:
-                            listed = True
-                            self._answered()
-                            if wanted != said:
-                                said = wanted
-                                yield wanted
-                    await asyncio.sleep(PAUSE_S)
-                except Expired as gone:
-                    listed = False
-                    log.info("Listing %s anew: %s", self.where, gone)
-                    await asyncio.sleep(PAUSE_S)
-                except (Refused, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-                    self._failed(str(error) or type(error).__name__)
-                    await asyncio.sleep(self._backoff.next_s())
+        while True:
+            pause_s = PAUSE_S
+            try:
+                async with contextlib.aclosing(self._changes()) as changes:
+                    async for wanted in changes:
+                        self._answered()
+                        if wanted != said:
+                            said = wanted
+                            yield wanted
+            except Expired as gone:
+                self._listed = False
+                log.info("Listing %s anew: %s", self.where, gone)
+            except Refused as refusal:
+                self._listed = self._listed and not refusal.anew
+                self._failed(str(refusal))
+                pause_s = self._backoff.next_s() + refusal.after_s
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                self._failed(str(error) or type(error).__name__)
+                pause_s = self._backoff.next_s()
+            await asyncio.sleep(pause_s)
 
-    async def _changes(self, client: httpx2.AsyncClient, listed: bool) -> AsyncGenerator[Wanted, None]:
+    async def _changes(self) -> AsyncGenerator[Wanted, None]:
         """One watch, after a list where that is due."""
-        if not listed:
-            response = await client.get(self._url, params=self._selector(), headers=self._headers(), timeout=TIMEOUT_S)
-            self._check(response)
-            self._decoded(response.content)
-            yield self._slices.wanted()
-        more = {
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": self._slices.resource_version,
-            "timeoutSeconds": str(self._watch_s),
-        }
-        params = self._selector() | more
-        async with client.stream("GET", self._url, params=params, headers=self._headers()) as response:
-            self._check(response)
-            yield self._slices.wanted()
-            async for line in response.aiter_lines():
-                if line and self._changed(line):
-                    yield self._slices.wanted()
+        async with self._client() as client:
+            if not self._listed:
+                await self._list(client)
+                self._listed = True
+                yield self._collection.wanted()
+            more = {
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": self._collection.resource_version,
+                "timeoutSeconds": str(self._watch_s),
+            }
+            async with client.stream("GET", self._url, params=self._params(more), headers=self._headers()) as response:
+                await self._check(response)
+                yield self._collection.wanted()
+                async for line in lines_of(response):
+                    if self._changed(line):
+                        yield self._collection.wanted()
+
+    async def _list(self, client: httpx2.AsyncClient) -> None:
+        # Without a resourceVersion it is what there is now, not what some API server has seen of it.
+        pages: list[bytes] = []
+        more = {"limit": str(PAGE)}
+        timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        while True:
+            params = self._params(more)
+            response = await client.get(self._url, params=params, headers=self._headers(), timeout=timeout)
+            await self._check(response)
+            pages.append(response.content)
+            try:
+                following = next_page(response.content)
+                if not following:
+                    self._collection.listed(pages)
+                    return
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Refused(f"its list cannot be read: {error}") from error
+            more["continue"] = following
+
+    def _client(self) -> httpx2.AsyncClient:
+        """A new one for each watch: what it trusts may have been renewed."""
+        timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=self._watch_s + GRACE_S)
+        transport = httpx2.AsyncHTTPTransport(verify=self._trust(), trust_env=False, socket_options=keepalive())
+        return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
 
     @property
     def _url(self) -> str:
-        cluster = self._cluster
-        return f"{cluster.url.rstrip('/')}/apis/discovery.k8s.io/v1/namespaces/{cluster.namespace}/endpointslices"
+        return self._cluster.url.rstrip("/") + self._collection.kind.path(self._cluster.namespace)
 
-    def _selector(self) -> dict[str, str]:
-        return {"labelSelector": f"kubernetes.io/service-name={self._service}"}
+    def _params(self, more: dict[str, str]) -> dict[str, str]:
+        return {"labelSelector": self._collection.selector} | more
 
     def _headers(self) -> dict[str, str]:
         file = self._cluster.token_file
         return {} if file is None else {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
 
-    def _trust(self) -> ssl.SSLContext:
+    def _trust(self) -> ssl.SSLContext | bool:
+        if not self._cluster.url.startswith("https:"):
+            return False
+        if self._cluster.ca_file is None:
+            return self._usual_trust
         return ssl.create_default_context(cafile=self._cluster.ca_file)
 
-    def _check(self, response: httpx2.Response) -> None:
-        if response.status_code == GONE:
+    @cached_property
+    def _usual_trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    async def _check(self, response: httpx2.Response) -> None:
+        status = response.status_code
+        if status == 200:
+            return
+        if status == GONE:
             raise Expired("the server answered 410")
-        if response.status_code in (401, 403):
+        why = f"status {status}"
+        if status in (401, 403):
+            kind = self._collection.kind
             raise Refused(
-                f"status {response.status_code}; let the service account get, list and watch endpointslices "
-                f"of discovery.k8s.io in the namespace {self._cluster.namespace}"
+                f"{why}; let the service account get, list and watch {kind.resource} "
+                f"of {kind.group or 'the core API'} in the namespace {self._cluster.namespace}"
             )
-        if response.status_code != 200:
-            raise Refused(f"status {response.status_code}")
+        said = failure_of(await response.aread())
+        # Those that are not about the server's own state will not be answered otherwise the next time.
+        anew = status < 500 and status != 429
+        raise Refused(f"{why}: {said}" if said else why, after_s=retry_after_s(response), anew=anew)
 
-    def _decoded(self, body: bytes) -> None:
+    def _changed(self, line: bytes) -> bool:
         try:
-            self._slices.listed(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(f"its list cannot be read: {error}") from error
-
-    def _changed(self, line: str) -> bool:
-        try:
-            return self._slices.changed(line)
+            return self._collection.changed(line)
         except (msgspec.DecodeError, ValueError) as error:
-            raise Refused(f"its watch cannot be read: {error}") from error
+            raise Refused(f"its watch cannot be read: {error}", anew=True) from error
 
     def _failed(self, why: str) -> None:
         if self.problem is None:
@@ -133,3 +184,25 @@ class EndpointSlices:
             log.info("Kubernetes tells of %s again", self.where)
         self.problem = None
         self._backoff.reset()
+
+
+async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Split at line feeds alone: what else ends a line elsewhere (U+0085) may be part of an annotation."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+    if rest.strip():
+        raise Refused("its watch ended in the middle of a line")
+
+
+def keepalive() -> list[tuple[int, int, int]]:
+    known = [(getattr(socket, name), value) for name, value in KEEPALIVE.items() if hasattr(socket, name)]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((socket.IPPROTO_TCP, *option) for option in known)]
+
+
+def retry_after_s(response: httpx2.Response) -> float:
+    said = response.headers.get("retry-after", "")
+    return min(float(said), MOST_RETRY_AFTER_S) if said.isascii() and said.isdigit() else 0.0

@@ -1,30 +1,12 @@
-"""EndpointSlices of Kubernetes (discovery.k8s.io/v1): what lists and watches say, and the replicas that makes.
+"""EndpointSlices of Kubernetes (discovery.k8s.io/v1): the replicas behind a service."""
 
-Decides without I/O; `router.discovery.kubernetes` asks the API server. Fields that are not read here are passed over.
-"""
+from collections.abc import Sequence
 
-import logging
-from typing import Any
-
-import msgspec
 from msgspec import Struct
 
-from router.discovery.wanted import Wanted
-from router.spec import SOCKETS, BadSpec, ReplicaSpec, spec_of
-
-log = logging.getLogger(__name__)
-
-HTTP = "http"
-GONE = 410
-
-
-class Expired(Exception):
-    """The server no longer has the changes since then; list everything again."""
-
-
-class Metadata(Struct, rename="camel"):
-    name: str = ""
-    resource_version: str = ""
+from router.discovery.collection import Collection, Kind, Metadata
+from router.discovery.labels import HTTP, Told, spec_at, told_by
+from router.spec import BadSpec, ReplicaSpec
 
 
 class Conditions(Struct):
@@ -59,72 +41,33 @@ class Slice(Struct, rename="camel"):
     endpoints: list[Endpoint] | None = None
     ports: list[Port] | None = None
 
-
-class SliceList(Struct):
-    metadata: Metadata
-    items: list[Slice] | None = None
-
-
-class WatchEvent(Struct):
-    type: str
-    object: msgspec.Raw
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (self.address_type, self.metadata.name)
 
 
-class Failure(Struct):
-    """A `Status` of the API."""
-
-    code: int = 0
-    message: str = ""
+def slices_of(namespace: str, service: str) -> Collection[Slice]:
+    return Collection(KIND, f"service {namespace}/{service}", f"kubernetes.io/service-name={service}")
 
 
-class Slices:
-    """The slices of one service, and the resource version they are true at."""
-
-    def __init__(self) -> None:
-        self.resource_version = ""
-        self._slices: dict[str, Slice] = {}
-        self._refused: set[str] = set()  # what the log has said already
-
-    def listed(self, body: bytes) -> None:
-        answer = msgspec.json.decode(body, type=SliceList)
-        self._slices = {each.metadata.name: each for each in answer.items or ()}
-        self.resource_version = answer.metadata.resource_version
-
-    def changed(self, line: bytes | str) -> bool:
-        """Whether the replicas may be others now; Expired when the watch cannot go on."""
-        event = msgspec.json.decode(line, type=WatchEvent)
-        if event.type == "ERROR":
-            failure = msgspec.json.decode(event.object, type=Failure)
-            if failure.code == GONE:
-                raise Expired(failure.message)
-            raise ValueError(f"the watch failed with {failure.code}: {failure.message}")
-        each = msgspec.json.decode(event.object, type=Slice)
-        self.resource_version = each.metadata.resource_version
-        if event.type == "DELETED":
-            self._slices.pop(each.metadata.name, None)
-        elif event.type in ("ADDED", "MODIFIED"):
-            self._slices[each.metadata.name] = each
-        return event.type != "BOOKMARK"
-
-    def wanted(self) -> Wanted:
-        """The replicas that are ready, and those that serve while they end; a pod of several addresses counts once."""
-        wanted: Wanted = {}
-        for each in sorted(self._slices.values(), key=lambda each: (each.address_type, each.metadata.name)):
-            ports = ports_of(each)
-            for endpoint in each.endpoints or ():
-                try:
-                    spec = spec_from(endpoint, ports)
-                except BadSpec as error:
-                    self._refuse(str(error))
-                    continue
-                if spec is not None:
-                    wanted.setdefault(spec.name, spec)
-        return wanted
-
-    def _refuse(self, why: str) -> None:
-        if why not in self._refused:
-            log.warning("An endpoint of the service cannot be used: %s; name its ports http, events, replay, ...", why)
-        self._refused.add(why)
+def replicas_in(each: Slice) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+    """Those that are ready, and those that serve while they end; and why others are none."""
+    try:
+        told = told_by(each.metadata)
+    except BadSpec as error:
+        return (), [f"its slice {each.metadata.name} cannot be used: {error}"]
+    ports = ports_of(each)
+    replicas: list[ReplicaSpec] = []
+    refused: list[str] = []
+    for endpoint in each.endpoints or ():
+        try:
+            spec = spec_from(endpoint, ports, told)
+        except BadSpec as error:
+            refused.append(f"one of its endpoints cannot be used: {error}")
+            continue
+        if spec is not None:
+            replicas.append(spec)
+    return replicas, refused
 
 
 def ports_of(each: Slice) -> dict[str, int]:
@@ -133,21 +76,16 @@ def ports_of(each: Slice) -> dict[str, int]:
     return ports if len(ports) != 1 else {HTTP: next(iter(ports.values()))}
 
 
-def spec_from(endpoint: Endpoint, ports: dict[str, int]) -> ReplicaSpec | None:
+def spec_from(endpoint: Endpoint, ports: dict[str, int], told: Told) -> ReplicaSpec | None:
     """None: it takes no requests."""
     draining = is_draining(endpoint.conditions or Conditions())
     if draining is None or not endpoint.addresses:
         return None
-    host = endpoint.addresses[0]
-    host = f"[{host}]" if ":" in host else host
-    fields: dict[str, Any] = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
-    if HTTP not in ports:
-        raise BadSpec(f"{host} has no port named {HTTP}")
-    fields |= {"url": f"http://{host}:{ports[HTTP]}", "draining": draining}
     target = endpoint.target_ref
+    pod = {}
     if target is not None and target.kind == "Pod":
-        fields |= {"name": target.name, "incarnation": target.uid or None}
-    return spec_of(fields)
+        pod = {"name": target.name, "incarnation": target.uid or None}
+    return spec_at(endpoint.addresses[0], ports, told, draining=draining, **pod)
 
 
 def is_draining(conditions: Conditions) -> bool | None:
@@ -157,3 +95,6 @@ def is_draining(conditions: Conditions) -> bool | None:
     if conditions.terminating:
         return True if serving else None
     return False if ready else None
+
+
+KIND = Kind("endpointslices", "discovery.k8s.io", "v1", Slice, replicas_in)

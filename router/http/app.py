@@ -71,7 +71,7 @@ class Endpoints:
         return json_response(DONE)
 
     async def ready(self) -> Response:
-        if self._router.draining:
+        if self._router.leaving:
             raise draining()
         why = not_ready(self._router)
         if why is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,6 +55,17 @@ PLAN = FleetPlan(
 )
 
 
+def fleet_toml(replicas: int) -> str:
+    """The plan above, but for how many."""
+    [model] = PLAN.models
+    return "\n".join(
+        [
+            *("[[models]]", f"name = '{MODEL}'", f"model = '{MODEL}'", "engine = 'simulated'"),
+            *(f"replicas = {replicas}", "resources = {custom = {room = 1}}", f"options = {list(model.options)}"),
+        ]
+    )
+
+
 class Cluster:
     def __init__(self, nodes: list[Node], folder: Path) -> None:
         self.head, self.store, self.front, *self.workers = nodes
@@ -62,6 +74,7 @@ class Cluster:
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._environment |= TUNED | SECRET | {"RAY_USAGE_STATS_ENABLED": "0"}
         self.url = f"http://{self.head.address}:{CONTROLLER_PORT}"
+        self.gcs = f"{self.head.address}:{GCS_PORT}"
         self._http: httpx2.Client
 
     # ---- its nodes
@@ -84,8 +97,7 @@ class Cluster:
 
     def start_worker(self, node: Node) -> Path:
         room = json.dumps({"room": PER_WORKER})
-        gcs = f"{self.head.address}:{GCS_PORT}"
-        return self._start(node, self._folder / node.address, "--address", gcs, "--resources", room)
+        return self._start(node, self._folder / node.address, "--address", self.gcs, "--resources", room)
 
     def _start(self, node: Node, folder: Path, *options: str) -> Path:
         self._starts += 1
@@ -101,14 +113,25 @@ class Cluster:
     # ---- its fleet
 
     def launch(self, environment: Mapping[str, str] = MappingProxyType({}), **order: Any) -> Launched | Trouble:
-        address = f"{self.head.address}:{GCS_PORT}"
         given = msgspec.json.encode(
-            Order(**{"plan": PLAN, "address": address, "port": CONTROLLER_PORT, "key": KEY, **order})
+            Order(**{"plan": PLAN, "address": self.gcs, "port": CONTROLLER_PORT, "key": KEY, **order})
         )
         command = [sys.executable, "-m", "fleet.on_ray.launch"]
         done = self.head.run(command, given + b"\n", env={**self._environment, **environment})
         assert done.stdout, done.stderr.decode()
         return decode_answer.decode(done.stdout)
+
+    def command(self, node: Node, *words: str) -> "subprocess.CompletedProcess[bytes]":
+        """A command of ours, on that node, about this fleet."""
+        return node.run([sys.executable, "-m", "fleet", *words], env=self._for_commands)
+
+    def start_command(self, log: Path, *words: str) -> "subprocess.Popen[Any]":
+        """One that stays, on the head."""
+        return self.head.start([sys.executable, "-m", "fleet", *words], log, env=self._for_commands)
+
+    @property
+    def _for_commands(self) -> dict[str, str]:
+        return self._environment | {"WARMROUTE_FLEET": self.url, "WARMROUTE_FLEET_KEY": KEY}
 
     def open(self) -> None:
         headers = {"authorization": f"Bearer {KEY}"}

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
@@ -20,7 +21,7 @@ from tests.replica.serving import MODEL, is_alive
 pytest.importorskip("ray")
 
 from fleet.on_ray.orders import Launched, Trouble
-from tests.chaos.ray_cluster import REPLICAS, Cluster, cluster, raylet
+from tests.chaos.ray_cluster import CONTROLLER_PORT, REPLICAS, Cluster, cluster, fleet_toml, raylet
 
 why_not = "reads /proc" if sys.platform != "linux" else no_nodes()
 pytestmark = [
@@ -186,6 +187,29 @@ async def test_a_node_dies(served: Served) -> None:
     assert pause_s < AROUND_DEATH_S
 
 
+async def test_a_node_that_goes_in_order_cuts_nothing(served: Served) -> None:
+    """What a pod of Ray's does before it ends: its replicas finish what they have, and then Ray stops."""
+    cluster = served.cluster
+    node, pids = await unblocked(cluster.worker_with_replicas)
+    async with coming_back(cluster, node), under_load(served) as load:
+        began_s = time.monotonic()
+        drained = await unblocked(cluster.command, node, "drain", "--node", node.address, "--wait", "30")
+        assert drained.returncode == 0 and b"nothing left to do" in drained.stdout, drained
+        drained_s = time.monotonic() - began_s
+        stop_ray(node)
+        ready_s = await unblocked(cluster.wait_ready, not_of=tuple(pids), not_on=node.address)
+    pause_s = tell("a node drained and stopped", load, began_s, ready_s, f"; it drained for {drained_s:.1f} s")
+    assert pause_s < AROUND_DEATH_S
+    assert not any(each["life"] == "draining" for each in cluster.replicas().values())
+
+
+def stop_ray(node: Node) -> None:
+    """As `ray stop` does, which would stop the other nodes' as well: they are other machines only to the network."""
+    for pid, line in node.processes().items():
+        if "raylet/raylet " in line or "ray start" in line:
+            os.kill(pid, signal.SIGTERM)
+
+
 async def test_a_link_is_cut(served: Served) -> None:
     cluster = served.cluster
     node, pids = await unblocked(cluster.worker_with_replicas)
@@ -256,3 +280,21 @@ def test_a_taken_port_is_trouble_and_leaves_nothing(served: Served) -> None:
     answer = served.cluster.launch(namespace="another")
     assert isinstance(answer, Trouble)
     assert "Address already in use; choose another port" in answer.message
+
+
+def test_a_fleet_follows_its_file(served: Served, tmp_path: Path) -> None:
+    cluster, file, log = served.cluster, tmp_path / "fleet.toml", tmp_path / "log"
+    file.write_text(fleet_toml(REPLICAS))
+    own = ("--address", cluster.gcs, "--controller-port", str(CONTROLLER_PORT))
+    following = cluster.start_command(log, "up", "--config", str(file), *own, "--no-router", "--follow")
+    wait_until(lambda: "was there, and has the plan" in log.read_text(), f"it follows ({log})")
+    file.write_text(fleet_toml(REPLICAS + 1))
+    cluster.wait_ready(REPLICAS + 1)
+    file.write_text("[[models]]\nmodel = 7\n")
+    wait_until(lambda: "the fleet stays as it was: " in log.read_text(), f"the mistake is said ({log})")
+    file.write_text(fleet_toml(REPLICAS))
+    cluster.wait_ready(REPLICAS)
+    following.send_signal(signal.SIGTERM)
+    assert following.wait(DEADLINE_S) == 0
+    assert log.read_text().endswith("The fleet goes on.\n")
+    cluster.wait_ready(REPLICAS)

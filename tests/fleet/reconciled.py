@@ -15,9 +15,9 @@ def but(plan: ModelPlan, **changed: Any) -> ModelPlan:
     return msgspec.structs.replace(plan, **changed)
 
 
-def report(name: str, life: Life = "ready", **more: Any) -> Report:
+def report(name: str, life: Life = "ready", host: str = "h", **more: Any) -> Report:
     place = Place(url=f"http://h/{name}", model="demo", incarnation=f"{name}!")
-    return Report(name=name, host="h", life=life, place=place if life in ("ready", "draining") else None, **more)
+    return Report(name=name, host=host, life=life, place=place if life in ("ready", "draining") else None, **more)
 
 
 class Fleet:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +31,7 @@ class Script:
         self.answers: dict[str, tuple[int, Any]] = {}
         self.logs: list[str | tuple[int, Any]] = []  # as the views
         self.asked: list[Asked] = []
+        self.stop: Callable[[], None] = lambda: None  # nobody answers any more
 
     def answer(self, asked: Asked) -> tuple[int, Any]:
         path = urlsplit(asked.path).path
@@ -76,12 +77,17 @@ def serving(script: Script) -> Iterator[Script]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     script.url = f"http://127.0.0.1:{server.server_port}"
-    try:
-        yield script
-    finally:
+
+    def stop() -> None:
         server.shutdown()
         server.server_close()
         thread.join()
+
+    script.stop = stop
+    try:
+        yield script
+    finally:
+        stop()
 
 
 # ---- what a controller says

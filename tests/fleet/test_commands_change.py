@@ -10,6 +10,7 @@ import click
 import msgspec
 import pytest
 
+from fleet.commands import drain as drain_module
 from fleet.commands import progress
 from fleet.commands.drain import drain
 from fleet.commands.known import Where
@@ -215,11 +216,82 @@ def test_draining_says_what_is_left_and_how_to_undo_it(script: Script) -> None:
     script.views = [view([model()], demos("draining", "ready", open_requests=3))]
     ran = run(drain, "demo-0", "--fleet", script.url)
     assert ran.lines == [
-        "demo-0 gets no new requests; it has 3 requests to finish",
+        "demo-0 gets no new requests, and has 3 requests to finish",
         "To undo it: warmroute drain demo-0 --undo",
     ]
     assert run(drain, "demo-0", "--undo", "--fleet", script.url).lines == ["demo-0 gets requests again"]
     assert [body["drain"] for _, body in script.changes] == [True, False]
+
+
+def test_a_node_is_drained_with_all_that_runs_there(script: Script) -> None:
+    script.answers["/nodes/drain"] = 200, {"replicas": ["demo-0", "demo-1"]}
+    ran = run(drain, "--node", "10.0.0.7", "--fleet", script.url)
+    assert ran.lines == [
+        "demo-0, demo-1 get no new requests, and have nothing left to do",
+        "To undo it: warmroute drain --node 10.0.0.7 --undo",
+    ]
+    assert run(drain, "--node", "10.0.0.7", "--undo", "--fleet", script.url).lines == [
+        "demo-0, demo-1 get requests again"
+    ]
+    assert script.changes == [("/nodes/drain", {"node": "10.0.0.7", "drain": wanted}) for wanted in (True, False)]
+
+
+def test_a_node_without_replicas_is_no_mistake(script: Script) -> None:
+    script.answers["/nodes/drain"] = 200, {"replicas": []}
+    ran = run(drain, "--node", "10.0.0.7", "--wait", "9", "--fleet", script.url)
+    assert (ran.status, ran.lines) == (0, ["No replica of this fleet runs at 10.0.0.7"])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(drain_module, "HEARD_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_waiting_ends_when_nothing_was_left_at_a_later_look(script: Script) -> None:
+    lives = ("draining", "ready")
+    script.views = [
+        view([model()], demos(*lives, open_requests=0, measured_at=10.0)),  # from before anybody heard of it
+        view([model()], demos(*lives, open_requests=0, measured_at=10.0)),
+        view([model()], demos(*lives, open_requests=2, measured_at=11.0)),
+        view([model()], demos(*lives, open_requests=0, measured_at=12.0)),
+        view([model()], demos(*lives, open_requests=9, measured_at=13.0)),
+    ]
+    ran = run(drain, "demo-0", "--wait", "60", "--fleet", script.url)
+    assert ran.lines == ["demo-0 gets no new requests, and has nothing left to do"]
+    assert len(script.views) == 1, "it did not look any more"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("now", [{"life": "starting"}, {"incarnation": "another"}])
+def test_nobody_waits_for_what_was_cut(script: Script, now: dict[str, Any]) -> None:
+    what: dict[str, Any] = {"life": "draining", "open_requests": 2} | now
+    cut = replica("demo-0", **what)
+    script.views = [view([model()], demos("draining", open_requests=2)), view([model()], [cut])]
+    assert run(drain, "demo-0", "--wait", "60", "--fleet", script.url).status == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_waiting_has_an_end_that_says_what_is_left(script: Script) -> None:
+    script.views = [view([model()], demos("draining", open_requests=2))]
+    ran = run(drain, "demo-0", "--wait", "0.01", "--fleet", script.url)
+    assert ran.status == 1
+    assert "after 0.01 s demo-0 has 2 requests left; --wait longer, or let them be cut" in ran.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "give a REPLICA or --node ADDRESS"),
+        (["demo-0", "--node", "10.0.0.7"], "give a REPLICA or --node ADDRESS"),
+        (["demo-0", "--undo", "--wait", "3"], "--undo has nothing to --wait for"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(script: Script, arguments: list[str], why: str) -> None:
+    ran = run(drain, *arguments, "--fleet", script.url)
+    assert ran.status == 2 and why in ran.errors
+    assert script.changes == []
 
 
 # ---- a controller that goes away

@@ -120,6 +120,10 @@ async def test_routers_hear_at_once_who_dies_and_who_drains(tmp_path: Path) -> N
         waiting = asyncio.create_task(next_members())
         await client.post("/replicas/drain", replica="m-1", drain=False)
         assert await waiting == {"m-0": False, "m-1": False}
+        waiting = asyncio.create_task(next_members())
+        drained = await client.post("/nodes/drain", node=view["replicas"][0]["node"])
+        assert drained.json() == {"replicas": ["m-0", "m-1"]}
+        assert await waiting == {"m-0": True, "m-1": True}
 
 
 async def test_members_are_unknown_before_anything_was_heard_of_them(tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ async def test_only_those_with_the_key_change_a_fleet_or_read_its_logs(tmp_path:
         for wrong in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer secrets"}, {"authorization": KEY}):
             client.http.headers.pop("authorization", None)
             client.http.headers.update(wrong)
-            for path in ("/models/scale", "/models/restart", "/replicas/drain", "/end"):
+            for path in ("/models/scale", "/models/restart", "/replicas/drain", "/nodes/drain", "/end"):
                 assert (await client.http.post(path, json={})).status_code == 401
             assert (await client.http.put("/fleet", content=b"{}")).status_code == 401
             assert (await client.http.get("/replicas/log?replica=m-0")).status_code == 401

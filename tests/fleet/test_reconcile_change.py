@@ -5,7 +5,7 @@ import pytest
 
 from fleet.control.reconcile import Begin, Kept, Reconciler, Stop, UnknownName
 from fleet.plan import Autoscale, Task
-from tests.fleet.reconciled import Fleet, M, but, told
+from tests.fleet.reconciled import Fleet, M, but, report, told
 
 # ---- restarts
 
@@ -268,6 +268,40 @@ def test_at_the_end_everything_leaves_and_nothing_is_begun() -> None:
     assert sorted(told(fleet.decide())) == ["-k-0", "-m-0", "-m-1", "-m-2", "-m-3"]
     fleet.leave()
     assert fleet.decide() == [] and fleet.it.replicas == {} and fleet.it.count("m") == 0
+
+
+# ---- a node that goes
+
+
+def draining(fleet: Fleet) -> list[str]:
+    return [member["name"] for member in fleet.it.members() if member["draining"]]
+
+
+def test_what_runs_on_a_node_that_goes_gets_requests_again_on_another_one() -> None:
+    fleet = Fleet(M)
+    for name, node in (("m-0", "10.0.0.1"), ("m-1", "10.0.0.2"), ("m-2", "10.0.0.2")):
+        fleet.it.reported(name, report(name, "starting" if name == "m-2" else "ready", node=node))
+    assert fleet.it.drain_node("10.0.0.2") == ["m-1", "m-2"]
+    assert fleet.decide() == [], "none is begun in their place: that is for Ray, when the node has gone"
+    fleet.it.reported("m-1", report("m-1", "failing", node="10.0.0.2"))
+    fleet.restore()
+    for name in ("m-0", "m-1", "m-2"):
+        fleet.it.reported(name, report(name, node="10.0.0.2"))
+    assert draining(fleet) == ["m-1", "m-2"], "they are on the node that goes, started anew or not"
+    fleet.it.lost("m-1", "no answer")
+    fleet.it.reported("m-1", report("m-1", host="another", node="10.0.0.2"))  # the address may be the same
+    assert draining(fleet) == ["m-2"]
+
+
+def test_a_node_that_stays_after_all_gets_requests_again() -> None:
+    fleet = Fleet(M)
+    fleet.it.reported("m-0", report("m-0", node="10.0.0.1"))
+    fleet.it.drain_node("10.0.0.1")
+    fleet.it.drain("m-0")
+    fleet.it.drain_node("10.0.0.1", wanted=False)
+    assert draining(fleet) == ["m-0"], "the operator's own word is another"
+    fleet.it.drain("m-0", wanted=False)
+    assert draining(fleet) == [] and fleet.it.drain_node("10.0.0.9") == []
 
 
 # ---- a controller that comes back

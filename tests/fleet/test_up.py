@@ -402,6 +402,12 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path)
         (["--no-ray", "--address", "auto"], {}, "--no-ray and --address auto contradict each other"),
         (["--no-router"], {}, "--no-router is for the fleet of a cluster"),
         (["--no-router", "--address", "auto"], {}, "--no-router needs a WARMROUTE_FLEET_KEY"),
+        (["--follow", "--address", "auto"], {}, "--follow has no router: give --no-router too"),
+        (
+            ["--follow", "--no-router", "--address", "auto"],
+            {"WARMROUTE_FLEET_KEY": "key"},
+            "--follow needs a --config, the file to follow",
+        ),
         ([], {"WARMROUTE_FLEET_KEY": ""}, "WARMROUTE_FLEET_KEY in the environment cannot be used"),
         ([], {"WARMROUTE_FLEET_KEY": "zwei W\u00f6rter"}, "WARMROUTE_FLEET_KEY in the environment cannot be used"),
         ([], {"WARMROUTE_QUEUE_TIMEOUT": "abc"}, "WARMROUTE_QUEUE_TIMEOUT in the environment"),

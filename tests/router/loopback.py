@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -24,16 +25,19 @@ class Reply:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
 
-    async def whole(self, status: int, content: Any) -> None:
+    async def whole(self, status: int, content: Any, **headers: str) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        head = f"HTTP/1.1 {status} -\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        head = f"HTTP/1.1 {status} -\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{named}\r\n"
         await self._write(head.encode() + body)
 
     async def begin(self) -> None:
         await self._write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
 
     async def line(self, content: Any) -> None:
-        chunk = json.dumps(content).encode() + b"\n"
+        await self.chunk(json.dumps(content).encode() + b"\n")
+
+    async def chunk(self, chunk: bytes) -> None:
         await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     async def end(self) -> None:
@@ -51,7 +55,9 @@ Handler = Callable[[Request, Reply], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(handle: Handler, port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    handle: Handler, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """The server's URL; what still runs at the end is cancelled."""
     running: set[asyncio.Task[None]] = set()
 
@@ -67,9 +73,9 @@ async def serving(handle: Handler, port: int = 0) -> AsyncIterator[str]:
             running.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", port)
+    server = await asyncio.start_server(connected, host, port, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http{'s' if tls else ''}://{host}:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
         for task in list(running):

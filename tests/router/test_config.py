@@ -120,7 +120,9 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is no URL"),
         (("--cors-origin", "https://a.example/path"), "'https://a.example/path' has a path"),
         (("--kubernetes-service", "llm"), "--kubernetes-service: this process does not run in a pod"),
-        (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service too"),
+        (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service or"),
+        (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process does not run in a pod"),
+        (("--kubernetes-pods", "app in a"), "--kubernetes-pods: 'app in a' in 'app in a' is no label selector"),
         (("--model-dir", "nowhere"), "--model-dir: 'nowhere' has no tokenizer.json; name the model's folder"),
         (("--model-dir", "m=nowhere"), "--model-dir: 'nowhere' has no tokenizer.json"),
         (("--tls-cert", __file__), "--tls-cert needs --tls-key too"),
@@ -192,7 +194,17 @@ def test_an_empty_variable_is_not_taken_for_none() -> None:
 def test_a_service_of_kubernetes_is_found_by_its_api_server() -> None:
     made = config("--kubernetes-service", "llm", "--kubernetes-api", "http://127.0.0.1:8001/").kubernetes
     assert made is not None
-    assert (made.name, made.cluster.url, made.cluster.namespace) == ("llm", "http://127.0.0.1:8001", "default")
+    assert (made.service, made.pods, made.cluster.url) == ("llm", None, "http://127.0.0.1:8001")
+    assert made.cluster.namespace == "default"
+
+
+def test_pods_of_kubernetes_share_the_api_server_with_a_service() -> None:
+    api = ("--kubernetes-api", "http://127.0.0.1:8001", "--kubernetes-namespace", "n")
+    alone = config("--kubernetes-pods", "app in (a,b),!gone", *api).kubernetes
+    both = config("--kubernetes-pods", "app=a", "--kubernetes-service", "llm", *api).kubernetes
+    assert alone is not None and both is not None
+    assert (alone.service, alone.pods, alone.cluster.namespace) == (None, "app in (a,b),!gone", "n")
+    assert (both.service, both.pods, both.cluster) == ("llm", "app=a", alone.cluster)
 
 
 def test_folders_of_models_are_named_by_model_or_by_themselves(tmp_path: Path) -> None:

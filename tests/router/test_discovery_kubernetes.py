@@ -2,6 +2,11 @@
 
 import asyncio
 import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,18 +17,21 @@ import pytest
 
 from router.discovery.backoff import Backoff
 from router.discovery.cluster import Cluster, in_cluster
-from router.discovery.kubernetes import EndpointSlices
-from router.discovery.slices import Conditions, Expired, Slices, is_draining
+from router.discovery.collection import Collection, Expired
+from router.discovery.kubernetes import KEEPALIVE, PAGE, Watch
+from router.discovery.slices import Conditions, Slice, is_draining, slices_of
 from router.discovery.wanted import Wanted
-from tests.router.loopback import Reply, Request, serving, until
+from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal
+from tests.router.loopback import Reply, Request, until
 
+OPENSSL = shutil.which("openssl")
 HTTP_PORT = {"name": "http", "port": 8000, "protocol": "TCP"}
 EVENTS = [{"name": "events", "port": 5557}, {"name": "replay", "port": 5558, "protocol": "TCP"}]
 
 
 def slice_of(name: str, *endpoints: dict[str, Any], ports: Any = None, family: str = "IPv4") -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "resourceVersion": "0", "labels": {"kubernetes.io/service-name": "llm"}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "llm"}},
         "addressType": family,
         "endpoints": list(endpoints),
         "ports": [HTTP_PORT] if ports is None else ports,
@@ -35,11 +43,9 @@ def pod(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, A
     return {"addresses": [address], "conditions": {"ready": True} | conditions, "targetRef": target}
 
 
-def listed(*slices: dict[str, Any]) -> Slices:
-    made = Slices()
-    made.listed(
-        msgspec.json.encode({"kind": "EndpointSliceList", "metadata": {"resourceVersion": "5"}, "items": slices})
-    )
+def listed(*slices: dict[str, Any]) -> Collection[Slice]:
+    made = slices_of(SPACE, "llm")
+    made.listed([msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": slices})])
     return made
 
 
@@ -72,9 +78,12 @@ def test_the_only_port_is_that_of_http() -> None:
 def test_without_a_port_of_http_there_is_no_replica_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     slices = listed(slice_of("s", pod("p"), ports=[{"name": "web", "port": 1}, *EVENTS]))
     assert slices.wanted() == slices.wanted() == {}
+    again = slice_of("s", pod("p"), ports=[{"name": "web", "port": 2}, *EVENTS])
+    again["metadata"]["resourceVersion"] = "6"
+    assert not slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": again}))
     assert [record.getMessage() for record in caplog.records] == [
-        "An endpoint of the service cannot be used: 10.0.0.1 has no port named http; "
-        "name its ports http, events, replay, ..."
+        "service space/llm: one of its endpoints cannot be used: 10.0.0.1 has no port named http; "
+        "name its ports http, events, replay, status, snapshot"
     ]
 
 
@@ -100,6 +109,19 @@ def test_conditions_say_whether_it_takes_requests(conditions: dict[str, bool], d
     assert is_draining(Conditions(**conditions)) is draining
     found = listed(slice_of("s", pod("p") | {"conditions": conditions})).wanted()
     assert [spec.draining for spec in found.values()] == ([] if draining is None else [draining])
+
+
+def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptureFixture) -> None:
+    labelled = slice_of("s", pod("p"))
+    labelled["metadata"]["labels"] |= {"warmroute/engine": "vllm", "warmroute/block-size": "32"}
+    spec = listed(labelled).wanted()["p"]
+    assert (spec.engine, spec.block_size) == ("vllm", 32)
+    labelled["metadata"]["labels"]["warmroute/block-size"] = "much"
+    assert list(listed(labelled, slice_of("t", pod("q"))).wanted()) == ["q"]
+    assert caplog.messages == [
+        "service space/llm: its slice s cannot be used: warmroute/block-size is 'much'; "
+        "write a whole number from 1 to 2147483647"
+    ]
 
 
 def test_lists_that_are_null_are_empty() -> None:
@@ -146,87 +168,41 @@ def test_a_pod_knows_its_cluster_by_environment_and_account(tmp_path: Path) -> N
 # ---- the watch
 
 
-class FakeApi:
-    """Lists and watches as an API server does, and misbehaves as told."""
-
-    def __init__(self) -> None:
-        self.version = 1
-        self.slices: dict[str, dict[str, Any]] = {}
-        self.history: list[tuple[int, dict[str, Any]]] = []
-        self.forgotten = 0  # changes up to this version are gone
-        self.status: dict[str, int] = {}  # of "list" or "watch"
-        self.asked: list[Request] = []
-        self.replies: set[Reply] = set()
-        self._changed = asyncio.Event()
-
-    def event(self, kind: str, content: dict[str, Any]) -> None:
-        self.version += 1
-        content = content | {"metadata": content.get("metadata", {}) | {"resourceVersion": str(self.version)}}
-        if kind == "DELETED":
-            self.slices.pop(content["metadata"]["name"])
-        elif kind in ("ADDED", "MODIFIED"):
-            self.slices[content["metadata"]["name"]] = content
-        self.history.append((self.version, {"type": kind, "object": content}))
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def kinds(self) -> list[str]:
-        return ["watch" if "watch" in request.query else "list" for request in self.asked]
-
-    def watches(self) -> list[Request]:
-        return [request for request in self.asked if "watch" in request.query]
-
-    async def handle(self, request: Request, reply: Reply) -> None:
-        self.asked.append(request)
-        status = self.status.get(self.kinds()[-1], 200)
-        if status != 200:
-            await reply.whole(status, {"kind": "Status", "code": status})
-        elif "watch" not in request.query:
-            metadata = {"resourceVersion": str(self.version)}
-            await reply.whole(200, {"metadata": metadata, "items": list(self.slices.values())})
-        else:
-            self.replies.add(reply)
-            await self._watch(int(request.query["resourceVersion"]), reply)
-
-    async def _watch(self, seen: int, reply: Reply) -> None:
-        await reply.begin()
-        if seen < self.forgotten:
-            await reply.line({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
-            await reply.end()
-            return
-        while True:
-            changed = self._changed
-            for version, event in self.history:
-                if version > seen:
-                    seen = version
-                    await reply.line(event)
-            await changed.wait()
-
-
 @asynccontextmanager
-async def following(api: FakeApi, token: Path | None = None) -> AsyncIterator[tuple[EndpointSlices, list[Wanted]]]:
-    async with serving(api.handle) as url:
-        cluster = Cluster(url, "space", None if token is None else str(token))
-        slices = EndpointSlices(cluster, "llm", backoff=Backoff(first_s=0.01, most_s=0.05))
-        said: list[Wanted] = []
+async def following(
+    api: KubernetesApi, token: Path | None = None, authority: Path | None = None
+) -> AsyncIterator[tuple[Watch, list[Wanted]]]:
+    files = [None if path is None else str(path) for path in (token, authority)]
+    cluster = Cluster(api.url, SPACE, *files)
+    watch = Watch(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
+    said: list[Wanted] = []
 
-        async def follow() -> None:
-            async with contextlib.aclosing(slices.watch()) as members:
-                async for wanted in members:
-                    said.append(wanted)
+    async def follow() -> None:
+        async with contextlib.aclosing(watch.watch()) as members:
+            async for wanted in members:
+                said.append(wanted)
 
+    async with api.running():
         task = asyncio.create_task(follow())
         try:
-            yield slices, said
+            yield watch, said
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-def api_with(*names: str) -> FakeApi:
-    api = FakeApi()
-    api.event("ADDED", slice_of("s", *map(pod, names)))
+def api_with(*names: str) -> KubernetesApi:
+    api = KubernetesApi()
+    api.put(SLICES, slice_of("s", *map(pod, names)))
     return api
+
+
+def refusing(kind: str, status: int, **headers: str) -> Any:
+    def refuses(request: Request) -> Refusal | None:
+        asked = "watch" if "watch" in request.query else "list"
+        return (status, headers) if asked == kind else None
+
+    return refuses
 
 
 async def test_a_list_and_then_a_watch_tell_who_is_there(tmp_path: Path) -> None:
@@ -234,37 +210,87 @@ async def test_a_list_and_then_a_watch_tell_who_is_there(tmp_path: Path) -> None
     token.write_text("first\n")
     api = api_with("a")
     async with following(api, token) as (_, said):
-        await until(lambda: api.watches(), "the watch")
+        await until(lambda: api.watched, "the watch")
         assert [list(wanted) for wanted in said] == [["a"]]
         token.write_text("renewed\n")
-        api.event("MODIFIED", slice_of("s", pod("a", ready=False, serving=True, terminating=True), pod("b")))
+        api.put(SLICES, slice_of("s", pod("a", ready=False, serving=True, terminating=True), pod("b")))
         await until(lambda: len(said) == 2, "the change")
         assert {name: spec.draining for name, spec in said[1].items()} == {"a": True, "b": False}
-        api.event("DELETED", slice_of("s"))
+        api.delete(SLICES, "s")
         await until(lambda: said[-1] == {}, "the end")
-        api.replies.pop().drop()
+        api.drop()
         await until(lambda: len(api.watches()) == 2, "the next watch")
     first, second = api.watches()
-    assert first.path == "/apis/discovery.k8s.io/v1/namespaces/space/endpointslices"
+    assert first.path == SLICES
     assert first.query["labelSelector"] == "kubernetes.io/service-name=llm"
     assert first.query["allowWatchBookmarks"] == "true"
     assert (first.headers["authorization"], second.headers["authorization"]) == ("Bearer first", "Bearer renewed")
 
 
+async def test_a_token_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    api = api_with("a")
+    api.refusals.append(
+        lambda request: (401, {}) if request.headers["authorization"] == "Bearer old" else None,
+    )
+    async with following(api, token) as (watch, said):
+        await until(lambda: watch.problem, "the refusal")
+        token.write_text("new")
+        await until(lambda: said, "the list")
+        assert watch.problem is None
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
+    """What a client has to trust, and a server that it is of."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = f"{OPENSSL} req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=h -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return cert, context
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
+async def test_an_authority_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    api = api_with("a")
+    authority, api.tls = certificate(tmp_path, "first")
+    async with following(api, authority=authority) as (watch, said):
+        await until(lambda: api.watched, "the watch")
+        await api.stop()
+        second, api.tls = certificate(tmp_path, "second")
+        api.put(SLICES, slice_of("s", pod("b")))
+        await api.start()
+        await until(lambda: "certificate" in str(watch.problem), "the refusal of whom nobody vouches for")
+        assert list(said[-1]) == ["a"]
+        shutil.copy(second, authority)
+        await until(lambda: list(said[-1]) == ["b"], "the change")
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
+async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) -> None:
+    api = api_with("a")
+    _, api.tls = certificate(tmp_path, "unknown")
+    async with following(api) as (watch, said):
+        await until(lambda: "certificate" in str(watch.problem), "the refusal")
+    assert said == []
+
+
 async def test_a_dropped_watch_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     api = api_with("a")
-    async with following(api) as (slices, said):
-        await until(lambda: api.replies, "the watch")
-        api.event("BOOKMARK", {"kind": "EndpointSlice"})
-        api.event("BOOKMARK", {"kind": "EndpointSlice"})
-        api.event("MODIFIED", slice_of("s", pod("b")))
+    async with following(api) as (watch, said):
+        await until(lambda: api.watched, "the watch")
+        api.bookmark(SLICES)
+        api.bookmark(SLICES)
+        api.put(SLICES, slice_of("s", pod("b")))
         await until(lambda: len(said) == 2, "the change")
-        api.replies.pop().drop()
-        api.event("MODIFIED", slice_of("s", pod("c")))
+        api.forget()  # but for what the bookmarks and the change have told
+        api.drop()
+        api.put(SLICES, slice_of("s", pod("c")))
         await until(lambda: len(said) == 3, "the change that came meanwhile")
-        assert slices.problem is None
+        assert watch.problem is None
     assert api.kinds().count("list") == 1
-    assert api.watches()[1].query["resourceVersion"] == "5"
+    assert api.watches()[1].query["resourceVersion"] == "104"
     assert [list(wanted) for wanted in said] == [["a"], ["b"], ["c"]]
     assert "keeping the replicas it named" in caplog.text
 
@@ -272,30 +298,153 @@ async def test_a_dropped_watch_goes_on_where_it_was(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("how", ["event", "status"])
 async def test_a_watch_from_too_long_ago_lists_everything_anew(how: str) -> None:
     api = api_with("a")
-    async with following(api) as (slices, said):
-        await until(lambda: api.replies, "the watch")
-        api.status["watch"] = 410 if how == "status" else 200
-        api.event("BOOKMARK", {"kind": "EndpointSlice"})
-        api.slices = {}
-        api.history.clear()
-        api.forgotten = api.version = 50
-        api.replies.pop().drop()
+    async with following(api) as (_, said):
+        await until(lambda: api.watched, "the watch")
+        await api.stop()
+        api.delete(SLICES, "s")
+        api.forget()
+        if how == "status":
+            api.refusals.append(lambda request: refusing("watch", 410)(request) if len(api.watches()) == 2 else None)
+        await api.start()
         await until(lambda: said[-1] == {}, "the change that no event told")
-        api.status.clear()
-        assert api.kinds().count("list") >= 2
-        assert slices.problem is None or how == "status"
+        assert api.kinds().count("list") == 2
+
+
+async def test_a_watch_that_goes_back_is_settled_by_a_list() -> None:
+    api = api_with("a")
+    async with following(api) as (_, said):
+        await until(lambda: api.watched, "the watch")
+        api.put(SLICES, slice_of("s", pod("b")))
+        await until(lambda: len(said) == 2, "the change")
+        api.say_again(SLICES)
+        await until(lambda: api.kinds().count("list") == 2, "the list")
+        api.put(SLICES, slice_of("s", pod("c")))
+        await until(lambda: len(said) == 3, "the next change")
+    assert [list(wanted) for wanted in said] == [["a"], ["b"], ["c"]]
+
+
+async def test_a_long_list_is_read_page_by_page_and_counts_when_it_is_whole() -> None:
+    api = KubernetesApi()
+    for number in range(2 * PAGE + 1):
+        api.put(SLICES, slice_of(f"s{number}", pod(f"p{number}")))
+    async with following(api) as (_, said):
+        await until(lambda: api.watched, "the watch")
+    assert api.kinds().count("list") == 3
+    assert [len(wanted) for wanted in said] == [2 * PAGE + 1]
+
+
+async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
+    api = KubernetesApi()
+    for number in range(PAGE + 1):
+        api.put(SLICES, slice_of(f"s{number}", pod(f"p{number}")))
+
+    def forgets_once(_: Request) -> Refusal | None:
+        if len(api.asked) == 2:
+            api.forget()
+        return None
+
+    api.refusals.append(forgets_once)
+    async with following(api) as (_, said):
+        await until(lambda: said, "the list")
+    assert [bool(request.query.get("continue")) for request in api.asked[:4]] == [False, True, False, True]
+    assert len(said[0]) == PAGE + 1
+
+
+async def test_half_a_line_is_no_event() -> None:
+    api = api_with("a")
+    async with following(api) as (_, said):
+        await until(lambda: api.watched, "the watch")
+        api.torn = True
+        api.put(SLICES, slice_of("s", pod("b")))
+        await until(lambda: len(said) == 2, "the change, by the next watch")
+    assert api.kinds()[:3] == ["list", "watch", "watch"]
+    assert list(said[1]) == ["b"]
+
+
+async def test_only_a_line_feed_ends_a_line() -> None:
+    api = api_with("a")
+    async with following(api) as (watch, said):
+        await until(lambda: api.watched, "the watch")
+        changed = slice_of("s", pod("b"))
+        changed["metadata"]["annotations"] = {"note": "one\x85two\u2028three"}
+        api.put(SLICES, changed)
+        await until(lambda: len(said) == 2, "the change")
+        assert watch.problem is None
+    assert len(api.asked) == 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "why"), [("list", 403, "let the service account get, list"), ("watch", 500, "status 500")]
+    ("kind", "status", "why"),
+    [
+        ("list", 403, "let the service account get, list and watch endpointslices of discovery.k8s.io in"),
+        ("watch", 500, "status 500: refused with 500"),
+    ],
 )
 async def test_a_refusal_is_said_and_tried_again(kind: str, status: int, why: str) -> None:
     api = api_with("a")
-    api.status[kind] = status
-    async with following(api) as (slices, said):
+    api.refusals.append(refusing(kind, status))
+    async with following(api) as (watch, said):
         await until(lambda: api.kinds().count(kind) >= 3, "several attempts")
-        assert why in str(slices.problem)
+        assert why in str(watch.problem)
         assert len(said) == (kind == "watch")
-        api.status.clear()
-        await until(lambda: slices.problem is None and said, "it answers again")
+        api.refusals.clear()
+        await until(lambda: watch.problem is None and said, "it answers again")
     assert [list(wanted) for wanted in said] == [["a"]]
+
+
+@pytest.mark.parametrize("kind", ["list", "watch"])
+async def test_an_answer_that_is_not_of_kubernetes_changes_nothing(kind: str) -> None:
+    api = api_with("a")
+    real = api._handle
+    answered: list[str] = []
+
+    async def as_a_portal_does(request: Request, reply: Reply) -> None:
+        asked = "watch" if "watch" in request.query else "list"
+        if asked != kind or len(answered) == 2:
+            await real(request, reply)
+        else:
+            answered.append(asked)
+            await reply.whole(502 if len(answered) == 1 else 200, b"<p>No.</p>\n")
+
+    api._handle = as_a_portal_does  # type: ignore[method-assign]
+    async with following(api) as (watch, said):
+        await until(lambda: answered and watch.problem == "status 502", "the first")
+        await until(lambda: f"its {kind} cannot be read" in str(watch.problem), "the second")
+        await until(lambda: api.watched, "the watch")
+        assert [list(wanted) for wanted in said] == [["a"]]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
+    api = api_with("a")
+    asked_at: list[float] = []
+
+    def busy_once(_: Request) -> Refusal | None:
+        asked_at.append(time.monotonic())
+        return (status, {"retry_after": "1"}) if len(asked_at) == 1 else None
+
+    api.refusals.append(busy_once)
+    async with following(api) as (_, said):
+        await until(lambda: said, "the list")
+    assert 1.0 <= asked_at[1] - asked_at[0] < 5.0
+
+
+async def test_a_watch_that_is_refused_for_what_it_asks_begins_with_a_list() -> None:
+    api = api_with("a")
+    api.refusals.append(lambda request: refusing("watch", 400)(request) if len(api.watches()) == 1 else None)
+    async with following(api):
+        await until(lambda: api.watched, "the second watch")
+    assert api.kinds() == ["list", "watch", "list", "watch"]
+
+
+async def test_a_server_without_a_machine_would_be_noticed_in_ten_seconds() -> None:
+    """The kernel's part: nobody here can take a machine away."""
+    api = api_with("a")
+    watch = Watch(Cluster(api.url, SPACE), slices_of(SPACE, "llm"))
+    async with api.running(), watch._client() as client, client.stream("GET", api.url + SLICES) as response:
+        connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for option, value in KEEPALIVE.items():
+            if hasattr(socket, option):
+                assert connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
+    assert KEEPALIVE["TCP_KEEPIDLE"] + KEEPALIVE["TCP_KEEPINTVL"] * KEEPALIVE["TCP_KEEPCNT"] == 10

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import HfTokenizer
-from replica.model import demo
+from replica.model import demo, demo_tokenizer
 from replica.model.config import read_config
 from replica.model.demo import demo_folder, write_demo
 from tests.events.processes import wait_until
@@ -69,7 +69,7 @@ def prompt(tokenizer: HfTokenizer, question: str) -> list[int]:
 
 @cache
 def known_words() -> frozenset[str]:
-    return frozenset(demo._packaged("demo.txt").replace("\n", " ").replace(".", " ").replace(",", " ").split())
+    return frozenset(demo_tokenizer.packaged("demo.txt").replace("\n", " ").replace(".", " ").replace(",", " ").split())
 
 
 # ---- its files
@@ -179,10 +179,10 @@ def test_every_text_survives_tokenizing(tokenizer: HfTokenizer, text: str) -> No
 
 def test_the_tokenizer_cuts_as_the_trainer_did(tokenizer: HfTokenizer) -> None:
     """Otherwise the model would have learnt other tokens than it is given."""
-    texts = [text for dialogue in demo._dialogues() for text in dialogue]
-    _, words = demo.learn_merges(demo._pieces("\n".join((demo.ROLES * 2, *texts))))
+    texts = [text for dialogue in demo_tokenizer.dialogues() for text in dialogue]
+    _, words = demo_tokenizer.learn_merges(demo_tokenizer.pieces("\n".join((demo_tokenizer.ROLES * 2, *texts))))
     for text in texts:
-        expected = [token for piece in demo._pieces(text) for token in words[piece]]
+        expected = [token for piece in demo_tokenizer.pieces(text) for token in words[piece]]
         assert tokenizer.encode(text, add_special_tokens=False) == expected
 
 
@@ -293,7 +293,7 @@ def test_greedy_text_does_not_run_in_a_circle(tokenizer: HfTokenizer, model: Any
 
 def test_every_early_token_matters(tokenizer: HfTokenizer, model: Any) -> None:
     """Else a cache that confuses blocks would go unnoticed."""
-    original = tokenizer.encode(demo._packaged("demo.txt"), add_special_tokens=False)[:512]
+    original = tokenizer.encode(demo_tokenizer.packaged("demo.txt"), add_special_tokens=False)[:512]
     other = tokenizer.encode(" mountain", add_special_tokens=False)[0]
     with torch.no_grad():
         logits = model(torch.tensor([original])).logits[0, -1]

@@ -1,0 +1,115 @@
+"""`warmroute up --follow` at work: the fleet of a cluster is kept as its file says, while this process lives."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+import click
+
+from fleet.commands.client import Fleet
+from fleet.plan import FleetPlan
+from fleet.up.launching import Launched, Launcher
+from fleet.up.watching import CannotStart, Watcher
+from router.watched_file import WatchedFile
+
+LOOK_S = 1.0
+AGAIN_S = 5.0  # after Ray could not be joined
+AWAY_S = 10.0  # a controller that Ray starts anew is mostly back by then, with what it was told before
+
+
+class Following:
+    """`run` it until a signal; the fleet goes on without it."""
+
+    def __init__(
+        self,
+        plan: FleetPlan,
+        file: WatchedFile,
+        read: Callable[[], FleetPlan],
+        launcher: Launcher,
+        key: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._file = file
+        self._read = read  # the file; a click error says what is wrong with it
+        self._launcher = launcher
+        self._key = key
+        self._say = say
+        self._said = ""  # what went wrong last: said once
+
+    async def run(self) -> None:
+        ending = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        self._look_at_file()  # what was read already is no news
+        tasks = [asyncio.create_task(self._follow()), asyncio.create_task(ending.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._launcher.close()
+        if ending.is_set():
+            self._say("The fleet goes on.")
+        else:
+            tasks[0].result()  # raises the mistake of ours that has ended it
+
+    async def _follow(self) -> None:
+        while True:
+            started = await self._joined()
+            with Fleet(started.controller, self._key) as fleet:
+                await self._keep(fleet)
+
+    async def _joined(self) -> Launched:
+        """There is a controller, and it has the plan."""
+        while True:
+            try:
+                started = await self._launcher.start(self._plan)
+            except CannotStart as error:
+                self._complain(f"{error}; trying again")
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self._said = ""
+            found = "was there, and has the plan" if started.found else "begins"
+            self._say(f"The fleet {found}; routers find it with --registry {started.controller}")
+            return started
+
+    async def _keep(self, fleet: Fleet) -> None:
+        """Until nobody answers for so long that nobody will."""
+        watcher, heard_s = Watcher(fleet, self._say), time.monotonic()
+        while True:
+            try:
+                await watcher.look()
+                heard_s, self._said = time.monotonic(), ""
+                await self._hand_over_what_changed(fleet)
+            except click.ClickException as error:
+                self._complain(error.format_message())
+                if time.monotonic() - heard_s > AWAY_S:
+                    return
+            await asyncio.sleep(LOOK_S)
+
+    async def _hand_over_what_changed(self, fleet: Fleet) -> None:
+        if not self._look_at_file():
+            return
+        try:
+            plan = await asyncio.to_thread(self._read)
+            await asyncio.to_thread(fleet.want, plan)
+        except click.ClickException as error:
+            self._say(f"{self._file.path} has changed, but the fleet stays as it was: {error.format_message()}")
+            return
+        self._plan = plan
+        self._say(f"{self._file.path} has changed, and the fleet has the new plan")
+
+    def _look_at_file(self) -> bool:
+        try:
+            return self._file.read_if_changed() is not None
+        except ValueError as error:
+            self._complain(str(error))
+            return False
+
+    def _complain(self, why: str) -> None:
+        if why != self._said:
+            self._say(why)
+        self._said = why

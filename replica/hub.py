@@ -1,0 +1,102 @@
+"""A model of the Hugging Face hub as a source of files. HF_HOME, HF_ENDPOINT, HF_TOKEN mean what they always mean."""
+
+import glob
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
+from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+from replica.fetch import Failed, File, Files, Record
+from replica.model.progress import Lines
+
+LOOK_S = 1.0
+
+
+class Hub:
+    def __init__(self, hub_id: str, revision: str | None) -> None:
+        self.hub_id = hub_id
+        self.revision = revision
+        self.name = hub_id if revision is None else f"{hub_id}@{revision}"
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:
+        """What was begun at one commit goes on at that one, whatever `main` is by now."""
+        revision = known.revision if known is not None else self.revision
+        with self._failures():
+            model = HfApi().model_info(self.hub_id, revision=revision, files_metadata=True)
+        files = {sibling.rfilename: File(sibling.size or 0) for sibling in model.siblings or ()}
+        assert model.sha is not None, f"the hub names no commit of {self.name}"
+        return model.sha, files
+
+    def unchanged(self, record: Record) -> bool:  # noqa: ARG002
+        """A commit's files never change, and a branch is not looked for anew."""
+        return True
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:
+        names = [glob.escape(name) for name in wanted]
+        with self._failures(), told_of(into, wanted):
+            snapshot_download(self.hub_id, revision=revision, local_dir=into, allow_patterns=names)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What the hub, or the way to it, refuses. Errors of the file system go through."""
+        try:
+            yield
+        except (OSError, ValueError, HubUnreachable) as error:
+            if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+                raise
+            raise Failed(f"cannot get {self.name!r} from the hub: {self._reason(error)}") from error
+
+    def _reason(self, error: Exception) -> str:
+        match error:
+            case GatedRepoError():
+                return "its owner asks for consent; give it on the model's page, and set HF_TOKEN to a token of yours"
+            case RepositoryNotFoundError():
+                return "there is none of this name, or it is private; check the name, or set HF_TOKEN"
+            case RevisionNotFoundError():
+                return f"it has no revision {self.revision!r}; name a branch, a tag or a commit of it"
+            case OfflineModeIsEnabled():
+                return "HF_HUB_OFFLINE forbids to ask it; unset that, or name a folder"
+        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        return f"{said}; is {constants.ENDPOINT} reachable from here? HF_ENDPOINT names another, a folder needs none"
+
+
+@contextmanager
+def told_of(folder: Path, wanted: Files) -> Iterator[None]:
+    """Says now and then how much is there, where no bars are shown: those of the hub's library need a terminal."""
+    if sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
+    progress = Lines("downloading", sum(file.size_bytes for file in wanted.values()))
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(folder, progress, over))
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+    progress.finish()
+
+
+def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
+    seen_bytes = 0
+    while not over.wait(LOOK_S):
+        now_bytes = sum(_size(file) for file in folder.rglob("*"))
+        progress.advance(now_bytes - seen_bytes)
+        seen_bytes = now_bytes
+
+
+def _size(file: Path) -> int:
+    """What it takes on the disk; files are moved while we look, and sparse at first."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return 0
+    return 0 if file.is_dir() else min(stat.st_size, stat.st_blocks * 512)

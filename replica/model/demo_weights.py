@@ -1,0 +1,132 @@
+"""The demo model's weights. The head of a token is made so that the token is likely after those which it follows in
+demo.txt; the layers are random, and choose among what is likely by all of the context.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from replica.model.demo_shape import HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LAYERS
+from replica.model.demo_tokenizer import END_OF_TEXT, SPECIALS, TURN_END, Learnt, Words, pieces, spelled
+
+Floats: TypeAlias = NDArray[np.float32]
+Counts: TypeAlias = NDArray[np.int64]
+
+
+def write_weights(file: Path, learnt: Learnt) -> None:
+    followers = _followers(learnt.dialogues, learnt.words, learnt.ids)
+    try:
+        save_file(_weights(followers), file, metadata={"format": "pt"})
+    except SafetensorError as error:  # when the disk is full
+        raise OSError(str(error)) from error
+
+
+# ---- what follows what
+
+
+COMMON_WORDS = 24  # what follows <|endoftext|>, and all tokens that demo.txt does not have
+
+
+def _followers(dialogues: list[tuple[str, str]], words: Words, ids: dict[str, int]) -> Counts:
+    """How often each token (column) follows each other (row) in the answers and, but for their ends, the questions."""
+    counts = np.zeros((len(ids), len(ids)), np.int64)
+    [newline], turn_end = words["\n"], ids[TURN_END]
+    for question, answer in dialogues:
+        *asked, question_mark = (token for piece in pieces(question) for token in words[piece])
+        answered = (token for piece in pieces(answer) for token in words[piece])
+        for tokens in (asked, [question_mark, newline, *answered, turn_end]):
+            np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    counts[:, turn_end] *= 4  # shorter answers than those of demo.txt
+    counts[turn_end] = counts[newline]  # for those who go on after the end
+    often = counts.sum(axis=0) * [token.startswith(spelled(ord(" "))) for token in ids]
+    counts[ids[END_OF_TEXT], np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
+    return counts
+
+
+# ---- the weights: whole numbers until the last step, because their sums are exact in whatever order they are added
+
+SEED = 1
+ROUNDS, RATE = 32, 0.375  # of learning; a larger rate overshoots
+LOGIT = 6  # how many steps of learning are one logit
+# Logits: what may follow has at least this (and more, the more bits its count has), what may not at most that.
+LIKELY, PER_BIT, UNLIKELY = 20, 1.5, 4
+NEVER = -8.0  # what follows nothing
+# The residual stream: the first dimensions are the token's code (1, then random signs); into the others the layers
+# write what they make of the context. The head learns the codes; what it makes of the context is random, and enough to
+# choose among what may follow.
+CODE, CONTEXT = 224, 32
+# The limits of uniform weights; attention looks at a few tokens of all.
+QUERY_KEY, VALUE, OUTPUT, GATE_UP, DOWN, CHOICE = 0.2, 0.15, 0.13, 0.11, 0.02, 0.3
+
+
+def _weights(counts: Counts) -> dict[str, Floats]:
+    random = np.random.Philox(key=SEED)
+    known: NDArray[np.bool_] = np.asarray(counts.any(axis=1))
+    codes = _codes(random, known)
+    head = _head(codes[known], counts[known]) / np.float32(LOGIT * CODE)
+    head[~counts.any(axis=0), 0] = NEVER
+    blank = np.zeros((len(counts), CONTEXT), np.float32)
+    tensors = {
+        "model.embed_tokens.weight": np.hstack([codes, blank]),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+    }
+    for layer in range(LAYERS):
+        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(random)}
+    return tensors | {"lm_head.weight": np.hstack([head, _uniform(random, CHOICE, blank.shape)])}
+
+
+def _codes(random: np.random.Philox, known: NDArray[np.bool_]) -> Floats:
+    """A row of signs for each token; those of unknown tokens are that of <|endoftext|> but for about an eighth."""
+    codes = _signs(random, (len(known), CODE))
+    codes[:, 0] = 1
+    alike = ~known[:, None] & (np.arange(CODE) % 4 > 0)
+    return np.where(alike, codes[-len(SPECIALS)], codes)
+
+
+def _head(codes: Floats, counts: Counts) -> Floats:
+    """Learns, by the rule of the perceptron, which columns follow each row. Below 2**24 float32 adds exactly."""
+    bits = np.frexp(counts.astype(np.float64))[1]
+    unit = LOGIT * CODE
+    least = np.where(bits > 0, unit * (LIKELY + PER_BIT * bits), -(2**24)).astype(np.float32)
+    most = np.where(bits > 0, least * 1.125, unit * UNLIKELY).astype(np.float32)
+    head = LOGIT * LIKELY * ((bits > 0).astype(np.float32).T @ codes)
+    for _ in range(ROUNDS):
+        given = codes @ head.T
+        error = np.rint((np.clip(given, least, most) - given) * np.float32(RATE / CODE))
+        head += error.T @ codes
+    assert np.abs(head).max() * CODE < 2**24
+    return head
+
+
+def _layer(random: np.random.Philox) -> Iterator[tuple[str, Floats]]:
+    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{name}.weight", np.ones(HIDDEN, np.float32)
+    for name, limit, shape in (
+        ("self_attn.q_proj", QUERY_KEY, (queries, HIDDEN)),
+        ("self_attn.k_proj", QUERY_KEY, (keys, HIDDEN)),
+        ("self_attn.v_proj", VALUE, (keys, HIDDEN)),
+        ("self_attn.o_proj", OUTPUT, (CONTEXT, queries)),
+        ("mlp.gate_proj", GATE_UP, (INTERMEDIATE, HIDDEN)),
+        ("mlp.up_proj", GATE_UP, (INTERMEDIATE, HIDDEN)),
+        ("mlp.down_proj", DOWN, (CONTEXT, INTERMEDIATE)),
+    ):
+        rows = _uniform(random, limit, shape)
+        into_context = np.zeros((CODE if shape[0] == CONTEXT else 0, shape[1]), np.float32)
+        yield f"{name}.weight", np.vstack([into_context, rows])
+
+
+def _uniform(random: np.random.Philox, limit: float, shape: tuple[int, int]) -> Floats:
+    """Between -limit and limit."""
+    whole = (random.random_raw(shape) >> np.uint64(40)).astype(np.float64) - 2.0**23
+    return (whole * (limit * 2.0**-23)).astype(np.float32)
+
+
+def _signs(random: np.random.Philox, shape: tuple[int, ...]) -> Floats:
+    bits = random.random_raw(shape) >> np.uint64(63)
+    return bits.astype(np.float32) * 2 - 1

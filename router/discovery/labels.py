@@ -1,0 +1,89 @@
+"""What labels and annotations of Kubernetes say of a replica, by keys that begin with `warmroute/`.
+
+A new key is one row here, and one in docs/router.md.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from router.discovery.collection import Metadata
+from router.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, spec_of
+
+PREFIX = "warmroute/"
+HTTP = "http"
+
+TEXTS = {
+    "engine": "engine",
+    "model": "model",
+    "topic": "topic",
+    "curve-server": "curve_server",
+    "curve-secret": "curve_secret",
+}
+NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
+PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
+KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
+MOST_PORT = 65535
+
+
+class Told(NamedTuple):
+    fields: dict[str, Any]  # of a ReplicaSpec
+    ports: dict[str, int]  # by what they are for
+    has_events: bool
+
+
+def told_by(metadata: Metadata) -> Told:
+    """Annotations win over labels. BadSpec for a key or a value that cannot be used."""
+    values = _own(metadata.labels) | _own(metadata.annotations)
+    has_events = values.get("events-port") != OFF
+    if not has_events:
+        del values["events-port"]
+    fields: dict[str, Any] = {TEXTS[key]: value for key, value in values.items() if key in TEXTS}
+    fields |= {NUMBERS[key]: _whole(key, value) for key, value in values.items() if key in NUMBERS}
+    if "adapters" in values:
+        fields["adapters"] = [name for part in values["adapters"].split(",") if (name := part.strip())]
+    if "resume" in values:
+        fields["resume"] = _yes(values["resume"])
+    ports = {PORTS[key]: _whole(key, value, MOST_PORT) for key, value in values.items() if key in PORTS}
+    return Told(fields, ports, has_events)
+
+
+def spec_at(address: str, ports: Mapping[str, int], told: Told, **known: Any) -> ReplicaSpec:
+    """The replica at an address whose ports have names."""
+    host = f"[{address}]" if ":" in address else address
+    ports = {**ports, **told.ports}
+    if HTTP not in ports:
+        raise BadSpec(f"{host} has no port named {HTTP}; name its ports {HTTP}, {', '.join(SOCKETS)}")
+    sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
+    sockets = sockets if told.has_events else {"events": OFF}
+    return spec_of({**told.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
+
+
+def _own(named: Mapping[str, str] | None) -> dict[str, str]:
+    own = {key.removeprefix(PREFIX): value for key, value in (named or {}).items() if key.startswith(PREFIX)}
+    for key, value in own.items():
+        if key not in KEYS:
+            raise BadSpec(_unknown(key))
+        if not value:
+            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or take it away")
+    return own
+
+
+def _unknown(key: str) -> str:
+    if key == "api-key-env":  # whoever may start a pod need not be who may read what the router knows
+        return f"{PREFIX}{key} would let a pod ask for the router's secrets; give the router --replica-api-key"
+    near = get_close_matches(key, KEYS, n=1)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
+    return f"{PREFIX}{key} is not known; {hint}"
+
+
+def _whole(key: str, value: str, most: int = 2**31 - 1) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 12 and 0 < int(value) <= most):
+        raise BadSpec(f"{PREFIX}{key} is {value!r}; write a whole number from 1 to {most}")
+    return int(value)
+
+
+def _yes(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise BadSpec(f"{PREFIX}resume is {value!r}; write true or false")
+    return value == "true"

@@ -1,0 +1,143 @@
+"""`warmroute up --follow` with a Ray that comes and goes: what is handed over when, and what is said once."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+import pytest
+
+from fleet.plan import FleetPlan, ModelPlan
+from fleet.up import following
+from fleet.up.following import Following
+from fleet.up.launching import Launched
+from fleet.up.watching import CannotStart
+from router.watched_file import WatchedFile
+from tests.fleet.scripted import Script, calm, refusal, serving
+from tests.router.loopback import until
+
+
+class Ray:
+    """Joined as often as somebody asks, unless it is away."""
+
+    clean = True
+
+    def __init__(self, *controllers: str) -> None:
+        self.controllers = list(controllers)  # the last one for ever
+        self.plans: list[FleetPlan] = []
+        self.away = ""
+        self.closed = False
+
+    async def start(self, plan: FleetPlan) -> Launched:
+        if self.away:
+            raise CannotStart(self.away)
+        self.plans.append(plan)
+        controller = self.controllers.pop(0) if len(self.controllers) > 1 else self.controllers[0]
+        return Launched(controller, None, found=len(self.plans) > 1)
+
+    async def failed(self) -> str:
+        raise AssertionError("nobody asks")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def kill(self) -> None:
+        raise AssertionError("nobody asks")
+
+
+class Followed:
+    """A file whose whole content is a number of replicas, and who follows it."""
+
+    def __init__(self, ray: Ray, file: Path) -> None:
+        self.ray, self.file, self.said = ray, file, list[str]()
+        self.write("1")
+        it = Following(self.read(), WatchedFile(str(file)), self.read, ray, "the-key", self.said.append)
+        self.task = asyncio.create_task(it.run())
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def read(self) -> FleetPlan:
+        try:
+            count = int(self.file.read_text())
+        except ValueError as error:
+            raise click.UsageError("that is no number") from error
+        return FleetPlan(models=(ModelPlan(name="m", model="demo", replicas=count),))
+
+    async def until_said(self, words: str) -> None:
+        await until(lambda: any(words in line for line in self.said), f"{words!r} is said")
+
+
+@asynccontextmanager
+async def followed(ray: Ray, folder: Path) -> AsyncIterator[Followed]:
+    it = Followed(ray, folder / "fleet.toml")
+    try:
+        yield it
+    finally:
+        it.task.cancel()
+        await asyncio.gather(it.task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"LOOK_S": 0.01, "AGAIN_S": 0.01, "AWAY_S": 0.1}.items():
+        monkeypatch.setattr(following, name, seconds)
+
+
+def counts(plans: list[FleetPlan]) -> list[int]:
+    return [plan.models[0].replicas for plan in plans]
+
+
+async def test_a_change_of_the_file_is_handed_over_and_a_mistake_in_it_is_not(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as controller:
+        async with followed(Ray(controller.url), tmp_path) as it:
+            await it.until_said(f"The fleet begins; routers find it with --registry {controller.url}")
+            it.write("22")
+            await it.until_said("has changed, and the fleet has the new plan")
+            it.write("many")
+            await it.until_said("has changed, but the fleet stays as it was: that is no number")
+        assert [(path, body["models"][0]["replicas"]) for path, body in controller.changes] == [("/fleet", 22)]
+        assert controller.asked[-1].key == "Bearer the-key"
+        assert counts(it.ray.plans) == [1], "it joined Ray once"
+
+
+async def test_a_plan_that_the_controller_refuses_changes_nothing(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as controller:
+        async with followed(Ray(controller.url), tmp_path) as it:
+            await it.until_said("The fleet begins")
+            controller.answers["/fleet"] = refusal(401, "the key is missing")
+            it.write("22")
+            await it.until_said("give the fleet's key as WARMROUTE_FLEET_KEY")
+
+
+async def test_where_no_controller_comes_back_the_fleet_begins_anew_with_the_newest_plan(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as second:
+        with serving(Script(calm(1))) as first:
+            ray = Ray(first.url, second.url)
+            async with followed(ray, tmp_path) as it:
+                await it.until_said("The fleet begins")
+                it.write("3")
+                await it.until_said("has the new plan")
+                first.views = [calm(2)]
+                ray.away = "no Ray answers"
+                await asyncio.to_thread(first.stop)
+                await it.until_said("no Ray answers; trying again")
+                ray.away = ""
+                await it.until_said(
+                    f"The fleet was there, and has the plan; routers find it with --registry {second.url}"
+                )
+        assert counts(ray.plans) == [1, 3]
+        assert sum("no Ray answers" in line for line in it.said) == 1, "it is said once"
+
+
+async def test_a_signal_ends_it_and_not_the_fleet(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as controller:
+        async with followed(Ray(controller.url), tmp_path) as it:
+            await it.until_said("The fleet begins")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await it.task
+        assert it.said[-1] == "The fleet goes on." and it.ray.closed
+        assert controller.changes == []

@@ -1,0 +1,410 @@
+"""`warmroute fetch`: a model's files, whole or not at all, from the hub, a folder, or made."""
+
+import ast
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api import tokenizer
+from api.tokenizer import HfTokenizer
+from replica import fetch as fetching
+from replica.model.demo import SIZES, write_demo
+from tests.events.processes import wait_until
+from tests.replica.hub import COMMIT, Standin, standing_in
+from tests.replica.model.test_demo import DIGESTS
+
+OF_ROUTERS = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"}
+# A router's image has none of these.
+WITHOUT = ("torch", "numpy", "safetensors", "ray")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("demo")
+    write_demo(made)
+    return made
+
+
+@pytest.fixture
+def hub(demo: Path) -> Iterator[Standin]:
+    files = {file.name: file.read_bytes() for file in demo.iterdir()}
+    unread = {"README.md": b"x", "original/model.safetensors": b"x", "consolidated.safetensors": b"x"}
+    with standing_in(files | unread | {"additional_chat_templates/tool_use.jinja": b"with tools"}) as standin:
+        yield standin
+
+
+def command(*arguments: object, without: tuple[str, ...] = ()) -> list[str]:
+    """`warmroute fetch`, where these modules are not installed."""
+    hidden = f"for name in {without!r}: sys.modules[name] = None"
+    script = f"import sys\n{hidden}\nfrom fleet.cli import main\nmain()"
+    return [sys.executable, "-c", script, "fetch", *map(str, arguments)]
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Nothing of the user's reaches the hub's library."""
+    others = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "http", "HTTP", "all_p"))}
+    return others | {"HF_HOME": str(home / "hf-home"), "TERM": "dumb", "COLUMNS": "100"} | more
+
+
+def fetch(
+    home: Path, *arguments: object, without: tuple[str, ...] = (), **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments, without=without),
+        env=environment(home, **more),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def visible(folder: Path) -> set[str]:
+    files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    return {str(file) for file in files if file.parts[0] != ".warmroute"}
+
+
+# ---- what is there in the end
+
+
+def test_the_demo_model_is_made(tmp_path: Path) -> None:
+    done = fetch(tmp_path, "demo", tmp_path / "new" / "demo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"'{tmp_path}/new/demo' holds demo-1: 6 files, 12.1 MB; fetched in ")
+    files = {file.name: file for file in (tmp_path / "new" / "demo").iterdir() if file.is_file()}
+    assert {name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items()} == DIGESTS
+    assert stat.S_IMODE((tmp_path / "new" / "demo").stat().st_mode) == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def test_a_routers_part_of_the_demo_model_needs_a_base_install(tmp_path: Path) -> None:
+    done = fetch(tmp_path, "demo", tmp_path / "demo", "--tokenizer-only", without=(*WITHOUT, "huggingface_hub"))
+    assert done.returncode == 0, done.stderr
+    assert visible(tmp_path / "demo") == OF_ROUTERS
+    assert HfTokenizer(tmp_path / "demo").chat_template is not None
+
+
+def test_a_folder_is_copied_without_what_nobody_reads(demo: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    (source / "onnx").mkdir()
+    for file in demo.iterdir():
+        (source / file.name).symlink_to(file)  # as in the cache of the hub's library
+    for unread in ("README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.json"):
+        (source / unread).write_text("x")
+    for read in ("additional_chat_templates/tool_use.jinja", "vocab.json", "merges.txt", "tokenizer.model"):
+        (source / read).write_text("x")
+    assert fetch(tmp_path, source, tmp_path / "whole").returncode == 0
+    also = {"additional_chat_templates/tool_use.jinja", "vocab.json", "merges.txt", "tokenizer.model"}
+    assert visible(tmp_path / "whole") == {*SIZES, *also}
+    assert not (tmp_path / "whole" / "config.json").is_symlink()
+    assert fetch(tmp_path, source, tmp_path / "part", "--tokenizer-only").returncode == 0
+    assert visible(tmp_path / "part") == {*OF_ROUTERS, "additional_chat_templates/tool_use.jinja"}
+    for name in OF_ROUTERS:
+        assert (tmp_path / "part" / name).read_bytes() == (demo / name).read_bytes()
+
+
+def test_a_model_of_the_hub_is_downloaded(hub: Standin, demo: Path, tmp_path: Path) -> None:
+    done = fetch(tmp_path, "org/name", tmp_path / "model", HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+    assert f"' holds org/name at {COMMIT}: 7 files, 12.1 MB; fetched in " in done.stdout
+    first, *others = done.stderr.splitlines()
+    assert first == f"fetching org/name: 7 files, 12.1 MB into '{tmp_path}/model'"
+    assert [line.partition(" in ")[0] for line in others] == [
+        "downloading: 12.1 MB",
+        "downloading: done",
+    ]  # and no bars
+    assert visible(tmp_path / "model") == {*SIZES, "additional_chat_templates/tool_use.jinja"}
+    for name in SIZES:
+        assert (tmp_path / "model" / name).read_bytes() == (demo / name).read_bytes()
+    assert not (tmp_path / "model" / ".warmroute" / "files").exists()
+
+
+def test_a_routers_part_of_a_model_of_the_hub_needs_no_more_than_its_library(hub: Standin, tmp_path: Path) -> None:
+    done = fetch(tmp_path, "org/name", tmp_path / "m", "--tokenizer-only", without=WITHOUT, HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+    assert visible(tmp_path / "m") == {*OF_ROUTERS, "additional_chat_templates/tool_use.jinja"}
+    assert "model.safetensors" not in hub.downloads()
+
+
+def test_all_files_that_the_tokenizer_reads_are_fetched() -> None:
+    """Else a router would make other prompts than the replica does."""
+    assert tokenizer.__file__ is not None
+    nodes = ast.walk(ast.parse(Path(tokenizer.__file__).read_text()))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    named = {text for text in texts if text.endswith((".json", ".jinja")) and " " not in text}
+    assert named == {Path(name).name for name in fetching.TOKENIZER_FILES}
+
+
+# ---- once more
+
+
+@pytest.mark.parametrize("tokenizer_only", [[], ["--tokenizer-only"]], ids=["all", "tokenizer"])
+def test_a_second_run_asks_nobody_and_writes_nothing(hub: Standin, tmp_path: Path, tokenizer_only: list[str]) -> None:
+    folder = tmp_path / "model"
+    assert fetch(tmp_path, "org/name", folder, *tokenizer_only, HF_ENDPOINT=hub.url).returncode == 0
+    hub.asked.clear()
+    before = {file: file.stat().st_mtime_ns for file in [folder, *folder.rglob("*")]}
+    done = fetch(tmp_path, "org/name", folder, "--tokenizer-only", HF_ENDPOINT=hub.url)
+    assert done.returncode == 0
+    assert done.stdout.endswith("; there already, nothing to do\n")
+    assert hub.asked == []
+    assert {file: file.stat().st_mtime_ns for file in [folder, *folder.rglob("*")]} == before
+
+
+def test_what_is_lost_or_cut_is_fetched_again_and_nothing_else(hub: Standin, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert fetch(tmp_path, "org/name", folder, HF_ENDPOINT=hub.url).returncode == 0
+    (folder / "tokenizer.json").unlink()
+    os.truncate(folder / "chat_template.jinja", 10)
+    hub.asked.clear()
+    assert fetch(tmp_path, "org/name", folder, HF_ENDPOINT=hub.url).returncode == 0
+    assert hub.downloads() == ["chat_template.jinja", "tokenizer.json"]
+    assert {name: (folder / name).stat().st_size for name in SIZES} == SIZES
+
+
+def test_the_rest_of_a_model_comes_from_the_same_commit(hub: Standin, tmp_path: Path) -> None:
+    """Though `main` is another one by now: files of two commits make no model."""
+    folder = tmp_path / "model"
+    assert fetch(tmp_path, "org/name", folder, "--tokenizer-only", HF_ENDPOINT=hub.url).returncode == 0
+    hub.commit = "f" * 40
+    hub.asked.clear()
+    done = fetch(tmp_path, "org/name", folder, HF_ENDPOINT=hub.url)
+    assert f"at {COMMIT}: 7 files" in done.stdout, done.stderr
+    assert hub.downloads() == ["model.safetensors"]
+
+
+def test_a_folder_that_has_changed_is_not_mixed_with_what_it_was(demo: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in OF_ROUTERS:
+        (source / name).write_bytes((demo / name).read_bytes())
+    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
+    assert fetch(tmp_path, source, tmp_path / "copy").stdout.endswith("there already, nothing to do\n")
+    (source / "chat_template.jinja").write_text("another")
+    done = fetch(tmp_path, source, tmp_path / "copy")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: '{tmp_path}/copy' holds {source} as it was before; remove it, or name")
+
+
+# ---- half-way
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_goes_on(
+    hub: Standin, demo: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    hub.held = "model.safetensors"
+    folder = tmp_path / "model"
+    arguments = command("org/name", folder)
+    running = subprocess.Popen(
+        arguments, env=environment(tmp_path, HF_ENDPOINT=hub.url), stderr=subprocess.PIPE, text=True
+    )
+    assert hub.holds.wait(30)
+    wait_until(lambda: len(hub.downloads()) == 7, "all files have been asked for")
+    running.send_signal(number)
+    _, said = running.communicate(timeout=20)
+    assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert ("Ended; the same command goes on from here." in said) == (number != signal.SIGKILL)
+    assert visible(folder) == set()
+    hub.held = None
+    hub.go_on.set()
+    done = fetch(tmp_path, "org/name", folder, HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+    for name in SIZES:
+        assert (folder / name).read_bytes() == (demo / name).read_bytes()
+
+
+def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_path: Path) -> None:
+    """At whichever file it comes, what readers look for is missing until all else is there."""
+    for count in range(len(SIZES)):
+        folder = tmp_path / str(count)
+        script = (
+            "import os, sys\nfrom pathlib import Path\nreplace = Path.replace\nleft = [int(sys.argv[1])]\n"
+            "def crash(self, target):\n"
+            "    if '/.warmroute/files/' in str(self):\n"
+            "        if left[0] == 0: os._exit(9)\n"
+            "        left[0] -= 1\n"
+            "    return replace(self, target)\n"
+            "Path.replace = crash\nfrom fleet.cli import main\nmain(['fetch', *sys.argv[2:]])"
+        )
+        crashed = subprocess.run(
+            [sys.executable, "-c", script, str(count), str(demo), str(folder)],
+            env=environment(tmp_path),
+            capture_output=True,
+            check=False,
+        )
+        assert crashed.returncode == 9
+        assert len(visible(folder)) == count
+        assert not (folder / "config.json").exists()
+        assert fetch(tmp_path, demo, folder).returncode == 0
+        assert visible(folder) == set(SIZES)
+
+
+def test_a_download_that_is_cut_is_an_error_and_shows_nothing(hub: Standin, tmp_path: Path) -> None:
+    hub.cut = "tokenizer.json"
+    done = fetch(tmp_path, "org/name", tmp_path / "model", "--tokenizer-only", HF_ENDPOINT=hub.url)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "Traceback" not in done.stderr
+    assert visible(tmp_path / "model") == set()
+
+
+def test_of_two_that_fill_one_folder_the_second_waits_and_finds_it_done(hub: Standin, tmp_path: Path) -> None:
+    hub.held = "tokenizer.json"
+    arguments = command("org/name", tmp_path / "model", "--tokenizer-only")
+    there = environment(tmp_path, HF_ENDPOINT=hub.url)
+    first = subprocess.Popen(arguments, env=there, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert hub.holds.wait(30)
+    second = subprocess.Popen(arguments, env=there, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert second.stderr.readline().endswith("/model'; waiting for it\n")
+    hub.go_on.set()
+    assert "fetched in" in first.communicate(timeout=30)[0]
+    assert "there already" in second.communicate(timeout=30)[0]
+    assert hub.downloads().count("tokenizer.json") == 1
+
+
+def test_of_two_models_for_one_folder_the_second_is_refused(hub: Standin, tmp_path: Path) -> None:
+    hub.held = "tokenizer.json"
+    there = environment(tmp_path, HF_ENDPOINT=hub.url)
+    first = subprocess.Popen(
+        command("org/name", tmp_path / "model"), env=there, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert hub.holds.wait(30)
+    second = subprocess.Popen(command("demo", tmp_path / "model"), env=there, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert second.stderr.readline().endswith("/model'; waiting for it\n")
+    hub.go_on.set()
+    assert "fetched in" in first.communicate(timeout=30)[0]
+    assert "/model' holds org/name, not demo-1; remove it, or name another folder" in second.communicate(timeout=30)[1]
+    assert second.returncode == 1
+
+
+def test_a_volume_without_locks_is_filled_all_the_same(tmp_path: Path) -> None:
+    """Some file systems of a network have none; it is said, because two at once are then on their own."""
+    script = (
+        "import errno, fcntl, os, sys\ndef refuse(*_): raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))\n"
+        "fcntl.flock = refuse\nfrom fleet.cli import main\nmain(['fetch', *sys.argv[1:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "demo", str(tmp_path / "demo"), "--tokenizer-only"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, visible(tmp_path / "demo")) == (0, OF_ROUTERS)
+    assert "is on a volume without locks (No locks available); let one process alone fill it\n" in done.stderr
+
+
+# ---- what cannot be
+
+
+def test_a_model_that_the_hub_does_not_have(hub: Standin, tmp_path: Path) -> None:
+    done = fetch(tmp_path, "org/other", tmp_path / "model", HF_ENDPOINT=hub.url)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: cannot get 'org/other' from the hub: there is none of this name, or it is private; "
+        "check the name, or set HF_TOKEN\n"
+    )
+
+
+def test_a_revision_that_it_does_not_have(hub: Standin, tmp_path: Path) -> None:
+    done = fetch(tmp_path, "org/name", tmp_path / "model", "--revision", "v9", HF_ENDPOINT=hub.url)
+    assert done.returncode == 1
+    assert "'org/name@v9' from the hub: it has no revision 'v9'; name a branch, a tag or a commit" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE forbids to ask it; unset that, or name a folder"),
+        ("HF_ENDPOINT", "http://127.0.0.1:1", "is http://127.0.0.1:1 reachable from here? HF_ENDPOINT names another"),
+    ],
+    ids=["offline", "unreachable"],
+)
+def test_a_hub_that_cannot_be_asked(tmp_path: Path, setting: str, value: str, said: str) -> None:
+    done = fetch(tmp_path, "org/name", tmp_path / "model", without=(), **{setting: value})
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: cannot get 'org/name' from the hub: ") and said in done.stderr
+
+
+def test_without_the_hubs_library_the_way_to_it_is_said(tmp_path: Path) -> None:
+    done = fetch(tmp_path, "org/name", tmp_path / "model", without=("huggingface_hub",))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "warmroute fetch needs huggingface_hub, which is not installed. Install it with: pip install 'warmroute[hub]'\n"
+    )
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "q4.gguf").touch()
+    done = fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only")
+    assert (done.returncode, "has no tokenizer.json, but q4.gguf: GGUF is not supported" in done.stderr) == (1, True)
+    done = fetch(tmp_path, source, tmp_path / "model")
+    assert (done.returncode, "has no config.json" in done.stderr) == (1, True)
+
+
+def test_a_folder_with_other_files_is_left_alone(demo: Path, tmp_path: Path) -> None:
+    """Except for what a volume has from the beginning."""
+    (tmp_path / "model" / "lost+found").mkdir(parents=True)
+    (tmp_path / "model" / "..data").mkdir()
+    assert fetch(tmp_path, demo, tmp_path / "model", "--tokenizer-only").returncode == 0
+    done = fetch(tmp_path, "demo", tmp_path / "model")
+    assert (done.returncode, f"holds {demo}, not demo-1; remove it, or name another" in done.stderr) == (1, True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    done = fetch(tmp_path, "demo", tmp_path / "full")
+    assert (done.returncode, "holds 'mine.txt' already, from elsewhere; name a folder that" in done.stderr) == (1, True)
+    assert visible(tmp_path / "full") == {"mine.txt"}
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = fetch(tmp_path, "demo", tmp_path / "file" / "model")
+    assert done.returncode == 1
+    assert "Not a directory" in done.stderr and "; name a folder that can be written to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, or demo"),
+        (["./none", "new"], "./none does not exist; name the folder of a model, or a hub id such as org/name"),
+        (["file.gguf", "new"], "file.gguf is a file: GGUF is not supported"),
+        (["demo", "file.gguf"], "'file.gguf' is a file; name a folder"),
+        (["model", "model/copy"], "'model/copy' and 'model' lie in each other; choose another folder"),
+        (["demo", "new", "--revision", "v1"], "'demo' has no revisions, and --revision is 'v1'"),
+    ],
+)
+def test_what_cannot_be_used_is_said(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "file.gguf").touch()
+    (tmp_path / "model").mkdir()
+    done = subprocess.run(
+        command(*arguments), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(fetching.Failed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
+        fetching.refuse_full(tmp_path, 10**18)
+    fetching.refuse_full(tmp_path, 1)

@@ -1,0 +1,104 @@
+"""What clients see of a router that ends: first it goes on but sends them elsewhere, then it takes nothing more."""
+
+import asyncio
+
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, DONE, Call, Client, Script, chat, connect, event, says, served
+
+GOOD = b'{"choices":[]}'
+
+
+async def test_a_router_that_leaves_is_not_ready_and_takes_requests_all_the_same() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as early:
+        assert (await early.post(CHAT, chat())).headers.get("connection") is None
+        running.front.leave()
+        async with connect(running.port) as late:
+            assert (await late.get("/ready")).status == 503
+            assert (await late.get("/health")).status == 200
+            for client in (early, late):
+                answer = await client.post(CHAT, chat())
+                assert (answer.status, answer.body, answer.headers["connection"]) == (200, GOOD, "close")
+                assert await client.rest() == b""  # it was closed
+
+
+class Slowly:
+    """Streams whose second half comes when a test says so."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        call.begin()
+        call.chunk(event("a"))
+        await self.go_on.wait()
+        call.chunk(event("b") + DONE)
+        call.end()
+
+    async def begun(self, client: Client) -> None:
+        client.send("POST", CHAT, chat(stream=True))
+        status, headers = await client.head()
+        assert (status, headers.get("connection")) == (200, None)
+        assert await client.chunk() == event("a")
+
+    async def ended(self, client: Client) -> None:
+        self.go_on.set()
+        assert [part async for part in client.chunks()] == [event("b") + DONE]
+
+
+async def test_who_could_not_be_told_before_is_told_with_the_next_answer() -> None:
+    """To close its connection after a stream that promised to keep it would cross with its next request."""
+    slowly = Slowly()
+    script = Script(slowly, says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        await slowly.begun(client)
+        running.front.leave()
+        await slowly.ended(client)
+        assert (await client.post(CHAT, chat())).headers["connection"] == "close"
+        assert await client.rest() == b""
+
+
+async def test_a_request_that_waits_for_its_answer_is_told_with_it() -> None:
+    answer_now = asyncio.Event()
+
+    async def late(call: Call) -> None:
+        await answer_now.wait()
+        call.answer(GOOD)
+
+    async with served(*Script(late).replicas(1)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat())
+        await running.opened(1)
+        running.front.leave()
+        answer_now.set()
+        assert (await client.answer()).headers["connection"] == "close"
+        assert await client.rest() == b""
+
+
+async def test_a_stream_that_outlasts_the_delay_ends_whole_and_its_connection_with_it() -> None:
+    slowly = Slowly()
+    async with served(*Script(slowly).replicas(1), drain_delay_s=0.01) as running, connect(running.port) as client:
+        await slowly.begun(client)
+        drained = asyncio.create_task(running.front.drain(60))
+        await until(lambda: running.router.draining, "it takes nothing more")
+        await slowly.ended(client)
+        assert await client.rest() == b""
+        assert await drained == 0
+
+
+async def test_after_that_idle_connections_are_closed_and_new_ones_refused() -> None:
+    replicas = Script(says(GOOD)).replicas(1)
+    async with served(*replicas, drain_delay_s=0.01) as running, connect(running.port) as idle:
+        await idle.post(CHAT, chat())
+        async with connect(running.port) as new:
+            await until(lambda: len(running.front._server._connections()) == 2, "both are connected")
+            assert await running.front.drain(60) == 0
+            assert await idle.rest() == b""
+            refusal = await new.post(CHAT, chat())
+            assert (refusal.status, refusal.error["code"]) == (503, "draining")
+
+
+async def test_without_a_delay_connections_stay_and_are_told() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
+        await client.post(CHAT, chat())
+        assert await running.front.drain(60) == 0
+        assert (await client.get("/ready")).error["code"] == "draining"
+        assert (await client.post(CHAT, chat())).error["code"] == "draining"
