@@ -12,19 +12,23 @@ TORCH ?= $(shell grep '^torch==' constraints.txt)
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CHECKOV := build/k8s/bin/checkov
 SLOW := chaos or browser or peers
 HARDWARE := bench or gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow test-all lint fmt types bench lock clean
+.PHONY: help up test coverage test-slow test-all lint fmt types k8s-check kubectl bench lock clean
 
 help:  ## show these targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
 up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router that speaks the OpenAI API; make up ARGS="--replicas 4"
 	$(BIN)/warmroute up $(ARGS)
 
-test: $(INSTALLED)  ## run the fast tests, with coverage
+test: $(INSTALLED)  ## run the fast tests
+	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))"
+
+coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly twice as long
 	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
 
 test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
@@ -46,13 +50,26 @@ fmt: $(INSTALLED)  ## repair style and formatting where that is safe
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
+k8s-check: kubectl $(INSTALLED) $(CHECKOV)  ## check the manifests of k8s/: schemas, names, network policies, a security scan
+	$(BIN)/pytest -q -n auto -m "not ($(SLOW) or $(HARDWARE))" tests/k8s
+	$(BIN)/python -m tests.k8s.scan $(CHECKOV)
+
+kubectl:
+	@command -v kubectl >/dev/null || { echo "there is no kubectl here, which renders k8s/; install one of version 1.32 or newer: kubernetes.io/docs/tasks/tools" >&2; exit 1; }
+
+$(CHECKOV): tests/k8s/requirements.txt
+	$(call need_python)
+	test -x build/k8s/bin/python || $(PYTHON) -m venv build/k8s
+	build/k8s/bin/pip install -q -r tests/k8s/requirements.txt
+	@touch $@
+
 bench: $(INSTALLED)  ## measure, and print a table
 	$(BIN)/python -m tests.bench
 
 lock:  ## write constraints.txt anew: the newest versions that fit with its torch, on the oldest Python
 	rm -rf build/lock
 	$(OLDEST_PYTHON) -m venv build/lock
-	build/lock/bin/pip install -q '$(TORCH)' '.[dev,ray,replica]'
+	build/lock/bin/pip install -q '$(TORCH)' '.[dev,kuberay,ray,replica]'
 	{ sed -n '/^#/p' constraints.txt; build/lock/bin/pip freeze --all --exclude pip --exclude warmroute | sed 's/+cpu$$//'; } \
 		> build/constraints.txt
 	mv build/constraints.txt constraints.txt

@@ -1,0 +1,25 @@
+"""What k8s/ has from elsewhere is what is there."""
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.k8s.copies import MONITORING, copies
+from tests.k8s.rendered import ROOT, of_kind, rendered
+
+
+def test_copies_are_equal_to_their_sources() -> None:
+    for path, text in copies().items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)} is not up to date: python -m tests.k8s.copies"
+
+
+def test_every_alert_gets_into_the_cluster() -> None:
+    [rule] = of_kind(rendered("kind+all"), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+
+
+def test_a_change_at_the_source_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dict(copies())
+    path = next(iter(changed))
+    monkeypatch.setattr("tests.k8s.test_copies.copies", lambda: {path: changed[path] + "# more\n"})
+    with pytest.raises(AssertionError, match="not up to date"):
+        test_copies_are_equal_to_their_sources()

@@ -1,0 +1,149 @@
+"""What is served: fleets that can be read and have room, engines as a fleet starts them, routers with the tokenizer."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.host.engines import launch
+from fleet.plan import Engine, FleetPlan, ModelPlan, Task
+from fleet.toml.plan_file import read_fleet
+from router.discovery import pods as discovered
+from router.discovery import slices
+from tests.k8s.commands import values_of
+from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered
+
+
+def fleet_of(variant: str, folder: Path) -> FleetPlan:
+    [config] = [
+        each for each in of_kind(rendered(variant), "ConfigMap") if each["metadata"]["name"] == "warmroute-fleet"
+    ]
+    file = folder / Path(values_of(variant, "up")["config"]).name
+    file.write_text(config["data"][file.name])
+    return read_fleet(str(file))
+
+
+@pytest.mark.parametrize("variant", ON_RAY)
+def test_a_fleet_can_be_read_and_its_nodes_have_room_for_it(variant: str, tmp_path: Path) -> None:
+    plan = fleet_of(variant, tmp_path)
+    [cluster] = of_kind(rendered(variant), "RayCluster")
+    [group] = cluster["spec"]["workerGroupSpecs"]
+    params = group["rayStartParams"]
+    [worker] = [pod for pod in pods(rendered(variant)) if pod.is_a(node="worker")]
+    assert float(params["num-cpus"]) <= float(worker.spec["containers"][0]["resources"]["requests"]["cpu"])
+    assert params.get("num-gpus") == worker.spec["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
+    for model in plan.models:
+        needs = model.resources
+        assert needs.cpus or needs.gpus, f"a node with only {model.name} would look idle to Ray"
+        on_one = min(each for each in fits(model, params))
+        assert on_one >= 1 and on_one * group["maxReplicas"] >= (
+            model.autoscale.max if model.autoscale else model.replicas
+        )
+        assert model.drain_timeout_s == 60.0, "terminationGracePeriodSeconds of workers counts on it"
+
+
+def fits(model: ModelPlan, params: Object) -> Iterator[int]:
+    if model.resources.cpus:
+        yield int(float(params["num-cpus"]) // model.resources.cpus)
+    if model.resources.gpus:
+        yield int(float(params.get("num-gpus", 0)) // model.resources.gpus)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_routers_have_the_tokenizer_of_what_is_served(variant: str, tmp_path: Path) -> None:
+    served = (
+        {model.name: model.model for model in fleet_of(variant, tmp_path).models}
+        if variant in ON_RAY
+        else plainly(variant)
+    )
+    fetched = values_of(variant, "fetch")
+    assert fetched["tokenizer_only"]
+    assert values_of(variant, "router")["model_dir"] == (f"{next(iter(served))}={fetched['folder']}",)
+    assert list(served.values()) == [fetched["model"]]
+
+
+def plainly(variant: str) -> dict[str, str]:
+    """Name and model of plain replicas."""
+    [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
+    words = pod.spec["containers"][0]["args"]
+    given: dict[str, str] = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    model = given.get("--model") or given.get("--model-path") or str(words[1])
+    return {given.get("--served-model-name", model): model}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Path) -> None:
+    """But for what a pod has instead: all addresses for HTTP, fixed ports, the pod's address for events."""
+    for name in ("python", "python3", "vllm"):
+        (tmp_path / name).touch(0o755)
+    [pod] = [pod for pod in pods(rendered(engine)) if pod.is_a(component="replica")]
+    [container] = pod.spec["containers"]
+    plan = ModelPlan(name="qwen", model="Qwen/Qwen2.5-7B-Instruct", engine=engine, environment={"PATH": str(tmp_path)})
+    begun = launch(Task(name="NAME", plan=plan), "127.0.0.1", "one")
+    known = {"POD_IP": "127.0.0.1", "POD_NAME": "NAME"}
+    words = [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word) for word in container["args"]]
+    ours, theirs = flags(words), flags(list(begun.command))
+    assert theirs.items() - ours.items() == set(), "what the fleet says and the manifest does not"
+    assert set(ours) - set(theirs) <= {"--max-model-len", "--context-length", "--page-size"}
+    assert container["readinessProbe"]["httpGet"]["path"] == begun.health_path
+    assert Path(container["command"][-1]).name in (Path(begun.command[0]).name, "sglang.launch_server")
+    assert pod.annotations["warmroute/engine"] == engine
+
+
+def flags(words: list[str]) -> dict[str, str]:
+    """By name; what differs by its nature is made the same."""
+    found: dict[str, str] = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            name, given, value = word.partition("=")
+            follows = words[place + 1] if not given and place + 1 < len(words) else ""
+            found[name] = value or (follows if not follows.startswith("--") else "")
+    found |= {"--host": "any", "--port": "any"}
+    events = json.loads(found["--kv-events-config"])
+    found["--kv-events-config"] = re.sub(r":\d+\"", ':PORT"', json.dumps(events, sort_keys=True))
+    return found
+
+
+def test_a_flag_that_the_fleet_has_not_is_found() -> None:
+    assert flags(["--tp-size=1", "--kv-events-config", "{}"]) != flags(["--tp=1", "--kv-events-config", "{}"])
+
+
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ON_RAY])
+def test_routers_understand_what_is_said_of_replicas(variant: str) -> None:
+    """By the router's own readers of pods, and of a service's slices."""
+    [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
+    given = values_of(variant, "router")
+    if given["kubernetes_service"] is not None:
+        [spec], refused = slices.replicas_in(slice_of(variant, given["kubernetes_service"]))
+    else:
+        discovered.check_selector(given["kubernetes_pods"])
+        key, _, value = given["kubernetes_pods"].partition("=")
+        assert pod.labels[key] == value
+        [spec], refused = discovered.replicas_in(pod_of(pod))
+    assert not refused
+    assert spec.url == f"http://10.0.0.7:{pod.ports['http']}"
+    for name in ("events", "replay", "status", "snapshot"):
+        assert getattr(spec, name) == (f"tcp://10.0.0.7:{pod.ports[name]}" if name in pod.ports else None)
+    assert spec.engine == ("auto" if variant.startswith("kind") else variant.partition("+")[0])
+    assert (spec.curve_server is not None) == (variant == "kind+all")
+
+
+def pod_of(pod: Pod) -> discovered.Pod:
+    """As the API server says it."""
+    metadata = {"name": "one", "uid": "1", "labels": dict(pod.labels), "annotations": dict(pod.annotations)}
+    status = {"phase": "Running", "podIP": "10.0.0.7", "conditions": [{"type": "Ready", "status": "True"}]}
+    return msgspec.convert({"metadata": metadata, "spec": pod.spec, "status": status}, discovered.Pod)
+
+
+def slice_of(variant: str, name: str) -> slices.Slice:
+    [service] = [each for each in of_kind(rendered(variant), "Service") if each["metadata"]["name"] == name]
+    target = {"kind": "Pod", "name": "one", "uid": "1"}
+    said = {
+        "metadata": {"name": f"{name}-x", "labels": service["metadata"]["labels"]},
+        "endpoints": [{"addresses": ["10.0.0.7"], "conditions": {"ready": True}, "targetRef": target}],
+        "ports": [{"name": port["name"], "port": port["port"]} for port in service["spec"]["ports"]],
+    }
+    return msgspec.convert(said, slices.Slice)

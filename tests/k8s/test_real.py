@@ -1,0 +1,61 @@
+"""What a real API server ($KUBEBUILDER_ASSETS) lets routers do by the Role of the manifests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.k8s.rendered import NAMESPACE, of_kind, rendered
+from tests.router.kubernetes_real import RealApi, checked, no_cluster, real_api
+
+why_not = no_cluster()
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(why_not is not None, reason=why_not or ""),
+]
+
+ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/warmroute"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+ROUTER = {"Impersonate-User": f"system:serviceaccount:{NAMESPACE}:warmroute-router"}
+REPLICA = {"Impersonate-User": f"system:serviceaccount:{NAMESPACE}:warmroute-replica"}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
+    """With the Role and the RoleBinding of an overlay whose routers discover."""
+    objects = rendered("kind")
+    with real_api(tmp_path_factory.mktemp("kubernetes")) as made, made.asking() as client:
+        checked(client.post("/api/v1/namespaces", json={"metadata": {"name": NAMESPACE}}))
+        checked(client.post(f"{ROLES}/roles", json=of_kind(objects, "Role")[0]))
+        checked(client.post(f"{ROLES}/rolebindings", json=of_kind(objects, "RoleBinding")[0]))
+        yield made
+
+
+def may(api: RealApi, who: dict[str, str], verb: str, what: str, namespace: str = NAMESPACE) -> bool:
+    """`what`: a resource, with its group before a slash where it has one."""
+    group, _, resource = what.rpartition("/")
+    attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
+    with api.asking() as client:
+        answer: Any = checked(client.post(REVIEWS, json={"spec": {"resourceAttributes": attributes}}, headers=who))
+    return bool(answer["status"]["allowed"])
+
+
+@pytest.mark.parametrize("what", ["pods", "discovery.k8s.io/endpointslices"])
+def test_routers_may_look_for_replicas_in_their_namespace(what: str, api: RealApi) -> None:
+    for verb in ("get", "list", "watch"):
+        assert may(api, ROUTER, verb, what)
+        assert not may(api, ROUTER, verb, what, namespace="default")
+        assert not may(api, REPLICA, verb, what)
+
+
+@pytest.mark.parametrize("what", ["pods", "discovery.k8s.io/endpointslices"])
+def test_routers_may_change_nothing(what: str, api: RealApi) -> None:
+    assert not any(may(api, ROUTER, verb, what) for verb in ("create", "update", "patch", "delete", "deletecollection"))
+
+
+@pytest.mark.parametrize(
+    "what", ["secrets", "configmaps", "services", "nodes", "apps/deployments", "ray.io/rayclusters"]
+)
+def test_routers_may_not_look_at_anything_else(what: str, api: RealApi) -> None:
+    assert not any(may(api, ROUTER, verb, what) for verb in ("get", "list", "watch", "create"))
