@@ -4,6 +4,7 @@ Key files are ZeroMQ certificates; `warmroute events keygen NAME` writes a pair,
 """
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
+
+MOST_BYTES = 4096  # a key file has some hundred
 
 
 class Curve(Struct, frozen=True):
@@ -80,6 +83,10 @@ def write_keys(name: str) -> tuple[Path, Path]:
 
 def _load(file: str, *, need_secret: bool) -> tuple[bytes, bytes | None]:
     try:
+        # A pipe would be waited for, and some devices never end.
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise ValueError(f"it is no regular file of at most {MOST_BYTES} bytes; name one of `events keygen`")
         public, secret = zmq.auth.load_certificate(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not a CURVE key file: {error}") from error

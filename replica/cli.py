@@ -62,7 +62,7 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
 
     MODEL is the name of one to download (ORG/NAME), a directory to copy, or demo, which is made. A folder that is
     complete already is left as it is, without asking anybody. Nothing appears in it before all of it is there; after a
-    crash the same command goes on where that one was. Several that fill one folder wait for each other.
+    crash the same command keeps the files that were whole. Several that fill one folder wait for each other.
 
     \b
     Examples:
@@ -73,15 +73,14 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
     The name of a model needs `pip install 'warmroute[hub]'`. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they always
     mean. Exit status: 0 it is there, 1 it could not be fetched, 2 MODEL or DIR cannot be used.
     """
-    from replica.fetch import Failed, summary
-    from replica.fetch import fetch as fetched_into
+    from replica.fetch import Failed, fetch_model, summary
 
     end_at_once()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
     started_s = time.monotonic()
     try:
-        record, fetched = fetched_into(model, folder, tokenizer_only=tokenizer_only, revision=revision, say=note)
+        record, fetched = fetch_model(model, folder, tokenizer_only=tokenizer_only, revision=revision, say=note)
     except Failed as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
@@ -94,10 +93,10 @@ def note(line: str) -> None:
 
 
 def end_at_once() -> None:
-    """What has come is kept, so nothing is waited for. (A container's first process ignores SIGTERM by default.)"""
+    """Whole files are kept, so nothing is waited for. (A container's first process ignores SIGTERM by default.)"""
 
     def end(number: int, _: FrameType | None) -> None:
-        os.write(2, b"\nEnded; the same command goes on from here.\n")
+        os.write(2, b"\nEnded; the same command keeps the files that are whole.\n")
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):

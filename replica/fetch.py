@@ -1,7 +1,8 @@
 """The files of a model, put into a folder: each appears there whole, and the one that readers look for goes last.
 
-What is fetched lies in `.warmroute` in that folder until all of it is there; a record beside it says what belongs to
-the folder, so that a second run needs neither the hub nor a folder that can be written to.
+What is fetched lies in `.warmroute` in that folder until all of it is there. Two records lie beside it: what belongs to
+the folder, so that a second run needs neither the hub nor a folder that can be written to; and what has been begun, so
+that a run after a crash goes on with the same files.
 """
 
 import errno
@@ -9,8 +10,8 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,8 @@ TOKENIZER_FILES = (
 # What other engines read beside it.
 ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
 OWN = ".warmroute"
+RECORD, BEGUN = "record.json", "begun.json"
+INDEX = ".safetensors.index.json"
 CHUNK_BYTES = 8 << 20
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some file systems of a network are
 
@@ -50,19 +53,22 @@ class File(Struct, frozen=True):
 
 
 Files = Mapping[str, File]  # by name, with / between folders
+LINK_TO_NOWHERE = File(-1)
 
 
 class Record(Struct, frozen=True):
-    """What a folder is there for."""
+    """What a folder is there for, or will be."""
 
     source: str
     revision: str
     tokenizer_only: bool
     files: dict[str, File]
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files.values())
+
+class Index(Struct):
+    """Which file each tensor is in."""
+
+    weight_map: dict[str, str]
 
 
 class Source(Protocol):
@@ -74,14 +80,17 @@ class Source(Protocol):
     def unchanged(self, record: Record) -> bool:
         """Whether a folder with these files needs nothing, as far as can be said without asking anybody."""
 
-    def gather(self, revision: str, wanted: Files, into: Path) -> None: ...
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:
+        """Puts them there, but for those that are there whole."""
 
 
 class Failed(Exception):
     """Why a model could not be fetched, and the way out."""
 
 
-def fetch(model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say) -> tuple[Record, bool]:
+def fetch_model(
+    model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
+) -> tuple[Record, bool]:
     """What the folder holds then, and whether it had to be fetched. Unusable or Failed if there is no way."""
     source = source_of(model, revision)
     if isinstance(source, Folder) and overlap(source.folder, folder):
@@ -101,7 +110,7 @@ def fetch(model: str, folder: Path, *, tokenizer_only: bool, revision: str | Non
 def source_of(model: str, revision: str | None) -> Source:
     if model == DEMO:
         source: Source = Demo()
-    elif (folder := local_folder(model)) is not None:
+    elif (folder := _local_folder(model)) is not None:
         source = Folder(folder)
     elif HUB_ID.fullmatch(model):
         from replica.hub import Hub  # huggingface_hub: not needed for the others
@@ -112,6 +121,11 @@ def source_of(model: str, revision: str | None) -> Source:
     if revision is not None:
         raise Unusable(f"{model!r} has no revisions, and --revision is {revision!r}; that is for models of the hub")
     return source
+
+
+def _local_folder(model: str) -> Path | None:
+    with reading(Path(model)):
+        return local_folder(model)
 
 
 def overlap(one: Path, other: Path) -> bool:
@@ -131,6 +145,16 @@ def naming(folder: Path) -> Iterator[None]:
         raise Failed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
 
 
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """An error of the file system here is about a file of the source."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Failed(f"cannot read {str(file)!r}: {reason}; make it readable, or name another model") from error
+
+
 # ---- what is there
 
 
@@ -142,9 +166,9 @@ def holds(folder: Path, source: Source, tokenizer_only: bool) -> Record | None:
     return None if missing(folder, record.files) or not source.unchanged(record) else record
 
 
-def recorded(folder: Path) -> Record | None:
+def recorded(folder: Path, name: str = RECORD) -> Record | None:
     try:
-        return msgspec.json.decode((folder / OWN / "record.json").read_bytes(), type=Record)
+        return msgspec.json.decode((folder / OWN / name).read_bytes(), type=Record)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
 
@@ -169,12 +193,12 @@ def refuse_others(folder: Path, source: str) -> None:
         raise Failed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
     if folder.exists() and not folder.is_dir():
         raise Unusable(f"{str(folder)!r} is a file; name a folder")
-    strange = sorted(file.name for file in folder.iterdir() if not _is_none_of_ours(file)) if folder.is_dir() else []
+    strange = sorted(file.name for file in folder.iterdir() if not _is_of_no_model(file)) if folder.is_dir() else []
     if record is None and strange:
         raise Failed(f"{str(folder)!r} holds {strange[0]!r} already, from elsewhere; name a folder that is empty")
 
 
-def _is_none_of_ours(file: Path) -> bool:
+def _is_of_no_model(file: Path) -> bool:
     """What volumes have from the beginning (`lost+found`, `..data`), and what we keep ourselves."""
     return file.name.startswith(".") or file.name == "lost+found"
 
@@ -200,31 +224,49 @@ def only_one(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Record:
-    known = recorded(folder)
-    revision, offered = source.listing(known)
+    known, begun = recorded(folder), begun_before(folder, source.name)
+    revision, offered = source.listing(known or begun)
     record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))
-    if known is not None and any(record.files.get(name, file) != file for name, file in known.files.items()):
+    if known is not None and any(offered.get(name) != file for name, file in known.files.items()):
         raise Failed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
     lacking = missing(folder, record.files)
-    refuse_full(folder, sum(file.size_bytes for file in lacking.values()))
-    say(f"fetching {source.name}: {amount(lacking)} into {str(folder)!r}")
     gathered = folder / OWN / "files"
+    refuse_full(folder, max(0, total_bytes(lacking) - taken_bytes(gathered)))
+    say(f"fetching {source.name}: {amount(lacking)} into {str(folder)!r}")
+    write_record(folder, record, BEGUN)
     gathered.mkdir(exist_ok=True)
     source.gather(revision, lacking, gathered)
     if cut := missing(gathered, lacking):
         raise Failed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
+    refuse_lost_shards(source.name, gathered, lacking, record.files)
     write_record(folder, record)
     put(gathered, folder, in_order(lacking, tokenizer_only))
     shutil.rmtree(gathered, ignore_errors=True)
+    (folder / OWN / BEGUN).unlink(missing_ok=True)
     return record
 
 
+def begun_before(folder: Path, source: str) -> Record | None:
+    """What a run that was killed had begun; of another model nothing is kept."""
+    begun = recorded(folder, BEGUN)
+    if begun is not None and begun.source == source:
+        return begun
+    shutil.rmtree(folder / OWN / "files", ignore_errors=True)
+    return None
+
+
 def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
+    """What is to be fetched of it. Failed where a model would lack something then."""
+    gguf = next((f", but {name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), "")
     needed = "tokenizer.json" if tokenizer_only else "config.json"
     if needed not in offered:
-        gguf = next((f"{name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), None)
-        raise Failed(f"{model} has no {needed}{f', but {gguf}' if gguf else ''}; name a model that has one")
-    return {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
+        raise Failed(f"{model} has no {needed}{gguf}; name a model that has one")
+    files = {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
+    if not tokenizer_only and not any(name.endswith(".safetensors") for name in files):
+        raise Failed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
+    if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
+        raise Failed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
+    return files
 
 
 def _is_wanted(name: str, tokenizer_only: bool) -> bool:
@@ -234,6 +276,22 @@ def _is_wanted(name: str, tokenizer_only: bool) -> bool:
     return matches and not any(fnmatch(name, pattern) for pattern in UNWANTED)
 
 
+def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:
+    """Weights of which an index among `read` names more than is there."""
+    for index in (name for name in read if name.endswith(INDEX)):
+        lost = shards(folder / index).difference(there)
+        if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index
+            raise Failed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
+
+
+def shards(index: Path) -> set[str]:
+    try:
+        with reading(index):
+            return set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
+    except msgspec.DecodeError as error:
+        raise Failed(f"{str(index)!r} is not the index of a checkpoint: {error}; get the file again") from error
+
+
 def refuse_full(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
@@ -241,15 +299,33 @@ def refuse_full(folder: Path, needed_bytes: int) -> None:
         raise Failed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
 
 
+def taken_bytes(folder: Path) -> int:
+    """What all that is below it takes on the disk."""
+    return sum(_taken_bytes(file) for file in folder.rglob("*"))
+
+
+def _taken_bytes(file: Path) -> int:
+    """Files may be moved while we look, and sparse at first."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return 0
+    return 0 if file.is_dir() else min(stat.st_size, stat.st_blocks * 512)
+
+
+def total_bytes(files: Files) -> int:
+    return sum(file.size_bytes for file in files.values())
+
+
 def amount(files: Files) -> str:
     count = len(files)
-    return f"{count} file{'' if count == 1 else 's'}, {spoken_size(sum(file.size_bytes for file in files.values()))}"
+    return f"{count} file{'' if count == 1 else 's'}, {spoken_size(total_bytes(files))}"
 
 
-def write_record(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
     unfinished = folder / OWN / "record.unfinished"
     unfinished.write_bytes(msgspec.json.encode(record))
-    unfinished.replace(folder / OWN / "record.json")
+    unfinished.replace(folder / OWN / name)
 
 
 def in_order(names: Files, tokenizer_only: bool) -> list[str]:
@@ -293,24 +369,30 @@ class Folder:
         self.name = str(folder.resolve())
 
     def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
-        names = [path.name for path in self.folder.iterdir() if path.is_file()]
-        below = [name for name in TOKENIZER_FILES if "/" in name and (self.folder / name).is_file()]
-        return "", {name: self._file(name) for name in sorted((*names, *below))}
+        with reading(self.folder):
+            names = [path.name for path in self.folder.iterdir() if path.is_symlink() or path.is_file()]
+            below = [name for name in TOKENIZER_FILES if "/" in name and (self.folder / name).is_file()]
+            files = {name: self._file(self.folder / name) for name in sorted((*names, *below))}
+        return "", {name: file for name, file in files.items() if file is not None}
 
-    def _file(self, name: str) -> File:
-        stat = (self.folder / name).stat()
-        return File(stat.st_size, int(stat.st_mtime))
+    def _file(self, path: Path) -> File | None:
+        """None for what a link leads to that is no file."""
+        with reading(path):
+            if not path.exists():
+                return LINK_TO_NOWHERE
+            return described(path) if path.is_file() else None
 
     def unchanged(self, record: Record) -> bool:
         _, files = self.listing(None)
-        return all(files.get(name) == file for name, file in record.files.items())
+        return wanted(self.name, files, record.tokenizer_only) == record.files
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
-        progress = progress_of(f"copying {self.folder.name}", sum(file.size_bytes for file in wanted.values()))
+        _, there = self.listing(None)
+        refuse_lost_shards(self.name, self.folder, wanted, there)
+        progress = progress_of(f"copying {self.folder.name}", total_bytes(wanted))
         try:
-            for name in wanted:
-                (into / name).parent.mkdir(exist_ok=True)
-                for size_bytes in copied(self.folder / name, into / name):
+            for name, file in wanted.items():
+                for size_bytes in copied(self.folder / name, into / name, file):
                     progress.advance(size_bytes)
         except BaseException:
             progress.stop()
@@ -318,11 +400,29 @@ class Folder:
         progress.finish()
 
 
-def copied(source: Path, target: Path) -> Iterator[int]:
-    """Copies, and yields how many bytes each part had."""
-    with source.open("rb") as reading, target.open("wb") as writing:
-        while size_bytes := os.sendfile(writing.fileno(), reading.fileno(), None, CHUNK_BYTES):
-            yield size_bytes
+def described(path: Path) -> File:
+    stat = path.stat()
+    return File(stat.st_size, int(stat.st_mtime))
+
+
+def copied(source: Path, target: Path, file: File) -> Iterator[int]:
+    """Copies, unless that was done before, and yields how many bytes each part had."""
+    if target.is_file() and described(target) == file:
+        yield file.size_bytes
+        return
+    target.parent.mkdir(exist_ok=True)
+    with target.open("wb") as writing:
+        for part in parts(source):
+            writing.write(part)
+            yield len(part)
+    with suppress(OSError):  # on a volume that keeps no times the next run copies it once more
+        os.utime(target, (file.modified_s, file.modified_s))
+
+
+def parts(source: Path) -> Iterator[bytes]:
+    with reading(source), source.open("rb", buffering=0) as opened:
+        while part := opened.read(CHUNK_BYTES):
+            yield part
 
 
 # ---- what is said

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-from replica.fetch import Failed, File, Files, Record
+from replica.fetch import Failed, File, Files, Record, taken_bytes, total_bytes
 from replica.model.progress import Lines
 
 LOOK_S = 1.0
@@ -27,7 +27,7 @@ class Hub:
     def listing(self, known: Record | None) -> tuple[str, Files]:
         """What was begun at one commit goes on at that one, whatever `main` is by now."""
         revision = known.revision if known is not None else self.revision
-        with self._failures():
+        with self._failures(revision):
             model = HfApi().model_info(self.hub_id, revision=revision, files_metadata=True)
         files = {sibling.rfilename: File(sibling.size or 0) for sibling in model.siblings or ()}
         assert model.sha is not None, f"the hub names no commit of {self.name}"
@@ -39,25 +39,28 @@ class Hub:
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
         names = [glob.escape(name) for name in wanted]
-        with self._failures(), told_of(into, wanted):
+        remove_halves(into)
+        with self._failures(revision), told_of(into, wanted):
             snapshot_download(self.hub_id, revision=revision, local_dir=into, allow_patterns=names)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self, revision: str | None) -> Iterator[None]:
         """What the hub, or the way to it, refuses. Errors of the file system go through."""
         try:
             yield
         except (OSError, ValueError, HubUnreachable) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
                 raise
-            raise Failed(f"cannot get {self.name!r} from the hub: {self._reason(error)}") from error
+            raise Failed(f"cannot get {self.name!r} from the hub: {self._reason(error, revision)}") from error
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: Exception, revision: str | None) -> str:
         match error:
             case GatedRepoError():
                 return "its owner asks for consent; give it on the model's page, and set HF_TOKEN to a token of yours"
             case RepositoryNotFoundError():
                 return "there is none of this name, or it is private; check the name, or set HF_TOKEN"
+            case RevisionNotFoundError() if revision != self.revision:
+                return f"commit {revision} is gone, at which the folder was begun; remove the folder, or name another"
             case RevisionNotFoundError():
                 return f"it has no revision {self.revision!r}; name a branch, a tag or a commit of it"
             case OfflineModeIsEnabled():
@@ -73,7 +76,7 @@ def told_of(folder: Path, wanted: Files) -> Iterator[None]:
         yield
         return
     disable_progress_bars()
-    progress = Lines("downloading", sum(file.size_bytes for file in wanted.values()))
+    progress = Lines("downloading", total_bytes(wanted))
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(folder, progress, over))
     watch.start()
@@ -88,15 +91,12 @@ def told_of(folder: Path, wanted: Files) -> Iterator[None]:
 def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
     seen_bytes = 0
     while not over.wait(LOOK_S):
-        now_bytes = sum(_size(file) for file in folder.rglob("*"))
+        now_bytes = taken_bytes(folder)
         progress.advance(now_bytes - seen_bytes)
         seen_bytes = now_bytes
 
 
-def _size(file: Path) -> int:
-    """What it takes on the disk; files are moved while we look, and sparse at first."""
-    try:
-        stat = file.stat()
-    except FileNotFoundError:
-        return 0
-    return 0 if file.is_dir() else min(stat.st_size, stat.st_blocks * 512)
+def remove_halves(folder: Path) -> None:
+    """What the hub's library left of files when it was killed: it begins them anew, under other names."""
+    for half in folder.rglob("*.incomplete"):
+        half.unlink(missing_ok=True)

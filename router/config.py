@@ -14,8 +14,10 @@ MEGABYTE = 10**6
 
 
 class Kubernetes(Struct, frozen=True):
+    """Of the two that say which pods are replicas, one."""
+
     cluster: Cluster
-    service: str | None = None  # its pods are replicas, and so are
+    service: str | None = None  # those behind it
     pods: str | None = None  # those with these labels
 
 
@@ -26,6 +28,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     registry: str | None = None
     kubernetes: Kubernetes | None = None
     replica_api_key: str | None = None  # sent to replicas that name no variable with a key of their own
+    curve_server: str | None = None  # files, for replicas that name none: their public key,
+    curve_secret: str | None = None  # and the router's own secret one
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
     # HTTP
@@ -68,3 +72,9 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     log_prompts: bool = False
     otlp_endpoint: str | None = None
     log_level: str = "info"
+
+    @property
+    def curve_files(self) -> tuple[str, str] | None:
+        if self.curve_server is None or self.curve_secret is None:
+            return None
+        return self.curve_server, self.curve_secret

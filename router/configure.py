@@ -9,6 +9,7 @@ import click
 
 from api.options import nested_fields
 from api.settings import Unusable
+from events.curve import load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.discovery.cluster import Cluster, in_cluster
 from router.discovery.file import parse_replicas
@@ -24,6 +25,7 @@ def config_from(ctx: click.Context) -> RouterConfig:
     values = ctx.params
     _check_together(values)
     _check_files(values)
+    _check_curve(values["curve_server"], values["curve_secret"])
     _check_selector(values["kubernetes_pods"])
     return RouterConfig(
         **nested_fields(TABLE, values),
@@ -45,10 +47,29 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise Unusable("--admin-key is one of the keys of --api-key; give administrators one of their own")
     if values["log_prompts"] and not values["request_log"]:
         raise Unusable("--log-prompts is of no use alone; give --request-log too")
+    if values["kubernetes_service"] and values["kubernetes_pods"]:
+        raise Unusable(
+            "--kubernetes-service and --kubernetes-pods would name the same pods in two ways; give one of them "
+            "(pods of several services: a label that they share)"
+        )
     for key in ("kubernetes_namespace", "kubernetes_api"):
         if values[key] and not (values["kubernetes_service"] or values["kubernetes_pods"]):
             name = key.replace("_", "-")
             raise Unusable(f"--{name} is of no use alone; give --kubernetes-service or --kubernetes-pods too")
+
+
+def _check_curve(server: str | None, secret: str | None) -> None:
+    if server is None and secret is None:
+        return
+    if server is None or secret is None:
+        raise Unusable(
+            "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
+            "and that of your own secret one"
+        )
+    try:
+        load_curve_client(server, secret)
+    except ValueError as error:
+        raise Unusable(f"--curve-server, --curve-secret: {error}") from error
 
 
 def _check_files(values: Mapping[str, Any]) -> None:

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 THREADS = 2
 APPROXIMATE_BLOCKS = 16 * 1024  # for each replica: about a million tokens
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
+INDEX_WITHIN_S = 30.0  # from the start: then it serves with what it knows
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
@@ -89,6 +90,7 @@ class Router:
         self.open_requests = 0
         self._loop = asyncio.get_running_loop()
         self.now_s = self._loop.time
+        self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # by who asks whether it is ready
         self.rng = random.Random()
         self._turn = 0
         self._attempts: set[Attempt] = set()

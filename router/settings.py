@@ -88,7 +88,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "",
             TEXT,
             "SELECTOR",
-            "The pods with these labels are the replicas: app=vllm, or app in (a,b).",
+            "The pods with these labels are the replicas: app=vllm, or app in (a,b). Not together with a service.",
         ),
         Setting(
             "kubernetes_namespace",
@@ -111,6 +111,20 @@ SETTINGS: dict[str, list[Setting]] = {
             "KEY",
             f"Send replicas this key. Better given as WARMROUTE_REPLICA_API_KEY: {NOT_IN_PS}",
             secret=True,
+        ),
+        Setting(
+            "curve_server",
+            "curve_server",
+            FILE,
+            "FILE",
+            "The public CURVE key of replicas that name none: their events are encrypted.",
+        ),
+        Setting(
+            "curve_secret",
+            "curve_secret",
+            FILE,
+            "FILE",
+            "The router's own secret CURVE key, for these (see `warmroute events keygen`).",
         ),
         Setting(
             "model_dir",

@@ -59,16 +59,16 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def target(self) -> Target:
         return parse_target(self.url)
 
-    def source(self) -> Source | None:
-        """Where its events are to be had; None: nowhere (that is known of)."""
+    def source(self, curve_files: tuple[str, str] | None = None) -> Source | None:
+        """Where its events are to be had; None: nowhere (that is known of). The files count where it names none."""
         if self.events is None or self.events == OFF:
             return None
-        curve = None
         if self.curve_server is not None and self.curve_secret is not None:
-            try:
-                curve = load_curve_client(self.curve_server, self.curve_secret)
-            except ValueError as error:
-                raise BadSpec(f"{self.name}: {error}") from error
+            curve_files = (self.curve_server, self.curve_secret)
+        try:
+            curve = None if curve_files is None else load_curve_client(*curve_files)
+        except ValueError as error:
+            raise BadSpec(f"{self.name}: {error}") from error
         sockets = (self.events, self.replay, self.status, self.snapshot)
         return Source(self.name, *sockets, self.topic, self.model or "", curve)
 

@@ -109,13 +109,16 @@ def index_status(router: Router) -> dict[str, Any]:
 
 
 def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
-    """Why a load balancer should wait: no replica yet, or one that answers and whose cache is still being read."""
+    """Why a load balancer should wait: no replica yet, or, at the start, one whose cache is still being read.
+
+    Later it is not waited for: one replica whose events cannot be reached would take all routers away from clients.
+    """
     members = list(router.members)
     if not members:
         return "no replica is known yet"
     down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
     syncing = [one.name for one in members if one.name not in down and state_of(router, one) == "syncing"]
-    if syncing:
+    if syncing and router.now_s() < router.index_awaited_until_s:
         return f"the index is not complete: what {', '.join(syncing)} holds is still being read"
     if len(down) == len(members) or (down and all_of_them):
         return f"no requests are taken by {'; '.join(f'{name} ({why})' for name, why in down.items())}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from events.native import Status
+from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.ages import CacheAges
 from router.attempt import refusal_code
@@ -263,7 +264,7 @@ class Upkeep:
         facts = await self._facts(member)
         if facts.spec.model is None:
             return
-        if member.learned and not facts.loading and facts.spec.source() == member.source:
+        if member.learned and not facts.loading and self._source(facts) == member.source:
             return  # silent, and yet no other one
         if facts.loading and facts.models == member.models:
             raise BadSpec(LOADING)
@@ -299,8 +300,11 @@ class Upkeep:
             raise BadSpec(f"{spec.name} answers /v1/models with status {answer.status}")
         return foreign_facts(spec, answer.body)
 
+    def _source(self, facts: Facts) -> Source | None:
+        return facts.spec.source(self._router.config.curve_files)
+
     def _follow(self, member: Member, facts: Facts) -> None:
-        source = facts.spec.source()
+        source = self._source(facts)
         if source != member.source:  # if it is the same, the feed itself notices a restart
             self._router.feeds.leave(member.name)
             member.source = None

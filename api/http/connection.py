@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from api.errors import ApiError, invalid
 from api.http.answers import error_response
@@ -28,7 +29,15 @@ class Limits(Struct, frozen=True, kw_only=True):
     closing_s: float = 2.0  # for a client to read why it is cut off, while what it still sends is dropped
 
 
+class State(ServerState):
+    """Of a server, for all of its connections."""
+
+    retiring = False  # no connection takes another request after its answer
+
+
 class HttpProtocol(HttpToolsProtocol):
+    server_state: State
+
     def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
@@ -71,13 +80,13 @@ class HttpProtocol(HttpToolsProtocol):
     def retire(self, *, now: bool) -> None:
         """The request that is open is the last one here, where its answer can still say so.
 
-        `now`: it is in any case, and where there is none the connection closes. A client that sends the next one at
-        that moment finds it closed, and cannot know whether it was heard.
+        `now`: it is in any case, and where none has begun the connection closes. A client that sends one at that moment
+        finds it closed, and cannot know whether it was heard.
         """
         if self._open:
             if now or not self._open[-1].response_started:
                 self._open[-1].keep_alive = False
-        elif now and not self._awaited:
+        elif now and not (self._awaited and self._spoken):
             self.transport.close()
 
     def abort(self) -> None:
@@ -125,7 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._open.append(self.cycle)
         self._await("body")
-        if self._spare:
+        if self._spare or self.server_state.retiring:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from api.http.connection import HttpProtocol, Limits
+from api.http.connection import HttpProtocol, Limits, State
 
 KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
 CLOSING_LIMIT_S = 1  # for answers that were cut short to reach their clients
@@ -31,6 +31,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.server_state: State = State()
         self.listening = asyncio.Event()
 
     async def on_tick(self, counter: int) -> bool:
@@ -47,7 +48,8 @@ class HttpServer(uvicorn.Server):
         cut.cancel()
 
     def retire(self, *, now: bool) -> None:
-        """No connection is to take another request: those that can still be told so, or, `now`, all of them."""
+        """No connection takes another request: those that can still be told so and new ones, or, `now`, all of them."""
+        self.server_state.retiring = True
         for connection in self._connections():
             connection.retire(now=now)
 

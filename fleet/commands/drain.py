@@ -1,24 +1,27 @@
 """`warmroute drain`: keep new requests away from a replica, or from all of a node."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import click
 
-from api.settings import FiniteRange
-from fleet.commands.client import Fleet, Unreachable
+from api.settings import TEXT, FiniteRange
+from fleet.commands.client import Fleet, Refused
 from fleet.commands.options import connect, fleet_options
 from fleet.commands.view import ReplicaView
 from fleet.commands.words import count
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived
+SOONEST_S = 5.0  # before that nobody can be seen to have nothing left
 NOT_BEGUN = ("placing", "starting", "failing")
 
 
 @click.command()
 @click.argument("replica", required=False)
-@click.option("--node", metavar="ADDRESS", help="All replicas on the node of this address, which is about to go.")
+@click.option(
+    "--node", type=TEXT, metavar="ADDRESS", help="All replicas on the node of this address, which is about to go."
+)
 @click.option(
     "--wait",
     "wait_s",
@@ -49,45 +52,53 @@ def drain(
     if undo and wait_s is not None:
         raise click.UsageError("--undo has nothing to --wait for; leave one of them out")
     with connect(which, fleet_key) as fleet:
-        names = _tell(fleet, replica, node, not undo)
+
+        def tell() -> Collection[str]:
+            if node is not None:
+                return fleet.drain_node(node, not undo)
+            assert replica is not None
+            fleet.drain(replica, not undo)
+            return (replica,)
+
+        names = tell() if wait_s is None else _wait(fleet, tell, wait_s)
         if not names:
             click.echo(f"No replica of this fleet runs at {node}")
-            return
-        they, it, has = (", ".join(names), *(("get", "have") if len(names) > 1 else ("gets", "has")))
-        if undo:
-            click.echo(f"{they} {it} requests again")
+        elif undo:
+            _say_undone(_those(fleet, names))
         elif wait_s is not None:
-            _wait(fleet, names, wait_s)
-            click.echo(f"{they} {it} no new requests, and {has} nothing left to do")
+            click.echo(_sentence(names, "no new requests, and", "nothing left to do"))
         else:
             running = sum(each.open_requests for each in _those(fleet, names))
-            left = f"{has} {count(running, 'request')} to finish" if running else f"{has} nothing left to do"
-            click.echo(f"{they} {it} no new requests, and {left}")
+            left = f"{count(running, 'request')} to finish" if running else "nothing left to do"
+            click.echo(_sentence(names, "no new requests, and", left))
             click.echo(f"To undo it: warmroute drain {replica or f'--node {node}'} --undo")
 
 
-def _tell(fleet: Fleet, replica: str | None, node: str | None, wanted: bool) -> Collection[str]:
-    if node is not None:
-        return fleet.drain_node(node, wanted)
-    assert replica is not None
-    fleet.drain(replica, wanted)
-    return (replica,)
+def _wait(fleet: Fleet, tell: Callable[[], Collection[str]], limit_s: float) -> Collection[str]:
+    """Until each was measured, after routers have heard of it, without a request; returns who that is.
 
-
-def _wait(fleet: Fleet, names: Collection[str], limit_s: float) -> None:
-    """Until each was measured, after routers have heard of it, without a request."""
+    It is told again at each look, since more may come to a node meanwhile; and a controller that is away or does not
+    know its replicas yet may come back: who goes has nothing better to do than to wait for it.
+    """
     began_s = time.monotonic()
-    before = {each.name: each for each in _those(fleet, names)}
+    seen: dict[str, tuple[float, ReplicaView]] = {}  # when it was seen first, and how
     while True:
-        passed_s = time.monotonic() - began_s
         try:
-            busy = [each for each in _those(fleet, before) if not _is_idle(each, before[each.name], passed_s)]
+            names = tell()
+            now_s, there = time.monotonic(), _those(fleet, names)
+            for each in there:
+                seen.setdefault(each.name, (now_s, each))
+            busy = [each for each in there if not _is_idle(each, seen[each.name][1], now_s - seen[each.name][0])]
             if not busy:
-                return
-            why = ", ".join(f"{each.name} has {count(each.open_requests, 'request')} left" for each in busy)
-        except Unreachable as error:  # it may come back; a node that goes has nothing better to do than to wait
+                return names
+            why = ", ".join(map(_left, busy))
+        except Refused as error:
+            if error.status < 500:
+                raise
             why = error.format_message()
-        if passed_s > limit_s:
+        except click.ClickException as error:
+            why = error.format_message()
+        if time.monotonic() - began_s > max(limit_s, SOONEST_S):
             raise click.ClickException(f"after {limit_s:g} s {why}; --wait longer, or let them be cut")
         time.sleep(LOOK_S)
 
@@ -99,5 +110,23 @@ def _is_idle(now: ReplicaView, before: ReplicaView, passed_s: float) -> bool:
     return now.serves and not now.open_requests and now.measured_at > before.measured_at and passed_s > HEARD_S
 
 
+def _left(replica: ReplicaView) -> str:
+    running = replica.open_requests
+    return f"{replica.name} " + (f"has {count(running, 'request')} left" if running else "was not heard of since")
+
+
 def _those(fleet: Fleet, names: Collection[str]) -> list[ReplicaView]:
     return [each for each in fleet.view().replicas if each.name in names]
+
+
+def _say_undone(replicas: Collection[ReplicaView]) -> None:
+    kept = [each.name for each in replicas if each.life == "draining"]
+    if free := [each.name for each in replicas if each.name not in kept]:
+        click.echo(_sentence(free, "requests again"))
+    for name in kept:
+        click.echo(f"{name} was drained by its name, and stays so: warmroute drain {name} --undo")
+
+
+def _sentence(names: Collection[str], what: str, has: str = "") -> str:
+    gets, own = ("get", "have") if len(names) > 1 else ("gets", "has")
+    return f"{', '.join(names)} {gets} {what}" + (f" {own} {has}" if has else "")

@@ -88,7 +88,7 @@ class Endpoints:
         except ValueError as error:
             raise invalid("wait is a number of seconds, and after a version: a whole number") from error
         if answer is None:
-            raise ApiError(503, "the replicas are not known yet", code="not_known", headers={"Retry-After": "1"})
+            raise not_known()
         return Response(answer, media_type="application/json")
 
     async def health(self, _: Request) -> Response:
@@ -157,6 +157,8 @@ class Endpoints:
 
     async def drain_node(self, request: Request) -> Response:
         wish = await body.read(request, DrainNodeRequest)
+        if not self._controller.registry.known:
+            raise not_known()  # a controller that has just begun does not know what runs where
         names = self._controller.reconciler.drain_node(wish.node, wish.drain)
         self._controller.look()
         return json_response({"replicas": names})
@@ -198,6 +200,10 @@ def build_app(controller: Controller, key: str) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+def not_known() -> ApiError:
+    return ApiError(503, "the replicas are not known yet", code="not_known", headers={"Retry-After": "1"})
 
 
 async def _answer_api_error(_: Request, error: Exception) -> Response:

@@ -160,6 +160,8 @@ class Reconciler:
         if name not in self.replicas:
             raise UnknownName(f"there is no replica {name!r}; there are {_listed(self.replicas)}")
         self.replicas[name].kept_away = wanted
+        if not wanted:
+            self.replicas[name].retired = ""
 
     def drain_node(self, node: str, wanted: bool = True) -> list[str]:
         """Keep new requests away from what runs there, which is to go; returns who that is. Elsewhere they get some."""

@@ -15,6 +15,7 @@ from fleet.host.report import Place
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
 MOST_BYTES = 4 * 1024 * 1024
+LONGEST_LOG_BYTES = 64 * 1024 * 1024
 LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process takes
 
 
@@ -45,9 +46,21 @@ class Log:
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
 
+    def shorten(self) -> None:
+        """Where it is too long it begins anew, and what there was is in PATH.1.
+
+        It is cut in place, for whoever writes it has it open; a line of that moment may be lost.
+        """
+        if self.size <= LONGEST_LOG_BYTES:
+            return
+        with suppress(OSError), open(f"{self.path}.1", "wb") as before:  # nobody's folder, or a full disk
+            while sent := os.sendfile(before.fileno(), self.descriptor, before.tell(), 2**30):
+                before.seek(sent, os.SEEK_CUR)
+        os.ftruncate(self.descriptor, 0)
+
     def tail(self, begin: int) -> str:
-        """What was written from here on, or the last part of it."""
-        start = max(begin, self.size - TAIL_BYTES)
+        """What was written from here on, or since it was cut, or the last part of it."""
+        start = max(begin if begin <= self.size else 0, self.size - TAIL_BYTES)
         return os.pread(self.descriptor, TAIL_BYTES, start).decode(errors="replace")
 
     def last(self, lines: int) -> str:

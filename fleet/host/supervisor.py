@@ -149,6 +149,7 @@ class Supervisor:
         while True:
             begun_s = time.monotonic()
             await asyncio.sleep(LOOK_S)
+            self._log.shorten()
             measured = await probe.look()
             if measured is not None:
                 silent_s = 0.0

@@ -30,6 +30,8 @@ OWN_OF_ROUTER = {
     "kubernetes_pods": LEAVE_OUT,
     "kubernetes_namespace": LEAVE_OUT,
     "kubernetes_api": LEAVE_OUT,
+    "curve_server": LEAVE_OUT,
+    "curve_secret": LEAVE_OUT,
     "host": "give `warmroute up` --host",
     "port": "give `warmroute up` --port",
     "die_with_parent": LEAVE_OUT,

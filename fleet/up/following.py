@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import Fleet, Refused
 from fleet.plan import FleetPlan
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
@@ -36,13 +36,15 @@ class Following:
         self._launcher = launcher
         self._key = key
         self._say = say
-        self._said = ""  # what went wrong last: said once
+        self._joined_once = False
+        self._is_new = True  # whether the controller has yet to be told of the plan
+        self._wrong = ""  # what is wrong with the file, and with what was asked last: each is said once
+        self._failed = ""
 
     async def run(self) -> None:
         ending = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, ending.set)
-        self._look_at_file()  # what was read already is no news
         tasks = [asyncio.create_task(self._follow()), asyncio.create_task(ending.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -50,11 +52,12 @@ class Following:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._launcher.kill()  # it may be about to join a Ray that does not answer
             await self._launcher.close()
-        if ending.is_set():
-            self._say("The fleet goes on.")
-        else:
+        if not ending.is_set():
             tasks[0].result()  # raises the mistake of ours that has ended it
+        if self._joined_once:
+            self._say("The fleet goes on.")
 
     async def _follow(self) -> None:
         while True:
@@ -65,13 +68,14 @@ class Following:
     async def _joined(self) -> Launched:
         """There is a controller, and it has the plan."""
         while True:
+            await self._look_at_file()
             try:
                 started = await self._launcher.start(self._plan)
             except CannotStart as error:
                 self._complain(f"{error}; trying again")
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self._said = ""
+            self._failed, self._is_new, self._joined_once = "", False, True
             found = "was there, and has the plan" if started.found else "begins"
             self._say(f"The fleet {found}; routers find it with --registry {started.controller}")
             return started
@@ -80,36 +84,44 @@ class Following:
         """Until nobody answers for so long that nobody will."""
         watcher, heard_s = Watcher(fleet, self._say), time.monotonic()
         while True:
+            await self._look_at_file()
             try:
                 await watcher.look()
-                heard_s, self._said = time.monotonic(), ""
-                await self._hand_over_what_changed(fleet)
+                heard_s, self._failed = time.monotonic(), ""
+                if self._is_new:
+                    await self._hand_over(fleet)
             except click.ClickException as error:
                 self._complain(error.format_message())
                 if time.monotonic() - heard_s > AWAY_S:
                     return
             await asyncio.sleep(LOOK_S)
 
-    async def _hand_over_what_changed(self, fleet: Fleet) -> None:
-        if not self._look_at_file():
-            return
+    async def _hand_over(self, fleet: Fleet) -> None:
+        """Again and again, but for a plan that is refused."""
         try:
-            plan = await asyncio.to_thread(self._read)
-            await asyncio.to_thread(fleet.want, plan)
-        except click.ClickException as error:
-            self._say(f"{self._file.path} has changed, but the fleet stays as it was: {error.format_message()}")
-            return
-        self._plan = plan
-        self._say(f"{self._file.path} has changed, and the fleet has the new plan")
+            await asyncio.to_thread(fleet.want, self._plan)
+        except Refused as error:
+            if error.status >= 500:
+                raise
+            self._say(f"The fleet stays as it was: {error.format_message()}")
+        else:
+            self._say(f"{self._file.path} has changed, and the fleet has the new plan")
+        self._is_new = False
 
-    def _look_at_file(self) -> bool:
+    async def _look_at_file(self) -> None:
         try:
-            return self._file.read_if_changed() is not None
-        except ValueError as error:
-            self._complain(str(error))
-            return False
+            if self._file.read_if_changed() is not None:
+                plan = await asyncio.to_thread(self._read)
+                self._is_new = self._is_new or plan != self._plan
+                self._plan = plan
+                self._wrong = ""
+        except (ValueError, click.ClickException) as error:
+            why = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            if why != self._wrong:
+                self._say(f"The fleet stays as it was: {why}")
+            self._wrong = why
 
     def _complain(self, why: str) -> None:
-        if why != self._said:
+        if why != self._failed:
             self._say(why)
-        self._said = why
+        self._failed = why

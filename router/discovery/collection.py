@@ -4,12 +4,13 @@ Decides without I/O; `router.discovery.kubernetes` asks the API server. Fields t
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
+from router.discovery.labels import Metadata, Values, values_in
 from router.discovery.wanted import Wanted
 from router.spec import ReplicaSpec
 
@@ -20,15 +21,6 @@ GONE = 410
 
 class Expired(Exception):
     """The server no longer has the changes since then; list everything again."""
-
-
-class Metadata(Struct, rename="camel"):
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
 
 
 class Described(Protocol):
@@ -79,17 +71,21 @@ class Failure(Struct):
 class Made(NamedTuple):
     """Of one object."""
 
+    uid: str = ""
     order: tuple[str, ...] = ()
     replicas: tuple[ReplicaSpec, ...] = ()
-    refused: tuple[str, ...] = ()  # why some are none, and what to do about it
+    good: Values | None = None  # what its labels and annotations said when replicas were last made of it
+    said: frozenset[str] = frozenset()  # what the log has been told of it
 
 
 class Kind(NamedTuple, Generic[Item]):
     resource: str  # as roles name it
     group: str  # "": the core API's
     version: str
+    noun: str  # for logs
     type: type[Item]
-    replicas: Callable[[Item], tuple[Sequence[ReplicaSpec], Sequence[str]]]  # and why others are none
+    # With what its labels and annotations say; and of those that are none why (as one goes on after a name).
+    replicas: Callable[[Item, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]
 
     def path(self, namespace: str) -> str:
         api = f"/apis/{self.group}" if self.group else "/api"
@@ -155,12 +151,27 @@ class Collection(Generic[Item]):
         self.resource_version = version or known
 
     def _look(self, item: Item) -> Made:
-        said = self._made.get(item.metadata.name, Made()).refused
-        replicas, refused = self.kind.replicas(item)
-        for why in refused:
-            if why not in said:
-                log.warning("%s: %s", self.where, why)
-        return Made(item.order, tuple(replicas), tuple(refused))
+        """A value that cannot be used takes no replica away: the last that could be used counts on."""
+        metadata = item.metadata
+        before = self._made.get(metadata.name, Made())
+        if before.uid != metadata.uid:
+            before = Made(metadata.uid)
+        values, remarks = values_in(metadata)
+        replicas, refused = self.kind.replicas(item, values)
+        good = before.good
+        if replicas:
+            good = values
+        elif refused and good is not None:
+            replicas, _ = self.kind.replicas(item, good)
+            if replicas:
+                refused = [f"{why}; what it said before still counts" for why in refused]
+        remarks += refused
+        self._say(metadata.name, [remark for remark in remarks if remark not in before.said])
+        return Made(metadata.uid, item.order, tuple(replicas), good, before.said.union(remarks))
+
+    def _say(self, name: str, remarks: Iterable[str]) -> None:
+        for remark in remarks:
+            log.warning("%s: %s %s %s", self.where, self.kind.noun, name, remark)
 
 
 _event = msgspec.json.Decoder(WatchEvent).decode

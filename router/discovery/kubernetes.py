@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -25,8 +26,10 @@ GRACE_S = 15.0
 TIMEOUT_S = 10.0  # of a page of a list
 CONNECT_TIMEOUT_S = 2.0
 PAGE = 500  # objects
+TOKEN = re.compile(rb"[!-~]+")
 PAUSE_S = 0.2  # before the next watch, should one not last
 MOST_BACKOFF_S = 0.5  # one that is back should be heard within a second
+MOST_ANEW_S = 5.0  # one that answers, but lets no watch begin, is asked for long lists
 MOST_RETRY_AFTER_S = 10.0
 # A server whose machine is gone ends no connection: it is noticed after 10 s of silence by the kernel.
 KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
@@ -58,6 +61,7 @@ class Watch:
         self._collection = collection
         self._watch_s = watch_s
         self._backoff = backoff or Backoff(most_s=MOST_BACKOFF_S)
+        self._anew = Backoff(most_s=MOST_ANEW_S)  # reset by news, and by a watch that goes on or breaks otherwise
         self._listed = False
 
     async def watch(self) -> AsyncGenerator[Wanted, None]:
@@ -67,19 +71,23 @@ class Watch:
             try:
                 async with contextlib.aclosing(self._changes()) as changes:
                     async for wanted in changes:
-                        self._answered()
                         if wanted != said:
                             said = wanted
+                            self._anew.reset()  # if only lists bring news, then soon
                             yield wanted
+                self._anew.reset()
             except Expired as gone:
                 self._listed = False
-                log.info("Listing %s anew: %s", self.where, gone)
+                if self._anew.is_fresh:
+                    log.info("Listing %s anew: %s", self.where, gone)
+                pause_s = self._anew.next_s()
             except Refused as refusal:
                 self._listed = self._listed and not refusal.anew
                 self._failed(str(refusal))
-                pause_s = self._backoff.next_s() + refusal.after_s
+                pause_s = (self._anew if refusal.anew else self._backoff).next_s() + refusal.after_s
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 self._failed(str(error) or type(error).__name__)
+                self._anew.reset()
                 pause_s = self._backoff.next_s()
             await asyncio.sleep(pause_s)
 
@@ -98,9 +106,12 @@ class Watch:
             }
             async with client.stream("GET", self._url, params=self._params(more), headers=self._headers()) as response:
                 await self._check(response)
+                self._answered()
                 yield self._collection.wanted()
                 async for line in lines_of(response):
-                    if self._changed(line):
+                    changed = self._changed(line)
+                    self._anew.reset()
+                    if changed:
                         yield self._collection.wanted()
 
     async def _list(self, client: httpx2.AsyncClient) -> None:
@@ -137,7 +148,12 @@ class Watch:
 
     def _headers(self) -> dict[str, str]:
         file = self._cluster.token_file
-        return {} if file is None else {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+        if file is None:
+            return {}
+        token = Path(file).read_bytes().strip()
+        if not TOKEN.fullmatch(token):
+            raise Refused(f"{file} holds no token of visible ASCII; let Kubernetes write it")
+        return {"Authorization": f"Bearer {token.decode()}"}
 
     def _trust(self) -> ssl.SSLContext | bool:
         if not self._cluster.url.startswith("https:"):
@@ -154,7 +170,7 @@ class Watch:
         status = response.status_code
         if status == 200:
             return
-        if status == GONE:
+        if status == GONE and self._anew.is_fresh:
             raise Expired("the server answered 410")
         why = f"status {status}"
         if status in (401, 403):

@@ -5,10 +5,11 @@ A new key is one row here, and one in docs/router.md.
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, get_args
 
-from router.discovery.collection import Metadata
-from router.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, spec_of
+from msgspec import Struct
+
+from router.spec import OFF, SOCKETS, BadSpec, Engine, ReplicaSpec, spec_of
 
 PREFIX = "warmroute/"
 HTTP = "http"
@@ -17,13 +18,29 @@ TEXTS = {
     "engine": "engine",
     "model": "model",
     "topic": "topic",
-    "curve-server": "curve_server",
-    "curve-secret": "curve_secret",
 }
 NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
 PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
 KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
 MOST_PORT = 65535
+ENGINES = get_args(Engine)
+# Whoever may start a pod need not be who may read what the router can.
+WITHHELD = {
+    "api-key-env": "would let a pod ask for the router's secrets; give the router --replica-api-key",
+    "curve-server": "would let a pod name files of the router's; give the router --curve-server",
+    "curve-secret": "would let a pod name files of the router's; give the router --curve-secret",
+}
+
+Values: TypeAlias = dict[str, str]  # by key, without the prefix
+
+
+class Metadata(Struct, rename="camel"):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class Told(NamedTuple):
@@ -32,12 +49,28 @@ class Told(NamedTuple):
     has_events: bool
 
 
-def told_by(metadata: Metadata) -> Told:
-    """Annotations win over labels. BadSpec for a key or a value that cannot be used."""
-    values = _own(metadata.labels) | _own(metadata.annotations)
+def values_in(metadata: Metadata) -> tuple[Values, list[str]]:
+    """Of labels, and of annotations, which win over them; and why some are passed over."""
+    own = {
+        key.removeprefix(PREFIX): value
+        for named in (metadata.labels, metadata.annotations)
+        for key, value in (named or {}).items()
+        if key.startswith(PREFIX)
+    }
+    values = {key: value for key, value in own.items() if key in KEYS}
+    return values, [f"has a key that is passed over: {_unknown(key)}" for key in own if key not in KEYS]
+
+
+def told_by(values: Mapping[str, str]) -> Told:
+    """BadSpec for a value that cannot be used."""
+    for key, value in values.items():
+        if not value:
+            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or take it away")
     has_events = values.get("events-port") != OFF
     if not has_events:
-        del values["events-port"]
+        values = {key: value for key, value in values.items() if key != "events-port"}
+    if values.get("engine", ENGINES[0]) not in ENGINES:
+        raise BadSpec(f"{PREFIX}engine is {values['engine']!r}; write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
     fields: dict[str, Any] = {TEXTS[key]: value for key, value in values.items() if key in TEXTS}
     fields |= {NUMBERS[key]: _whole(key, value) for key, value in values.items() if key in NUMBERS}
     if "adapters" in values:
@@ -59,19 +92,9 @@ def spec_at(address: str, ports: Mapping[str, int], told: Told, **known: Any) ->
     return spec_of({**told.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
 
 
-def _own(named: Mapping[str, str] | None) -> dict[str, str]:
-    own = {key.removeprefix(PREFIX): value for key, value in (named or {}).items() if key.startswith(PREFIX)}
-    for key, value in own.items():
-        if key not in KEYS:
-            raise BadSpec(_unknown(key))
-        if not value:
-            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or take it away")
-    return own
-
-
 def _unknown(key: str) -> str:
-    if key == "api-key-env":  # whoever may start a pod need not be who may read what the router knows
-        return f"{PREFIX}{key} would let a pod ask for the router's secrets; give the router --replica-api-key"
+    if key in WITHHELD:
+        return f"{PREFIX}{key} {WITHHELD[key]}"
     near = get_close_matches(key, KEYS, n=1)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
     return f"{PREFIX}{key} is not known; {hint}"

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 
-from router.discovery.collection import Collection, Kind, Metadata
-from router.discovery.labels import HTTP, PREFIX, spec_at, told_by
+from router.discovery.collection import Collection, Kind
+from router.discovery.labels import HTTP, PREFIX, Metadata, Values, spec_at, told_by
 from router.spec import BadSpec, ReplicaSpec
 
 
@@ -52,6 +52,10 @@ class Pod(Struct):
     status: PodStatus = field(default_factory=PodStatus)
 
     @property
+    def is_ending(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    @property
     def order(self) -> tuple[str, ...]:
         return (self.metadata.name,)
 
@@ -60,23 +64,23 @@ def pods_of(namespace: str, selector: str) -> Collection[Pod]:
     return Collection(KIND, f"pods {namespace}/{selector}", selector)
 
 
-def replicas_in(pod: Pod) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+def replicas_in(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
     if not is_up(pod):
         return (), ()
     try:
-        return [spec_from(pod)], ()
+        return [spec_from(pod, values)], ()
     except BadSpec as error:
-        return (), [f"the pod {pod.metadata.name} cannot be used: {error}"]
+        return (), [f"cannot be used: {error}"]
 
 
 def is_up(pod: Pod) -> bool:
-    """Whether it answers; it may do so while it ends."""
+    """Whether it answers: one that ends does so to its end, whether it would take more or not."""
     ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
-    return ready and pod.status.phase == "Running" and bool(pod.status.pod_ip)
+    return (ready or pod.is_ending) and pod.status.phase == "Running" and bool(pod.status.pod_ip)
 
 
-def spec_from(pod: Pod) -> ReplicaSpec:
-    told = told_by(pod.metadata)
+def spec_from(pod: Pod, values: Values) -> ReplicaSpec:
+    told = told_by(values)
     ports = ports_of(pod)
     http = told.ports.get(HTTP, ports.get(HTTP))
     if http is None:
@@ -86,7 +90,7 @@ def spec_from(pod: Pod) -> ReplicaSpec:
         ports,
         told,
         name=pod.metadata.name,
-        draining=pod.metadata.deletion_timestamp is not None,
+        draining=pod.is_ending,
         incarnation=incarnation_of(pod, http),
     )
 
@@ -122,7 +126,7 @@ def _has(container: Container, port: int) -> bool:
     return any(each.container_port == port for each in container.ports or ())
 
 
-KIND = Kind("pods", "", "v1", Pod, replicas_in)
+KIND = Kind("pods", "", "v1", "the pod", Pod, replicas_in)
 
 
 # ---- label selectors
@@ -130,7 +134,7 @@ KIND = Kind("pods", "", "v1", Pod, replicas_in)
 _KEY = r"(?:[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
 _ONE = re.compile(
-    rf"\s*({_KEY}\s*(==?|!=)\s*{_VALUE}|{_KEY}\s+(not)?in\s*\(\s*{_VALUE}(\s*,\s*{_VALUE})*\s*\)|{_KEY}\s*[<>]\s*\d+|!?\s*{_KEY})\s*"
+    rf"\s*({_KEY}\s*(==?|!=)\s*{_VALUE}|{_KEY}\s+(not)?in\s*\(\s*{_VALUE}(\s*,\s*{_VALUE})*\s*\)|{_KEY}\s*[<>]\s*[0-9]{{1,19}}|!?\s*{_KEY})\s*"
 )
 
 

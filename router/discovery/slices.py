@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from router.discovery.collection import Collection, Kind, Metadata
-from router.discovery.labels import HTTP, Told, spec_at, told_by
+from router.discovery.collection import Collection, Kind
+from router.discovery.labels import HTTP, Metadata, Told, Values, spec_at, told_by
 from router.spec import BadSpec, ReplicaSpec
 
 
@@ -13,7 +13,6 @@ class Conditions(Struct):
     """What is absent is unknown: then ready means ready, and so on (the API's own rules)."""
 
     ready: bool | None = None
-    serving: bool | None = None
     terminating: bool | None = None
 
 
@@ -50,12 +49,12 @@ def slices_of(namespace: str, service: str) -> Collection[Slice]:
     return Collection(KIND, f"service {namespace}/{service}", f"kubernetes.io/service-name={service}")
 
 
-def replicas_in(each: Slice) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
-    """Those that are ready, and those that serve while they end; and why others are none."""
+def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+    """Those that are ready, and those that end; and why others are none."""
     try:
-        told = told_by(each.metadata)
+        told = told_by(values)
     except BadSpec as error:
-        return (), [f"its slice {each.metadata.name} cannot be used: {error}"]
+        return (), [f"cannot be used: {error}"]
     ports = ports_of(each)
     replicas: list[ReplicaSpec] = []
     refused: list[str] = []
@@ -63,7 +62,7 @@ def replicas_in(each: Slice) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
         try:
             spec = spec_from(endpoint, ports, told)
         except BadSpec as error:
-            refused.append(f"one of its endpoints cannot be used: {error}")
+            refused.append(f"has an endpoint that cannot be used: {error}")
             continue
         if spec is not None:
             replicas.append(spec)
@@ -89,12 +88,10 @@ def spec_from(endpoint: Endpoint, ports: dict[str, int], told: Told) -> ReplicaS
 
 
 def is_draining(conditions: Conditions) -> bool | None:
-    """None: it is not to be used at all."""
-    ready = conditions.ready is not False
-    serving = ready if conditions.serving is None else conditions.serving
+    """None: it is not to be used at all. What ends answers to its end, whether it would take more or not."""
     if conditions.terminating:
-        return True if serving else None
-    return False if ready else None
+        return True
+    return None if conditions.ready is False else False
 
 
-KIND = Kind("endpointslices", "discovery.k8s.io", "v1", Slice, replicas_in)
+KIND = Kind("endpointslices", "discovery.k8s.io", "v1", "its slice", Slice, replicas_in)

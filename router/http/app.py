@@ -71,15 +71,16 @@ class Endpoints:
         return json_response(DONE)
 
     async def ready(self) -> Response:
-        if self._router.leaving:
+        if self._router.draining:
             raise draining()
-        why = not_ready(self._router)
+        why = "the router is about to end" if self._router.leaving else not_ready(self._router)
         if why is not None:
             raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
+        self._router.index_awaited_until_s = 0.0  # who was told once sends requests
         return json_response(DONE)
 
     async def metrics(self) -> Response:
-        return Response(metrics_text(self._router), media_type=CONTENT_TYPE)
+        return Response(await metrics_text(self._router), media_type=CONTENT_TYPE)
 
     async def version(self) -> Response:
         return json_response({"version": version("warmroute")})

@@ -71,7 +71,7 @@ class FrontConnection(HttpProtocol):
             self,
             scope,  # type: ignore[arg-type]
             opens,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self.server_state.retiring,
             expects_continue=self.expect_100_continue,
         )
         before, self.cycle = self.cycle, exchange  # type: ignore[assignment]

@@ -77,8 +77,6 @@ class Openings:
             router.turned_away(scope, error)
             raise
         exchange.extra += id_line(admitted)
-        if router.leaving:
-            exchange.keep_alive = False
         router.open_requests += 1
         return admitted
 

@@ -44,7 +44,7 @@ async def _asked(rounds: int) -> bytes:
         began_s = time.process_time()
         msgspec.json.encode([replica_status(router, member) for member in router.members])
         between_s = time.process_time()
-        text = metrics_text(router)
+        text = await metrics_text(router)
         replicas.append((between_s - began_s) * 1000)
         metrics.append((time.process_time() - between_s) * 1000)
     row("`GET /replicas`, asked every second", replicas, "ms")

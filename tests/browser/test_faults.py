@@ -50,6 +50,7 @@ def test_router_that_is_gone_is_said_so_and_found_again(world: World, browser: B
         page.open()
         live = page.page.locator("#live")
         expect(live).to_have_text("live")
+        expect(page.page.locator(".total", has_text="Replicas")).to_contain_text("3 of 3")  # there is something to see
     try:
         expect(live).to_have_text("no connection")
         expect(page.page.locator("#outage")).to_contain_text("Trying again")

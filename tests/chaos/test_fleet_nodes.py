@@ -291,7 +291,7 @@ def test_a_fleet_follows_its_file(served: Served, tmp_path: Path) -> None:
     file.write_text(fleet_toml(REPLICAS + 1))
     cluster.wait_ready(REPLICAS + 1)
     file.write_text("[[models]]\nmodel = 7\n")
-    wait_until(lambda: "the fleet stays as it was: " in log.read_text(), f"the mistake is said ({log})")
+    wait_until(lambda: "The fleet stays as it was: " in log.read_text(), f"the mistake is said ({log})")
     file.write_text(fleet_toml(REPLICAS))
     cluster.wait_ready(REPLICAS)
     following.send_signal(signal.SIGTERM)

@@ -1,5 +1,6 @@
 """The publisher as a consumer written for vLLM sees it, and its native sockets."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pytest
 import zmq
 
 from events.blocks import block_keys, root_key
-from events.curve import CurveClient, load_curve, load_curve_client, secure_client, write_keys
+from events.curve import MOST_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -275,6 +276,16 @@ def test_wrong_key_files_are_named(tmp_path: Path) -> None:
         write_keys(str(tmp_path / "a"))
     with pytest.raises(ValueError, match="nowhere is not a CURVE key file"):
         load_curve(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.timeout(20)  # who opens a pipe waits for its other end, and /dev/zero has none
+def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(bytes(MOST_BYTES + 1))
+    for file in (pipe, large, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ValueError, match=rf"{file} is not a CURVE key file: it is no regular file of at most"):
+            load_curve(str(file))
 
 
 def test_the_mirror_keeps_salts_and_loras_apart_and_rebuilds_them() -> None:

@@ -35,8 +35,9 @@ class Script:
 
     def answer(self, asked: Asked) -> tuple[int, Any]:
         path = urlsplit(asked.path).path
-        if path in self.answers:
-            return self.answers[path]
+        for named in (path, f"{asked.method} {path}"):
+            if named in self.answers:
+                return self.answers[named]
         if (asked.method, path) == ("GET", "/fleet"):
             return 200, self.views.pop(0) if len(self.views) > 1 else self.views[0]
         if path == "/replicas/log":
@@ -62,6 +63,9 @@ def serving(script: Script) -> Iterator[Script]:
             asked = Asked(self.command, self.path, body, self.headers.get("authorization"))
             script.asked.append(asked)
             status, what = script.answer(asked)
+            if callable(what):  # another one each time
+                what = what()
+                status, what = what if isinstance(what, tuple) else (status, what)
             content = what.encode() if isinstance(what, str) else json.dumps(what).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))

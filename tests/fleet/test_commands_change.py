@@ -219,6 +219,7 @@ def test_draining_says_what_is_left_and_how_to_undo_it(script: Script) -> None:
         "demo-0 gets no new requests, and has 3 requests to finish",
         "To undo it: warmroute drain demo-0 --undo",
     ]
+    script.views = [view([model()], demos("ready", "ready"))]
     assert run(drain, "demo-0", "--undo", "--fleet", script.url).lines == ["demo-0 gets requests again"]
     assert [body["drain"] for _, body in script.changes] == [True, False]
 
@@ -246,6 +247,7 @@ def test_a_node_without_replicas_is_no_mistake(script: Script) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain_module, "LOOK_S", 0.001)
     monkeypatch.setattr(drain_module, "HEARD_S", 0.0)
+    monkeypatch.setattr(drain_module, "SOONEST_S", 0.0)
 
 
 @pytest.mark.usefixtures("quick")
@@ -253,7 +255,6 @@ def test_waiting_ends_when_nothing_was_left_at_a_later_look(script: Script) -> N
     lives = ("draining", "ready")
     script.views = [
         view([model()], demos(*lives, open_requests=0, measured_at=10.0)),  # from before anybody heard of it
-        view([model()], demos(*lives, open_requests=0, measured_at=10.0)),
         view([model()], demos(*lives, open_requests=2, measured_at=11.0)),
         view([model()], demos(*lives, open_requests=0, measured_at=12.0)),
         view([model()], demos(*lives, open_requests=9, measured_at=13.0)),
@@ -261,6 +262,31 @@ def test_waiting_ends_when_nothing_was_left_at_a_later_look(script: Script) -> N
     ran = run(drain, "demo-0", "--wait", "60", "--fleet", script.url)
     assert ran.lines == ["demo-0 gets no new requests, and has nothing left to do"]
     assert len(script.views) == 1, "it did not look any more"
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_comes_to_the_node_meanwhile_is_waited_for_too(script: Script) -> None:
+    told = [["demo-0"], ["demo-0", "demo-1"]]
+    script.answers["/nodes/drain"] = 200, lambda: {"replicas": told.pop(0) if len(told) > 1 else told[0]}
+    script.views = [
+        view([model()], [replica("demo-0", "draining", open_requests=1, measured_at=10.0)]),
+        view([model()], demos("draining", "draining", open_requests=1, measured_at=11.0)),
+        view([model()], demos("draining", "draining", open_requests=0, measured_at=12.0)),
+    ]
+    ran = run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url)
+    assert ran.lines == ["demo-0, demo-1 get no new requests, and have nothing left to do"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_controller_that_does_not_know_yet_is_asked_again(script: Script) -> None:
+    answers = iter([refusal(503, "the replicas are not known yet"), (502, "<html>"), (200, {"replicas": []})])
+    script.answers["/nodes/drain"] = 0, lambda: next(answers)
+    ran = run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url)
+    assert (ran.status, ran.lines) == (0, ["No replica of this fleet runs at 10.0.0.7"])
+    script.answers["/nodes/drain"] = refusal(503, "the replicas are not known yet")
+    assert run(drain, "--node", "10.0.0.7", "--fleet", script.url).status == 1, "nobody waits who is not told to"
+    script.answers["/nodes/drain"] = refusal(401, "the key is missing")
+    assert run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url).status == 1
 
 
 @pytest.mark.usefixtures("quick")
@@ -273,11 +299,21 @@ def test_nobody_waits_for_what_was_cut(script: Script, now: dict[str, Any]) -> N
 
 
 @pytest.mark.usefixtures("quick")
-def test_waiting_has_an_end_that_says_what_is_left(script: Script) -> None:
-    script.views = [view([model()], demos("draining", open_requests=2))]
+@pytest.mark.parametrize(("running", "said"), [(2, "has 2 requests left"), (0, "was not heard of since")])
+def test_waiting_has_an_end_that_says_what_is_left(script: Script, running: int, said: str) -> None:
+    script.views = [view([model()], demos("draining", open_requests=running))]
     ran = run(drain, "demo-0", "--wait", "0.01", "--fleet", script.url)
     assert ran.status == 1
-    assert "after 0.01 s demo-0 has 2 requests left; --wait longer, or let them be cut" in ran.errors
+    assert f"after 0.01 s demo-0 {said}; --wait longer, or let them be cut" in ran.errors
+
+
+def test_who_was_drained_by_name_stays_so_when_its_node_does_after_all(script: Script) -> None:
+    script.answers["/nodes/drain"] = 200, {"replicas": ["demo-0", "demo-1"]}
+    script.views = [view([model()], demos("ready", "draining"))]
+    assert run(drain, "--node", "10.0.0.7", "--undo", "--fleet", script.url).lines == [
+        "demo-0 gets requests again",
+        "demo-1 was drained by its name, and stays so: warmroute drain demo-1 --undo",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +322,7 @@ def test_waiting_has_an_end_that_says_what_is_left(script: Script) -> None:
         ([], "give a REPLICA or --node ADDRESS"),
         (["demo-0", "--node", "10.0.0.7"], "give a REPLICA or --node ADDRESS"),
         (["demo-0", "--undo", "--wait", "3"], "--undo has nothing to --wait for"),
+        (["--node", ""], "'' is empty"),
     ],
 )
 def test_what_contradicts_itself_is_refused(script: Script, arguments: list[str], why: str) -> None:

@@ -126,6 +126,14 @@ async def test_routers_hear_at_once_who_dies_and_who_drains(tmp_path: Path) -> N
         assert await waiting == {"m-0": True, "m-1": True}
 
 
+async def test_a_node_is_not_taken_for_empty_before_anything_was_heard_of_its_replicas(tmp_path: Path) -> None:
+    async with controller(tmp_path, plan("m")) as (client, running):
+        answer = await client.post("/nodes/drain", node="10.0.0.7")
+        assert running.registry.known or answer.json()["error"]["code"] == "not_known"
+        await client.ready(1)
+        assert (await client.post("/nodes/drain", node="10.0.0.7")).json() == {"replicas": []}
+
+
 async def test_members_are_unknown_before_anything_was_heard_of_them(tmp_path: Path) -> None:
     async with controller(tmp_path, plan("m")) as (client, running):
         answer = await client.http.get("/members")

@@ -44,8 +44,7 @@ class Ray:
     async def close(self) -> None:
         self.closed = True
 
-    def kill(self) -> None:
-        raise AssertionError("nobody asks")
+    def kill(self) -> None: ...
 
 
 class Followed:
@@ -54,8 +53,8 @@ class Followed:
     def __init__(self, ray: Ray, file: Path) -> None:
         self.ray, self.file, self.said = ray, file, list[str]()
         self.write("1")
-        it = Following(self.read(), WatchedFile(str(file)), self.read, ray, "the-key", self.said.append)
-        self.task = asyncio.create_task(it.run())
+        self.following = Following(self.read(), WatchedFile(str(file)), self.read, ray, "the-key", self.said.append)
+        self.task = asyncio.create_task(self.following.run())
 
     def write(self, text: str) -> None:
         self.file.write_text(text)
@@ -98,7 +97,7 @@ async def test_a_change_of_the_file_is_handed_over_and_a_mistake_in_it_is_not(tm
             it.write("22")
             await it.until_said("has changed, and the fleet has the new plan")
             it.write("many")
-            await it.until_said("has changed, but the fleet stays as it was: that is no number")
+            await it.until_said("The fleet stays as it was: that is no number")
         assert [(path, body["models"][0]["replicas"]) for path, body in controller.changes] == [("/fleet", 22)]
         assert controller.asked[-1].key == "Bearer the-key"
         assert counts(it.ray.plans) == [1], "it joined Ray once"
@@ -108,9 +107,37 @@ async def test_a_plan_that_the_controller_refuses_changes_nothing(tmp_path: Path
     with serving(Script(calm(1))) as controller:
         async with followed(Ray(controller.url), tmp_path) as it:
             await it.until_said("The fleet begins")
-            controller.answers["/fleet"] = refusal(401, "the key is missing")
+            controller.answers["PUT /fleet"] = refusal(401, "the key is missing")
             it.write("22")
             await it.until_said("give the fleet's key as WARMROUTE_FLEET_KEY")
+            await until(lambda: len(controller.asked) > 20, "it looks on")
+            assert len(controller.changes) == 1, "a plan that is refused is not handed over again"
+
+
+async def test_a_plan_that_could_not_be_handed_over_is_handed_over_later(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as controller:
+        async with followed(Ray(controller.url), tmp_path) as it:
+            await it.until_said("The fleet begins")
+            controller.answers["PUT /fleet"] = refusal(503, "not now")
+            it.write("22")
+            await until(lambda: len(controller.changes) > 3, "it tries again")
+            del controller.answers["PUT /fleet"]
+            await it.until_said("has changed, and the fleet has the new plan")
+
+
+async def test_while_ray_is_away_the_file_is_read_again(tmp_path: Path) -> None:
+    with serving(Script(calm(1))) as controller:
+        ray = Ray(controller.url)
+        ray.away = "no Ray answers"
+        async with followed(ray, tmp_path) as it:
+            await it.until_said("no Ray answers; trying again")
+            it.write("many")
+            await it.until_said("The fleet stays as it was: that is no number")
+            it.write("22")
+            await until(lambda: counts([it.following._plan]) == [22], "it has read the file")
+            ray.away = ""
+            await it.until_said("The fleet begins")
+        assert counts(ray.plans) == [22]
 
 
 async def test_where_no_controller_comes_back_the_fleet_begins_anew_with_the_newest_plan(tmp_path: Path) -> None:

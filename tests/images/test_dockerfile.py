@@ -68,6 +68,18 @@ def test_what_comes_beside_vllm_leaves_its_pytorch_alone() -> None:
     assert DOCKER.environment("replica-gpu")["PATH"].endswith(":/opt/vllm/bin"), "a fleet finds vllm in the PATH"
 
 
+def test_a_file_that_is_not_for_this_python_ends_no_build_of_vllm(tmp_path: Path) -> None:
+    """Among packages that nobody here chose, one may have it; all others are compiled."""
+    [compiling] = [each for each in DOCKER.stages["vllm-packages"].all("RUN") if "compileall" in each.value]
+    (tmp_path / "template.py").write_text("print 'for another Python'\n")
+    (tmp_path / "good.py").write_text("x = 1\n")
+    python = Path(sys.executable)
+    command = compiling.value.replace("/opt/vllm/lib", str(tmp_path)).replace("python -m", f"{python} -m")
+    assert str(tmp_path) in command and str(python) in command
+    subprocess.run(["sh", "-c", command], check=True, capture_output=True)
+    assert [file.name.partition(".")[0] for file in (tmp_path / "__pycache__").iterdir()] == ["good"]
+
+
 def test_the_python_of_the_base_is_one_that_is_supported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [version] = re.findall(r"^python:(\d+\.\d+)-slim", DOCKER.arguments["PYTHON_IMAGE"])

@@ -2,14 +2,12 @@
 
 import asyncio
 import os
-import random
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -56,7 +54,7 @@ class PodHere:
         return False
 
     async def end(self) -> float:
-        """SIGTERM, and SIGKILL where it is not over in time, which fails; the seconds that it took."""
+        """SIGTERM; the seconds that it took. A kubelet would kill what is not over in time: here that fails."""
         assert self._process is not None
         began_s = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
@@ -96,7 +94,7 @@ class Balancer:
     def __init__(self) -> None:
         self.pods: list[PodHere] = []
         self.port = 0
-        self._pipes: set[asyncio.Task[Any]] = set()
+        self._turn = 0
 
     async def start(self) -> asyncio.Server:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -104,7 +102,8 @@ class Balancer:
         return server
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pod = random.choice(self.pods)
+        self._turn += 1
+        pod = self.pods[self._turn % len(self.pods)]
         try:
             behind_reader, behind_writer = await asyncio.open_connection(pod.address, pod.port)
         except OSError:

@@ -1,7 +1,8 @@
 """Whether NetworkPolicies let one pod reach another: an evaluator of networking.k8s.io/v1, without a cluster.
 
 Whether an ipBlock covers the addresses of pods is up to the cluster. `Rules.at_most` takes it that they do, for proofs
-that nobody gets through; `Rules.at_least` takes it that they do not, for proofs that somebody does.
+that nobody gets through; `Rules.at_least` takes it that they do not, for proofs that somebody does. No pod has an
+address of a link alone.
 """
 
 import ipaddress
@@ -71,7 +72,9 @@ class Rules:
 
     def _matches(self, peer: Object, other: Place) -> bool:
         if "ipBlock" in peer:
-            return self._blocks_cover_pods if other.address is None else _in_block(peer["ipBlock"], other.address)
+            block = peer["ipBlock"]
+            covers_pods = self._blocks_cover_pods and not ipaddress.ip_network(block["cidr"]).is_link_local
+            return covers_pods if other.address is None else _in_block(block, other.address)
         if other.address is not None:
             return False
         if "namespaceSelector" in peer:

@@ -26,7 +26,7 @@ EVERYWHERE = ("api-keys", "autoscale-requests", "gateway", "ingress", "monitorin
 WITH = {
     "kind": (*EVERYWHERE, "replica-key", "curve"),
     "vllm": (*EVERYWHERE, "replica-key"),
-    "sglang": EVERYWHERE,
+    "sglang": (*EVERYWHERE, "replica-key"),
     "ray-cpu": (*EVERYWHERE, "redis"),
     "gpu": EVERYWHERE,
     "ha": EVERYWHERE,

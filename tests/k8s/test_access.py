@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from tests.k8s.rendered import VARIANTS, Object, of_kind, pods, rendered, title
+from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered, title
 
 LOOKING = {"get", "list", "watch"}
 DISCOVERED = {("discovery.k8s.io", "endpointslices"), ("", "pods")}
@@ -71,3 +71,15 @@ def test_a_token_is_mounted_only_where_the_api_server_is_asked(variant: str) -> 
         asks |= pod.is_a(node="redis-cleanup") and pod.spec["automountServiceAccountToken"]  # as its head has it
         assert pod.spec["automountServiceAccountToken"] is asks, pod.owner
         assert accounts[pod.spec["serviceAccountName"]]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("variant", ON_RAY)
+def test_workers_do_not_get_what_kuberay_gives_the_head(variant: str) -> None:
+    """Its autoscaler's Role, by which the RayCluster can be changed, is bound to the head's account."""
+    accounts = {pod.labels["ray.io/node-type"]: pod.spec["serviceAccountName"] for pod in ray_pods(rendered(variant))}
+    assert accounts["worker"] == "warmroute-worker"
+    assert list(accounts.values()).count(accounts["worker"]) == 1
+
+
+def ray_pods(objects: list[Object]) -> list[Pod]:
+    return [pod for pod in pods(objects) if "ray.io/node-type" in pod.labels]

@@ -13,6 +13,7 @@ import pytest
 from tests.k8s.pods_here import Balancer, PodHere
 from tests.k8s.rendered import Pod, pods, rendered
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi
+from tests.router.loopback import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -117,14 +118,19 @@ async def world(folder: Path) -> AsyncIterator[World]:
             await it.kill_all()
 
 
+async def more_of(load: Load) -> None:
+    enough = load.requests + 2 * CLIENTS
+    await until(lambda: load.requests >= enough, "more requests have been answered")
+
+
 @asynccontextmanager
 async def under_load(it: World) -> AsyncIterator[Load]:
     load = Load(it.service.port)
     tasks = [asyncio.create_task(load.run(number)) for number in range(CLIENTS)]
     try:
-        await asyncio.sleep(2.0)  # everybody has a connection, and streams run
+        await more_of(load)  # everybody has a connection, and streams run
         yield load
-        await asyncio.sleep(1.0)
+        await more_of(load)
     finally:
         load.end()
         await asyncio.gather(*tasks)

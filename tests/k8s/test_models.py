@@ -13,6 +13,7 @@ from fleet.plan import Engine, FleetPlan, ModelPlan, Task
 from fleet.toml.plan_file import read_fleet
 from router.discovery import pods as discovered
 from router.discovery import slices
+from router.discovery.labels import values_in
 from tests.k8s.commands import values_of
 from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered
 
@@ -74,6 +75,63 @@ def plainly(variant: str) -> dict[str, str]:
     return {given.get("--served-model-name", model): model}
 
 
+def volume_at(pod: Pod, each: Object, path: str) -> Object:
+    [name] = [mount["name"] for mount in each["volumeMounts"] if mount["mountPath"] == path]
+    [volume] = [volume for volume in pod.spec["volumes"] if volume["name"] == name]
+    return dict(volume)
+
+
+FROM_THE_HUB = [variant for variant in VARIANTS if variant.partition("+")[0] in ("gpu", "ha", "vllm", "sglang")]
+
+
+@pytest.mark.parametrize("variant", FROM_THE_HUB)
+def test_only_the_first_router_needs_the_hub(variant: str) -> None:
+    """What it fetched is on a volume that outlives it, and that the others have, too."""
+    [router] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="router")]
+    folder = values_of(variant, "fetch")["folder"]
+    assert str(folder).startswith("/models/")
+    claims = [volume_at(router, each, "/models")["persistentVolumeClaim"] for each in router.containers]
+    assert claims == [{"claimName": "warmroute-models"}] * 2
+    [volume] = of_kind(rendered(variant), "PersistentVolumeClaim")
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert router.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch", "else each start goes through it"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_who_fetches_from_the_hub_has_its_token_if_there_is_one(variant: str) -> None:
+    fetching = {"model-files", "vllm", "sglang", "fleet", "ray-worker"} if variant in FROM_THE_HUB else set()
+    for pod in pods(rendered(variant)):
+        for each in pod.containers:
+            tokens = [variable["valueFrom"] for variable in each.get("env", []) if variable["name"] == "HF_TOKEN"]
+            if each["name"] != "wait-gcs-ready":  # KubeRay gives it all that its worker has
+                wanted = {"secretKeyRef": {"name": "warmroute-hub", "key": "token", "optional": True}}
+                assert tokens == [wanted] * (each["name"] in fetching), (pod.owner, each["name"])
+
+
+@pytest.mark.parametrize("variant", ["kind+all", "vllm+all", "sglang+all"])
+def test_replicas_demand_the_key_that_routers_send(variant: str) -> None:
+    """ours and vLLM's by a variable that they read, SGLang by its option."""
+    [router] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="router")]
+    [replica] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
+    [sent] = keys_of(router.spec["containers"][0], {"WARMROUTE_REPLICA_API_KEY"})
+    [demanded] = keys_of(replica.spec["containers"][0], {"WARMROUTE_API_KEY", "VLLM_API_KEY"})
+    assert sent == demanded == {"name": "warmroute-replicas", "key": "api-key"}
+
+
+def keys_of(each: Object, read: set[str]) -> list[Object]:
+    """The Secrets of variables that count: those that are read, or that an option names."""
+    named = {word.partition("=$(")[2].rstrip(")") for word in each["args"] if word.startswith("--api-key=")}
+    return [one["valueFrom"]["secretKeyRef"] for one in each["env"] if one["name"] in read | named]
+
+
+def test_sglang_has_the_time_to_say_that_it_is_well() -> None:
+    """It generates a token for it, and gives up by itself after 20 seconds, before Kubernetes ends it."""
+    [pod] = [pod for pod in pods(rendered("sglang")) if pod.is_a(component="replica")]
+    [container] = pod.spec["containers"]
+    assert container["readinessProbe"]["timeoutSeconds"] >= 10
+    assert container["livenessProbe"]["timeoutSeconds"] > 20
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Path) -> None:
     """But for what a pod has instead: all addresses for HTTP, fixed ports, the pod's address for events."""
@@ -117,18 +175,23 @@ def test_routers_understand_what_is_said_of_replicas(variant: str) -> None:
     [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
     given = values_of(variant, "router")
     if given["kubernetes_service"] is not None:
-        [spec], refused = slices.replicas_in(slice_of(variant, given["kubernetes_service"]))
+        of_service = slice_of(variant, given["kubernetes_service"])
+        values, passed_over = values_in(of_service.metadata)
+        [spec], refused = slices.replicas_in(of_service, values)
     else:
         discovered.check_selector(given["kubernetes_pods"])
         key, _, value = given["kubernetes_pods"].partition("=")
         assert pod.labels[key] == value
-        [spec], refused = discovered.replicas_in(pod_of(pod))
-    assert not refused
+        values, passed_over = values_in(pod_of(pod).metadata)
+        [spec], refused = discovered.replicas_in(pod_of(pod), values)
+    assert not refused and not passed_over
     assert spec.url == f"http://10.0.0.7:{pod.ports['http']}"
     for name in ("events", "replay", "status", "snapshot"):
         assert getattr(spec, name) == (f"tcp://10.0.0.7:{pod.ports[name]}" if name in pod.ports else None)
     assert spec.engine == ("auto" if variant.startswith("kind") else variant.partition("+")[0])
-    assert (spec.curve_server is not None) == (variant == "kind+all")
+    words = [word for each in pod.containers for word in each.get("args", [])]
+    encrypted = any(word.startswith("--curve-secret=") for word in words)
+    assert encrypted == (given["curve_server"] is not None) == (variant == "kind+all")
 
 
 def pod_of(pod: Pod) -> discovered.Pod:

@@ -15,7 +15,14 @@ CLIENT = Place("apps", {"app": "chat"}, {"warmroute/clients": "true"})
 OTHER = Place("apps", {"app": "chat"})
 PROMETHEUS = Place("monitoring", {"app.kubernetes.io/name": "prometheus"})
 IMPOSTOR = Place("apps", {"app.kubernetes.io/name": "warmroute", "app.kubernetes.io/component": "router"})
-KUBE_DNS = Place("kube-system", {"k8s-app": "kube-dns"})
+# Who answers for names, with the port: cluster-wide, on each node, by an address of the node, and OpenShift's.
+NAMES = (
+    (Place("kube-system", {"k8s-app": "kube-dns"}), 53),
+    (Place("kube-system", {"k8s-app": "node-local-dns"}), 53),
+    (Place(address="169.254.20.10"), 53),
+    (Place(address="169.254.169.254"), 53),
+    (Place("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}), 5353),
+)
 HUB = Place(address="203.0.113.7")
 API_SERVERS = (Place(address="10.96.0.1"), Place(address="172.18.0.2"))
 METADATA_OF_CLOUD = Place(address="169.254.169.254")
@@ -89,8 +96,31 @@ def test_nobody_is_free_to_begin_with(variant: str) -> None:
 def test_everybody_can_ask_for_names(variant: str) -> None:
     rules = Rules.at_least(rendered(variant))
     for pod in pods(rendered(variant)):
-        assert all(rules.allow(place_of(pod), KUBE_DNS, 53, protocol) for protocol in ("UDP", "TCP")), pod.owner
-        assert not rules.allow(place_of(pod), Place("kube-system", {"app": "x"}), 53), pod.owner
+        for server, port in NAMES:
+            assert all(rules.allow(place_of(pod), server, port, protocol) for protocol in ("UDP", "TCP")), server
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_way_to_names_leads_to_nothing_else(variant: str) -> None:
+    """By a generous reading: no other port there (one is that of a cloud's metadata), and port 53 of nobody else."""
+    rules = Rules.at_most(rendered(variant))
+    impostors = (
+        STRANGER,
+        Place("apps", {"k8s-app": "kube-dns"}),
+        Place("kube-system", {"app": "x"}),
+        Place("openshift-dns", {"app": "x"}),
+        Place("kube-system", {"dns.operator.openshift.io/daemonset-dns": "default"}),
+        Place(address="169.254.20.11"),
+        HUB,
+    )
+    for pod in pods(rendered(variant)):
+        for server, port in NAMES:
+            if server.address is not None:
+                others = {53, 80, 443, 5353, 6443, 9254} - {port}
+                assert not any(rules.allow(place_of(pod), server, each) for each in others), (pod.owner, server)
+        for place in impostors:
+            ways = [(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")]
+            assert not any(rules.allow(place_of(pod), place, *way) for way in ways), (pod.owner, place)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -46,6 +46,14 @@ def test_another_namespace_is_that_of_everything(overlay: str, tmp_path: Path) -
     assert "warmroute.svc" not in yaml.safe_dump(objects)
 
 
+def test_ray_of_another_namespace_keeps_nothing_where_ours_does(tmp_path: Path) -> None:
+    """In the same Redis, too: KubeRay puts the uid of the RayCluster before every key, unless it is told else."""
+    [cluster] = of_kind(with_changes(tmp_path, "ha", namespace="green"), "RayCluster")
+    assert cluster["spec"]["gcsFaultToleranceOptions"].keys() == {"redisAddress", "redisPassword"}
+    assert "ray.io/external-storage-namespace" not in cluster["metadata"].get("annotations", {})
+    assert "external_storage_namespace" not in yaml.safe_dump(cluster["spec"])
+
+
 def test_a_patch_adds_to_what_the_overlay_says(tmp_path: Path) -> None:
     path = "/spec/template/spec/containers/0/args/-"
     patch = yaml.safe_dump([{"op": "add", "path": path, "value": "--queue-timeout=10"}])

@@ -91,7 +91,7 @@ def test_what_ray_is_started_with_are_its_options(variant: str) -> None:
 
 RAY_VARIABLES = {
     name for line in (ROOT / "docs" / "ray.md").read_text().splitlines() for name in re.findall(r"\bRAY_\w+", line)
-} | {"RAY_USAGE_STATS_ENABLED"}
+} | {"RAY_USAGE_STATS_ENABLED", "RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT"}
 
 
 def routes_of(command: str) -> set[str]:

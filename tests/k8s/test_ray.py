@@ -1,9 +1,13 @@
 """A RayCluster is started as docs/ray.md has it, by what KubeRay does with it."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 from tests.k8s.commands import lines, variables
 from tests.k8s.rendered import ALL, ON_RAY, Object, Pod, of_kind, pods, rendered
+from tests.k8s.test_pods import number
 
 TUNED = "RAY_gcs_rpc_server_reconnect_timeout_s", "RAY_health_check_period_ms"
 
@@ -106,4 +110,40 @@ def test_a_store_is_there_only_where_it_is_asked_for(variant: str) -> None:
     assert (options is not None) == (variant in ("ha", f"ha{ALL}", f"ray-cpu{ALL}"))
     if options is not None:
         assert "value" not in options["redisPassword"], "a password is a Secret"
-        assert options["externalStorageNamespace"], "or a RayCluster that is made anew finds nothing"
+        assert "externalStorageNamespace" not in options, "the RayCluster's uid keeps it apart from all others"
+        for pod in (pod_of(variant, "head"), pod_of(variant, "worker")):
+            for each in pod.containers:
+                assert "RAY_external_storage_namespace" not in variables(each), "the same, by another way"
+
+
+LOGS = 60  # of one pod, all as long as they get
+
+
+@pytest.mark.parametrize("variant", ON_RAY)
+def test_logs_of_ray_end_no_pod(variant: str) -> None:
+    """A volume that holds more than it may is the pod's end; what is left is for what else is written there."""
+    for node in ("head", "worker"):
+        pod = pod_of(variant, node)
+        sizes = {each["name"]: each["emptyDir"]["sizeLimit"] for each in pod.spec["volumes"] if "emptyDir" in each}
+        for each in pod.containers:
+            volume = mounts(each).get("/tmp/ray") or mounts(each)["/tmp"]
+            if each["name"] == "autoscaler":  # KubeRay mounts it where this one writes
+                volume = "ray-logs"
+            said = variables(each)
+            files = 1 + int(said["RAY_ROTATION_BACKUP_COUNT"])
+            assert LOGS * files * int(said["RAY_ROTATION_MAX_BYTES"]) <= 0.8 * number(sizes[volume]), each["name"]
+
+
+def test_ray_reads_how_long_its_logs_get() -> None:
+    """By these names, in the version that is installed."""
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None and spec.origin is not None, "a developer's environment has it"
+    source = (Path(spec.origin).parent / "_private" / "node.py").read_text()
+    assert all(f'"{name}"' in source for name in ("RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT"))
+
+
+@pytest.mark.parametrize("variant", ON_RAY)
+def test_the_pods_own_first_process_collects_orphans(variant: str) -> None:
+    """`ray start` as process 1 would not."""
+    for node in ("head", "worker"):
+        assert pod_of(variant, node).spec["shareProcessNamespace"] is True, node

@@ -17,6 +17,7 @@ OTHERS = {
         "warmroute-keys": {"admin-key", "keys.toml"},
         "warmroute-fleet": {"fleet-key"},
         "warmroute-replicas": {"api-key"},
+        "warmroute-hub": {"token"},
         "warmroute-curve": {"replica.key", "replica.key_secret", "router.key", "router.key_secret"},
         "warmroute-redis": {"password"},
         "warmroute-tls": {"tls.crt", "tls.key"},
@@ -180,8 +181,3 @@ def test_files_that_words_name_are_mounted(variant: str) -> None:
             for word in each.get("args", []):
                 for path in re.findall(r"/etc/warmroute/[\w./]+", word):
                     assert any(file == path or file.startswith(f"{path}/") for file in there), (pod.owner, path)
-    for path in {
-        each for pod in pods(objects) for key, each in pod.annotations.items() if key.startswith("warmroute/curve")
-    }:
-        [router] = [pod for pod in pods(objects) if pod.is_a(component="router")]
-        assert path in files_of(router, router.spec["containers"][0], objects)

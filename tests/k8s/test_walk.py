@@ -29,7 +29,8 @@ def typed() -> Iterator[str]:
             inner = re.findall(r"\$\(([^()]+)\)", line)
             yield from inner
             line = re.sub(r"\$\([^()]+\)", "made", line).strip()
-            if not line.startswith(("for ", "done", "#")) and line:
+            line = re.sub(r"^(until|head=made)\b|; do sleep \d+; done$", "", line).strip()
+            if line and not line.startswith(("for ", "done", "#")):
                 yield line
     yield from (line.replace("\\|", "|") for line in SPAN.findall(text))
 
@@ -78,7 +79,8 @@ def refused(words: list[str]) -> str | None:
         known = help_of(*verb_of(words), "--help") + help_of("options")
     except AssertionError as error:
         return str(error)
-    flags = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
+    own = words[: words.index("--")] if "--" in words else words
+    flags = [word.partition("=")[0] for word in own if word.startswith("-") and word != "-"]
     return next((flag for flag in flags if f"{SHORT.get(flag, flag)}=" not in known), None)
 
 

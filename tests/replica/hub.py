@@ -17,6 +17,7 @@ class Standin:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.files = dict(files)
         self.commit = COMMIT
+        self.commits = {COMMIT}  # that can be asked for, whatever `main` is
         self.asked: list[str] = []
         self.cut: str | None = None  # of this file only half is sent
         self.held: str | None = None  # this file waits for `go_on`
@@ -32,8 +33,8 @@ class Standin:
         match parts:
             case ["api", "models", "org", "name"] | ["api", "models", "org", "name", "revision", "main"]:
                 return 200, {}, self._model(self.commit)
-            case ["api", "models", "org", "name", "revision", revision] if revision == COMMIT:
-                return 200, {}, self._model(COMMIT)
+            case ["api", "models", "org", "name", "revision", revision] if revision in self.commits:
+                return 200, {}, self._model(revision)
             case ["api", "models", "org", "name", "revision", _]:
                 return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
             case ["api", "models", "org", "name", "tree", _, *_]:

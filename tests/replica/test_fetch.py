@@ -2,7 +2,9 @@
 
 import ast
 import hashlib
+import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -23,12 +25,15 @@ from tests.replica.model.test_demo import DIGESTS
 OF_ROUTERS = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"}
 # A router's image has none of these.
 WITHOUT = ("torch", "numpy", "safetensors", "ray")
+LONG_AGO_S = 1_000_000_000  # before anything is copied here
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("demo")
     write_demo(made)
+    for file in made.iterdir():
+        os.utime(file, (LONG_AGO_S, LONG_AGO_S))
     return made
 
 
@@ -187,16 +192,32 @@ def test_the_rest_of_a_model_comes_from_the_same_commit(hub: Standin, tmp_path: 
 
 
 def test_a_folder_that_has_changed_is_not_mixed_with_what_it_was(demo: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in OF_ROUTERS:
-        (source / name).write_bytes((demo / name).read_bytes())
+    source = copy_of(demo, tmp_path / "source")
     assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
     assert fetch(tmp_path, source, tmp_path / "copy").stdout.endswith("there already, nothing to do\n")
     (source / "chat_template.jinja").write_text("another")
+    for _ in ("another", "none"):
+        done = fetch(tmp_path, source, tmp_path / "copy")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"Error: '{tmp_path}/copy' holds {source} as it was before; remove it, or name")
+        (source / "chat_template.jinja").unlink(missing_ok=True)
+
+
+def copy_of(model: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder)
+    return folder
+
+
+def test_what_a_folder_has_got_since_is_copied_too(demo: Path, tmp_path: Path) -> None:
+    source = copy_of(demo, tmp_path / "source")
+    (source / "model.safetensors").rename(source / "model-1.safetensors")
+    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
+    (source / "model-2.safetensors").write_text("the rest")
+    (source / "README.md").write_text("for nobody")
     done = fetch(tmp_path, source, tmp_path / "copy")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: '{tmp_path}/copy' holds {source} as it was before; remove it, or name")
+    assert "; fetched in " in done.stdout, done.stderr
+    assert visible(tmp_path / "copy") == {*OF_ROUTERS, "model-1.safetensors", "model-2.safetensors"}
+    assert "there already" in fetch(tmp_path, source, tmp_path / "copy").stdout
 
 
 # ---- half-way
@@ -217,7 +238,7 @@ def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_goes_
     running.send_signal(number)
     _, said = running.communicate(timeout=20)
     assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert ("Ended; the same command goes on from here." in said) == (number != signal.SIGKILL)
+    assert ("Ended; the same command keeps the files that are whole.\n" in said) == (number != signal.SIGKILL)
     assert visible(folder) == set()
     hub.held = None
     hub.go_on.set()
@@ -251,6 +272,102 @@ def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_pa
         assert not (folder / "config.json").exists()
         assert fetch(tmp_path, demo, folder).returncode == 0
         assert visible(folder) == set(SIZES)
+
+
+def test_what_is_begun_anew_goes_on_at_the_same_commit_and_leaves_no_halves(hub: Standin, tmp_path: Path) -> None:
+    """`main` has moved meanwhile. Halves would take the room of what they are halves of."""
+    hub.held = "model.safetensors"
+    folder = tmp_path / "model"
+    for _ in ("begun", "begun anew"):
+        hub.holds.clear()
+        running = subprocess.Popen(command("org/name", folder), env=environment(tmp_path, HF_ENDPOINT=hub.url))
+        assert hub.holds.wait(30)
+        wait_until(lambda: len(hub.downloads()) >= 7, "all files have been asked for")
+        running.kill()
+        running.wait(20)
+        assert len(list(folder.rglob("*.incomplete"))) == 1
+        hub.commit = "f" * 40
+    hub.held = None
+    hub.go_on.set()
+    hub.asked.clear()
+    done = fetch(tmp_path, "org/name", folder, HF_ENDPOINT=hub.url)
+    assert f"at {COMMIT}: 7 files" in done.stdout, done.stderr
+    assert hub.downloads() == ["model.safetensors"]
+    assert {file.name for file in (folder / ".warmroute").iterdir()} == {"lock", "record.json"}
+
+
+def test_a_commit_that_is_gone_meanwhile(hub: Standin, tmp_path: Path) -> None:
+    assert fetch(tmp_path, "org/name", tmp_path / "m", "--tokenizer-only", HF_ENDPOINT=hub.url).returncode == 0
+    hub.commits.clear()
+    done = fetch(tmp_path, "org/name", tmp_path / "m", HF_ENDPOINT=hub.url)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"Error: cannot get 'org/name' from the hub: commit {COMMIT} is gone, at which the folder was begun; "
+        "remove the folder, or name another\n",
+    )
+
+
+def crash_of_a_copy(source: Path, folder: Path, home: Path) -> Path:
+    """All files but the last one, tokenizer_config.json, are there then, below the folder that is answered."""
+    script = (
+        "import os, sys\nfrom pathlib import Path\nopening = Path.open\n"
+        "def crash(self, *arguments, **more):\n"
+        "    if str(self).endswith('/.warmroute/files/tokenizer_config.json'): os._exit(9)\n"
+        "    return opening(self, *arguments, **more)\n"
+        "Path.open = crash\nfrom fleet.cli import main\nmain(['fetch', *sys.argv[1:]])"
+    )
+    crashed = subprocess.run(
+        [sys.executable, "-c", script, str(source), str(folder)],
+        env=environment(home),
+        capture_output=True,
+        check=False,
+    )
+    assert crashed.returncode == 9, crashed.stderr
+    return folder / ".warmroute" / "files"
+
+
+def test_a_copy_that_crashed_goes_on_with_the_files_that_were_whole(demo: Path, tmp_path: Path) -> None:
+    gathered = crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
+    os.truncate(gathered / "chat_template.jinja", 10)
+    before = {file.name: file.stat().st_mtime_ns for file in gathered.iterdir()}
+    assert fetch(tmp_path, demo, tmp_path / "copy").returncode == 0
+    for name in SIZES:
+        assert (tmp_path / "copy" / name).read_bytes() == (demo / name).read_bytes()
+    copied_anew = {name for name in SIZES if (tmp_path / "copy" / name).stat().st_mtime_ns != before.get(name)}
+    assert copied_anew == {"chat_template.jinja", "tokenizer_config.json"}
+
+
+def test_of_another_model_that_crashed_nothing_is_taken(demo: Path, tmp_path: Path) -> None:
+    """Its files may well have the same names, sizes and times."""
+    source = copy_of(demo, tmp_path / "source")
+    changed = (demo / "config.json").read_bytes().swapcase()
+    (source / "config.json").write_bytes(changed)
+    os.utime(source / "config.json", (LONG_AGO_S, LONG_AGO_S))
+    crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
+    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
+    assert (tmp_path / "copy" / "config.json").read_bytes() == changed
+
+
+@pytest.mark.parametrize(("free_bytes", "status"), [(1_000_000, 0), (100_000, 1)])
+def test_what_is_there_of_a_copy_that_crashed_needs_no_room_again(
+    demo: Path, tmp_path: Path, free_bytes: int, status: int
+) -> None:
+    gathered = crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
+    os.truncate(gathered / "model.safetensors", SIZES["model.safetensors"] - 500_000)
+    script = (
+        "import shutil, sys\nfrom types import SimpleNamespace\n"
+        "shutil.disk_usage = lambda _: SimpleNamespace(free=int(sys.argv[1]))\n"
+        "from fleet.cli import main\nmain(['fetch', *sys.argv[2:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(free_bytes), str(demo), str(tmp_path / "copy")],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert ("has no room: 0.5 MB are needed, 0.1 MB are free" in done.stderr) == (status == 1)
 
 
 def test_a_download_that_is_cut_is_an_error_and_shows_nothing(hub: Standin, tmp_path: Path) -> None:
@@ -359,6 +476,68 @@ def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
     assert (done.returncode, "has no tokenizer.json, but q4.gguf: GGUF is not supported" in done.stderr) == (1, True)
     done = fetch(tmp_path, source, tmp_path / "model")
     assert (done.returncode, "has no config.json" in done.stderr) == (1, True)
+
+
+def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
+    """Unless they are not asked for."""
+    source = copy_of(demo, tmp_path / "source")
+    (source / "model.safetensors").rename(source / "model.gguf")
+    done = fetch(tmp_path, source, tmp_path / "model")
+    said = f"Error: {source} has no weights in safetensors, but model.gguf: GGUF is not supported"
+    assert (done.returncode, done.stderr.startswith(said)) == (1, True)
+    assert done.stderr.endswith("; add them, or take only its --tokenizer-only\n")
+    assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
+
+
+def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
+    """As in a cache of the hub's library that was cleared. What nobody reads may lead anywhere."""
+    source = copy_of(demo, tmp_path / "source")
+    (source / "model-2.safetensors").symlink_to("../blobs/0")
+    (source / "README.md").symlink_to("../blobs/1")
+    done = fetch(tmp_path, source, tmp_path / "model")
+    said = f"Error: {source} has 'model-2.safetensors' as a link that leads nowhere; put the file there\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
+
+
+def sharded(model: Path, folder: Path) -> Path:
+    """Of its two shards only the first is there."""
+    copy_of(model, folder)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_folder_without_a_shard_that_its_index_names(demo: Path, tmp_path: Path) -> None:
+    source = sharded(demo, tmp_path / "source")
+    done = fetch(tmp_path, source, tmp_path / "model")
+    assert done.returncode == 1
+    said = f"{source} has no 'model-2.safetensors', which its model.safetensors.index.json names; get the rest of its"
+    assert said in done.stderr
+    assert not (tmp_path / "model" / ".warmroute" / "files" / "model-1.safetensors").exists()
+    (source / "model-2.safetensors").write_text("x")
+    assert fetch(tmp_path, source, tmp_path / "model").returncode == 0
+    (source / "model.safetensors.index.json").write_text("[")
+    done = fetch(tmp_path, source, tmp_path / "other")
+    assert (done.returncode, "index.json' is not the index of a checkpoint: " in done.stderr) == (1, True)
+
+
+def test_a_model_of_the_hub_without_a_shard_that_its_index_names(demo: Path, tmp_path: Path) -> None:
+    source = sharded(demo, tmp_path / "source")
+    with standing_in({file.name: file.read_bytes() for file in source.iterdir()}) as hub:
+        done = fetch(tmp_path, "org/name", tmp_path / "model", HF_ENDPOINT=hub.url)
+    assert (done.returncode, "org/name has no 'model-2.safetensors', which its model.s" in done.stderr) == (1, True)
+    assert visible(tmp_path / "model") == set()
+
+
+def test_a_file_that_cannot_be_read_is_named(demo: Path, tmp_path: Path) -> None:
+    """And not the folder that it is copied into."""
+    source = copy_of(demo, tmp_path / "source")
+    (source / "vocab.json").symlink_to("/proc/self/mem")  # whose first page nobody can read
+    done = fetch(tmp_path, source, tmp_path / "model")
+    said = f"Error: cannot read '{source}/vocab.json': Input/output error; make it readable, or name another model\n"
+    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, said)
 
 
 def test_a_folder_with_other_files_is_left_alone(demo: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
+import zmq
 from click.testing import CliRunner, Result
 
 from api.options import SettingsCommand
@@ -27,8 +28,20 @@ OTHER_VALUES = {
     "origin": "https://a.example",
     "key": "k",
 }
-WITH = {"tls_cert": "tls_key", "tls_key": "tls_cert", "log_prompts": "request_log"}
-GOOD_FILES = {"replicas_file": "", "api_keys": "[keys.a]\nkey = 'a'"}
+WITH = {
+    "tls_cert": "tls_key",
+    "tls_key": "tls_cert",
+    "log_prompts": "request_log",
+    "curve_server": "curve_secret",
+    "curve_secret": "curve_server",
+}
+_PUBLIC, _SECRET = (key.decode() for key in zmq.curve_keypair())
+GOOD_FILES = {
+    "replicas_file": "",
+    "api_keys": "[keys.a]\nkey = 'a'",
+    "curve_server": f'curve\n    public-key = "{_PUBLIC}"\n',
+    "curve_secret": f'curve\n    public-key = "{_PUBLIC}"\n    secret-key = "{_SECRET}"\n',
+}
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -122,6 +135,13 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--kubernetes-service", "llm"), "--kubernetes-service: this process does not run in a pod"),
         (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service or"),
         (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process does not run in a pod"),
+        (
+            ("--kubernetes-pods", "app=a", "--kubernetes-service", "llm"),
+            "would name the same pods in two ways; give one",
+        ),
+        (("--curve-server", __file__), "--curve-server and --curve-secret belong together"),
+        (("--curve-secret", __file__), "--curve-server and --curve-secret belong together"),
+        (("--curve-server", __file__, "--curve-secret", __file__), f"{__file__} is not a CURVE key file"),
         (("--kubernetes-pods", "app in a"), "--kubernetes-pods: 'app in a' in 'app in a' is no label selector"),
         (("--model-dir", "nowhere"), "--model-dir: 'nowhere' has no tokenizer.json; name the model's folder"),
         (("--model-dir", "m=nowhere"), "--model-dir: 'nowhere' has no tokenizer.json"),
@@ -198,13 +218,11 @@ def test_a_service_of_kubernetes_is_found_by_its_api_server() -> None:
     assert made.cluster.namespace == "default"
 
 
-def test_pods_of_kubernetes_share_the_api_server_with_a_service() -> None:
+def test_pods_of_kubernetes_are_found_by_their_labels() -> None:
     api = ("--kubernetes-api", "http://127.0.0.1:8001", "--kubernetes-namespace", "n")
-    alone = config("--kubernetes-pods", "app in (a,b),!gone", *api).kubernetes
-    both = config("--kubernetes-pods", "app=a", "--kubernetes-service", "llm", *api).kubernetes
-    assert alone is not None and both is not None
-    assert (alone.service, alone.pods, alone.cluster.namespace) == (None, "app in (a,b),!gone", "n")
-    assert (both.service, both.pods, both.cluster) == ("llm", "app=a", alone.cluster)
+    made = config("--kubernetes-pods", "app in (a,b),!gone", *api).kubernetes
+    assert made is not None
+    assert (made.service, made.pods, made.cluster.namespace) == (None, "app in (a,b),!gone", "n")
 
 
 def test_folders_of_models_are_named_by_model_or_by_themselves(tmp_path: Path) -> None:

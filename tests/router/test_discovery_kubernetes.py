@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import socket
 import ssl
@@ -82,7 +83,7 @@ def test_without_a_port_of_http_there_is_no_replica_and_the_log_says_so_once(cap
     again["metadata"]["resourceVersion"] = "6"
     assert not slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": again}))
     assert [record.getMessage() for record in caplog.records] == [
-        "service space/llm: one of its endpoints cannot be used: 10.0.0.1 has no port named http; "
+        "service space/llm: its slice s has an endpoint that cannot be used: 10.0.0.1 has no port named http; "
         "name its ports http, events, replay, status, snapshot"
     ]
 
@@ -100,13 +101,13 @@ def test_a_pod_of_two_families_counts_once() -> None:
         ({"ready": True}, False),
         ({"ready": False}, None),
         ({"ready": False, "serving": True, "terminating": True}, True),
-        ({"ready": False, "serving": False, "terminating": True}, None),
+        ({"ready": False, "serving": False, "terminating": True}, True),
         ({"ready": False, "serving": True, "terminating": False}, None),
         ({"ready": True, "serving": True, "terminating": False}, False),
     ],
 )
 def test_conditions_say_whether_it_takes_requests(conditions: dict[str, bool], draining: bool | None) -> None:
-    assert is_draining(Conditions(**conditions)) is draining
+    assert is_draining(msgspec.convert(conditions, Conditions)) is draining
     found = listed(slice_of("s", pod("p") | {"conditions": conditions})).wanted()
     assert [spec.draining for spec in found.values()] == ([] if draining is None else [draining])
 
@@ -122,6 +123,31 @@ def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptu
         "service space/llm: its slice s cannot be used: warmroute/block-size is 'much'; "
         "write a whole number from 1 to 2147483647"
     ]
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "said"),
+    [
+        ("tier", "gold", "has a key that is passed over: warmroute/tier is not known; "),
+        ("engine", "vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai; what it said before still"),
+        ("block-size", "16k", "whole number from 1 to 2147483647; what it said before still counts"),
+    ],
+)
+def test_a_mistyped_label_of_the_service_takes_no_replica_away(
+    label: str, value: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = slice_of("s", pod("p"), pod("x" * 200))  # of which one can never be used
+    good["metadata"]["labels"]["warmroute/engine"] = "vllm"
+    slices = listed(good)
+    caplog.clear()
+    mistyped = slice_of("s", pod("p", terminating=True), pod("q"))
+    mistyped["metadata"]["labels"] |= {"warmroute/engine": "vllm", f"warmroute/{label}": value}
+    mistyped["metadata"]["resourceVersion"] = "6"
+    assert slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": mistyped}))
+    found = {name: (spec.engine, spec.draining) for name, spec in slices.wanted().items()}
+    assert found == {"p": ("vllm", True), "q": ("vllm", False)}
+    (message,) = caplog.messages
+    assert said in message
 
 
 def test_lists_that_are_null_are_empty() -> None:
@@ -237,8 +263,18 @@ async def test_a_token_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     async with following(api, token) as (watch, said):
         await until(lambda: watch.problem, "the refusal")
         token.write_text("new")
-        await until(lambda: said, "the list")
-        assert watch.problem is None
+        await until(lambda: said and watch.problem is None, "the watch")
+
+
+@pytest.mark.parametrize("written", ["tök".encode(), b"\xff\xfe", b"a\nb", b"a b", b""])
+async def test_a_token_that_no_header_can_carry_is_waited_for(written: bytes, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(written)
+    async with following(api_with("a"), token) as (watch, said):
+        await until(lambda: watch.problem, "the refusal")
+        assert watch.problem == f"{token} holds no token of visible ASCII; let Kubernetes write it"
+        token.write_text("good\n")
+        await until(lambda: said and watch.problem is None, "the watch")
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
@@ -435,6 +471,61 @@ async def test_a_watch_that_is_refused_for_what_it_asks_begins_with_a_list() -> 
     async with following(api):
         await until(lambda: api.watched, "the second watch")
     assert api.kinds() == ["list", "watch", "list", "watch"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said_first"),
+    [(400, []), (410, ["Listing service space/llm anew: the server answered 410"])],
+)
+async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_less(
+    status: int, said_first: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.discovery.kubernetes")
+    api = api_with("a")
+    asked_at: list[float] = []
+
+    def refuses(request: Request) -> Refusal | None:
+        if "watch" in request.query:
+            asked_at.append(time.monotonic())
+        return refusing("watch", status)(request)  # type: ignore[no-any-return]
+
+    api.refusals.append(refuses)
+    async with following(api) as (watch, said):
+        await until(lambda: len(asked_at) == 4, "several attempts")
+        assert asked_at[3] - asked_at[0] > 0.1 + 0.2 + 0.4
+        assert api.kinds()[:8] == ["list", "watch"] * 4
+        why = f"status {status}: refused with {status}"
+        assert watch.problem == why
+        failure = f"Kubernetes does not tell of service space/llm: {why}; keeping the replicas it named"
+        assert caplog.messages == [*said_first, failure]
+        api.put(SLICES, slice_of("s", pod("b")))
+        api.refusals.clear()
+        await until(lambda: [*said[-1]] == ["b"] and watch.problem is None, "the watch")
+        assert caplog.messages[-1] == "Kubernetes tells of service space/llm again"
+        await until(lambda: api.watched, "the watch, as it sees it")
+        api.bookmark(SLICES)
+        await until(lambda: watch._anew.is_fresh, "what is waited for now")
+    assert [list(wanted) for wanted in said] == [["a"], ["b"]]
+
+
+async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_less() -> None:
+    api = api_with("a")
+    real = api._handle
+    asked_at: list[float] = []
+
+    async def fails(request: Request, reply: Reply) -> None:
+        if "watch" not in request.query:
+            await real(request, reply)
+            return
+        asked_at.append(time.monotonic())
+        await reply.begin()
+        await reply.line({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+        await reply.end()
+
+    api._handle = fails  # type: ignore[method-assign]
+    async with following(api):
+        await until(lambda: len(asked_at) == 4, "several attempts")
+    assert asked_at[3] - asked_at[0] > 0.1 + 0.2 + 0.4
 
 
 async def test_a_server_without_a_machine_would_be_noticed_in_ten_seconds() -> None:

@@ -50,9 +50,11 @@ def test_an_address_of_the_sixth_version_stands_in_brackets() -> None:
     assert (spec.url, spec.events) == ("http://[fd00::7]:8000", "tcp://[fd00::7]:5557")
 
 
-def test_a_pod_that_ends_gets_nothing_new_as_long_as_it_is_ready() -> None:
-    assert only(pod("p", ending=True)).draining
-    assert none_of(pod("p", ending=True, ready=False))
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_pod_that_ends_gets_nothing_new_as_long_as_it_runs(ready: bool) -> None:
+    assert only(pod("p", ending=True, ready=ready)).draining
+    assert none_of(pod("p", ending=True, ready=ready, phase="Succeeded"))
+    assert none_of(pod("p", "", ending=True, ready=ready))
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,6 @@ def test_the_docs_name_every_key() -> None:
 @pytest.mark.parametrize(
     ("annotations", "why"),
     [
-        ({"warmroute/enginge": "vllm"}, "warmroute/enginge is not known; did you mean warmroute/engine?"),
-        ({"warmroute/zzz": "1"}, f"warmroute/zzz is not known; the keys are {', '.join(KEYS)}"),
-        ({"warmroute/api-key-env": "HOME"}, "warmroute/api-key-env would let a pod ask for the router's secrets"),
         ({"warmroute/model": ""}, "warmroute/model is empty; give it a value, or take it away"),
         ({"warmroute/engine": "vlm"}, "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai"),
         ({"warmroute/block-size": "16k"}, "warmroute/block-size is '16k'; write a whole number from 1 to 2147483647"),
@@ -189,7 +188,6 @@ def test_the_docs_name_every_key() -> None:
         ({"warmroute/http-port": "65536"}, "warmroute/http-port is '65536'; write a whole number from 1 to 65535"),
         ({"warmroute/resume": "yes"}, "warmroute/resume is 'yes'; write true or false"),
         ({"warmroute/replay-port": "5558"}, "replay without events (events is missing)"),
-        ({"warmroute/curve-server": "a"}, "curve_server and curve_secret belong together"),
     ],
 )
 def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_go_on(
@@ -203,6 +201,53 @@ def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_go_on(
     assert why in message
     assert change(made, "MODIFIED", pod("bad"), "7")
     assert sorted(made.wanted()) == ["bad", "good"]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("enginge", "is not known; did you mean warmroute/engine?"),
+        ("zzz", f"is not known; the keys are {', '.join(KEYS)}"),
+        ("api-key-env", "would let a pod ask for the router's secrets; give the router --replica-api-key"),
+        ("curve-server", "would let a pod name files of the router's; give the router --curve-server"),
+        ("curve-secret", "would let a pod name files of the router's; give the router --curve-secret"),
+    ],
+)
+def test_a_key_that_is_none_is_passed_over(key: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    spec = only(pod("p", annotations={f"warmroute/{key}": "/etc/passwd", "warmroute/engine": "vllm"}))
+    assert (spec.engine, spec.api_key_env, spec.curve_server, spec.curve_secret) == ("vllm", None, None, None)
+    assert caplog.messages == [
+        f"pods space/app=llm: the pod p has a key that is passed over: warmroute/{key} {why}",
+    ]
+
+
+def test_a_mistyped_annotation_takes_no_replica_away(caplog: pytest.LogCaptureFixture) -> None:
+    made = listed(pod("p", annotations={"warmroute/engine": "vllm"}))
+    mistyped = {"warmroute/engine": "vlm"}
+    assert not change(made, "MODIFIED", pod("p", annotations=mistyped), "6")
+    assert change(made, "MODIFIED", pod("p", annotations=mistyped, ready=False), "7")
+    assert made.wanted() == {}
+    assert change(made, "MODIFIED", pod("p", "10.9.9.9", restarts=1, annotations=mistyped), "8")
+    assert change(made, "MODIFIED", pod("p", "10.9.9.9", restarts=1, annotations=mistyped, ending=True), "9")
+    (spec,) = made.wanted().values()
+    assert (spec.engine, spec.url, spec.draining) == ("vllm", "http://10.9.9.9:8000", True)
+    assert spec.incarnation == "uid-p/containerd://p-1"
+    (message,) = caplog.messages
+    assert message.startswith("pods space/app=llm: the pod p cannot be used: ")
+    assert message.endswith("or openai; what it said before still counts")
+    assert change(made, "MODIFIED", pod("p", annotations=mistyped, uid="another"), "10")
+    assert made.wanted() == {}
+
+
+def test_what_is_wrong_is_said_once_however_often_a_pod_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    made = listed()
+    for number in range(6, 12, 2):
+        change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}), str(number))
+        change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}, ready=False), str(number + 1))
+    made.listed([msgspec.json.encode({"metadata": {}, "items": [pod("bad", annotations={"warmroute/engine": "vlm"})]})])
+    assert len(caplog.messages) == 1
+    change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vll"}), "20")
+    assert len(caplog.messages) == 2
 
 
 def test_a_pod_without_a_port_of_http_is_told_how_to_name_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,30 +296,43 @@ def test_a_list_that_cannot_be_read_changes_nothing() -> None:
 # ---- selectors
 
 
-@pytest.mark.parametrize(
-    "selector",
-    [
-        "app=vllm",
-        "app==vllm",
-        "app!=a",
-        "app=",
-        "app in (a,b)",
-        "app notin (a, b),tier=x",
-        "app = a , b in (c)",
-        "app",
-        "!app",
-        "size>3",
-        "example.com/app=a.b_c-d",
-    ],
-)
+SELECTORS = [
+    "app=vllm",
+    "app==vllm",
+    "app!=a",
+    "app=",
+    "app in (a,b)",
+    "app notin (a, b),tier=x",
+    "app = a , b in (c)",
+    "app",
+    "!app",
+    "size>3",
+    "size < 007",
+    "size>9223372036854775807",
+    "example.com/app=a.b_c-d",
+]
+NO_SELECTORS = [
+    "app=a,",
+    "app=a b",
+    "app in a",
+    "app in (a",
+    "-app=a",
+    "app=a/b",
+    "a/b/c=d",
+    "app=" + "x" * 64,
+    "size>-1",  # a number, but no value of a label
+    "size>+1",
+    "size>٣",
+    "size>a",
+]
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_a_selector_may_be_what_kubernetes_takes(selector: str) -> None:
     check_selector(selector)
 
 
-@pytest.mark.parametrize(
-    "selector",
-    ["", " ", "app=a,", "app=a b", "app in a", "app in (a", "-app=a", "app=a/b", "a/b/c=d", "app=" + "x" * 64],
-)
+@pytest.mark.parametrize("selector", ["", " ", *NO_SELECTORS])  # to the API server an empty one means everything
 def test_a_selector_that_is_none_is_refused(selector: str) -> None:
     with pytest.raises(ValueError, match=r"is no label selector; write app=vllm, or app in \(a,b\)"):
         check_selector(selector)

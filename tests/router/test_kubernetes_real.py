@@ -28,6 +28,7 @@ from tests.router.kubernetes_real import (
     slices_known_to,
 )
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
+from tests.router.test_kubernetes_pods import NO_SELECTORS, SELECTORS
 
 why_not = no_cluster()
 pytestmark = [
@@ -157,8 +158,9 @@ async def test_pods_are_replicas_within_a_second_of_every_change(
             await kubelet.delete("b")
             await made.soon({"a": True, "b": False})
             await kubelet.says("b", restarts=1, ready=False)
-            await made.soon({"a": True})
+            assert await made.members() == {"a": True, "b": False}
             await kubelet.delete("b", grace_s=0)
+            await made.soon({"a": True})
         report(capsys, f"API server {api.version()}: a change is known after", made.latencies_s)
 
 
@@ -228,6 +230,13 @@ async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
         assert said == [{}]
     (message,) = [each.message for each in caplog.records if each.name == "router.discovery.kubernetes"]
     assert message.startswith("Listing pods space/app=nobody anew: too old resource version: 1 ")
+
+
+def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
+    with api.asking() as client:
+        for selector in (*SELECTORS, *NO_SELECTORS):
+            status = client.get(PODS, params={"labelSelector": selector}).status_code
+            assert status == (200 if selector in SELECTORS else 400), selector
 
 
 def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:

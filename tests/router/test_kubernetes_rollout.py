@@ -76,8 +76,8 @@ class Kubelet:
             self.due[name] = False
             await asyncio.sleep(ENDS_S)
             await self._says(name, ready=False)
-            self.due[name] = None
             await self._left_alone(replica)
+        self.due[name] = None
         checked(await self.client.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"}))
 
     async def _left_alone(self, replica: Scripted) -> None:

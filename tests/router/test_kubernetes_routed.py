@@ -3,15 +3,20 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from events.curve import load_curve, write_keys
+from events.messages import BlockStored
+from events.publisher import Publisher, PublisherConfig
 from router.config import Kubernetes
 from router.discovery.cluster import Cluster
-from tests.router.kubernetes_api import PODS, SLICES, SPACE, KubernetesApi, Object, pod, port
+from router.feeds import Feeds
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Object, pod, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 SOON_S = 1.0
@@ -75,13 +80,13 @@ class Cloud:
 
 
 @asynccontextmanager
-async def cloud(*names: str, asking: bool = True, **kubernetes: str) -> AsyncIterator[Cloud]:
+async def cloud(*names: str, asking: bool = True, keys: Mapping[str, str] | None = None) -> AsyncIterator[Cloud]:
     """With pods of these names, the first of which is ready."""
     async with AsyncExitStack() as stack:
         replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
         api = await stack.enter_async_context(KubernetesApi().running())
-        told = Kubernetes(Cluster(api.url, SPACE), **(kubernetes or {"pods": "app=llm"}))
-        running = await stack.enter_async_context(served(ready=False, kubernetes=told))
+        told = Kubernetes(Cluster(api.url, SPACE), pods="app=llm")
+        running = await stack.enter_async_context(served(ready=False, kubernetes=told, **(keys or {})))
         made = Cloud(api, running, replicas)
         made.put(names[0])
         await made.soon({names[0]: True})
@@ -114,8 +119,10 @@ async def test_pods_come_become_ready_restart_and_go_and_every_request_is_answer
         await made.soon({"a": True, "b": False})
         assert set(await made.asked_a_while()) == {"a"}
         made.put("b", restarts=1, ending=True, ready=False)
-        await made.soon({"a": True})
+        await made.asked_a_while()
+        assert await made.members() == {"a": True, "b": False}
         made.api.delete(PODS, "b")
+        await made.soon({"a": True})
         made.put("b", uid="another")
         await made.soon({"a": True, "b": True})
         made.api.delete(PODS, "b")
@@ -139,6 +146,7 @@ async def test_a_stream_that_a_leaving_pod_answers_comes_to_its_end() -> None:
         assert await client.chunk() == b"data: 1\n\n"
         made.put("a", ending=True)
         await made.soon({"a": False})
+        made.put("a", ending=True, ready=False)
         made.api.delete(PODS, "a")
         await made.soon({})
         release.set()
@@ -209,27 +217,33 @@ def break_watch(api: KubernetesApi, trouble: str) -> None:
         api.say_again(PODS)
 
 
-async def test_both_kinds_name_a_pod_once() -> None:
-    async with cloud("a", "b", service="llm", pods="app in (llm,other)") as made:
-        target = {"kind": "Pod", "name": "b", "uid": "uid-b"}
-        made.api.put(
-            SLICES,
-            {
-                "metadata": {
-                    "name": "s",
-                    "labels": {"kubernetes.io/service-name": "llm", "warmroute/engine": "openai"},
-                },
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": True}, "targetRef": target}],
-                "ports": [{"name": "http", "port": made.replicas["b"].port}],
-            },
-        )
-        await made.soon({"a": True, "b": True})
-        made.put("b")
-        await made.asked_a_while()
-        assert await made.members() == {"a": True, "b": True}
-        made.api.delete(SLICES, "s")
-        await made.asked_a_while()
-        assert await made.members() == {"a": True, "b": True}
-        made.put("a", labels={"app": "something"})  # no longer one of those that are meant
-        await made.soon({"b": True})
+@pytest.mark.parametrize("known", [True, False])
+async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_given(
+    known: bool, tmp_path: Path
+) -> None:
+    server, secret = write_keys(str(tmp_path / "replica"))
+    (tmp_path / "clients").mkdir()
+    _, own = write_keys(str(tmp_path / ("clients/router" if known else "stranger")))
+    curve = load_curve(str(secret), str(tmp_path / "clients"))
+    any_port = "tcp://127.0.0.1:0"
+    publishing = PublisherConfig(events=any_port, replay=any_port, status=any_port, snapshot=any_port, curve=curve)
+    keys = {"curve_server": str(server), "curve_secret": str(own)}
+    with Publisher(publishing) as publisher:
+        publisher.publish([BlockStored([1], None, [1, 2, 3, 4], 4, None, "GPU", None)])
+        ports = {
+            f"warmroute/{name}-port": str(getattr(publisher.endpoints, name)).rpartition(":")[2]
+            for name in ("events", "replay", "status", "snapshot")
+        }
+        async with cloud("a", asking=False, keys=keys) as made:
+            made.put("a", annotations={"warmroute/engine": "openai"} | ports)
+            assert await heard_of(made.running.router.feeds, "a") is known
+
+
+async def heard_of(feeds: Feeds, name: str) -> bool:
+    """Whether its events come, within a second."""
+    until_s = time.monotonic() + SOON_S
+    while (state := feeds.state(name)) is None or state.seq != 0:
+        if time.monotonic() > until_s:
+            return False
+        await asyncio.sleep(0.01)
+    return True

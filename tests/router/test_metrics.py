@@ -4,9 +4,12 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router import metrics
 from router.keys import keys_from_options
+from router.metrics import metrics_text
 from router.tally import Histogram
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
@@ -139,3 +142,30 @@ def test_a_histogram_counts_what_is_at_most_the_bound() -> None:
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
     assert histogram.total == 102.0
+
+
+async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "SLICE_S", -1.0)  # a turn after every part
+    async with served(*Script(says(GOOD)).replicas(3)) as running:
+        writing = asyncio.create_task(metrics_text(running.router))
+        turns = 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 20:
+                left = {each.name: each.spec_as_wanted for each in running.router.members if each.name != "r1"}
+                running.front.upkeep.apply(left)
+        assert turns > 50
+        found = families((await writing).decode())
+        assert found == families((await metrics_text(running.router)).decode())
+
+
+async def test_names_of_any_kind_are_labels() -> None:
+    odd = 'a "quoted" \\ model\nof two lines'
+    async with served(named("a")) as running:
+        running.router.counts.refused[odd] = 7
+        text = (await metrics_text(running.router)).decode()
+        [refused] = [one for one in text_string_to_metric_families(text) if one.name == "warmroute_router:refused"]
+        assert [(sample.labels, sample.value) for sample in refused.samples] == [({"code": odd}, 7.0)]

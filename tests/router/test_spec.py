@@ -147,6 +147,16 @@ def test_the_source_has_the_keys_that_files_hold(tmp_path: Path) -> None:
         msgspec.structs.replace(spec, curve_server=str(tmp_path / "nothing")).source()
 
 
+def test_keys_for_all_replicas_count_where_one_names_none(tmp_path: Path) -> None:
+    public, secret = write_keys(str(tmp_path / "replica"))
+    named, own = write_keys(str(tmp_path / "named"))
+    plain = parse_replica(f"{URL},events=tcp://h:1")
+    assert plain.source() != plain.source((str(public), str(secret)))
+    spec = parse_replica(f"{URL},events=tcp://h:1,curve_server={named},curve_secret={own}")
+    assert spec.source() == spec.source((str(public), str(secret)))
+    assert parse_replica(URL).source((str(public), str(secret))) is None
+
+
 def test_the_key_that_it_is_sent_comes_from_the_environment() -> None:
     spec = parse_replica(f"{URL},api_key_env=MINE")
     assert spec.api_key({"MINE": "k"}, "default") == "k"

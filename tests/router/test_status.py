@@ -9,12 +9,13 @@ import pytest
 
 from events.native import Load
 from events.publisher import Publisher
+from router.core import INDEX_WITHIN_S
 from router.keys import keys_from_options
 from router.metrics import metrics_text
 from router.status import index_status, not_ready, replica_status, state_of
 from tests.events.replicas import prompt, replica
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, MODEL, Scripted, Served, chat, connect, named, refused_port, says, served
+from tests.router.scripted import CHAT, MODEL, Scripted, Served, chat, connect, named, refused_port, says, served, up
 from tests.router.test_feeds import chain, config
 
 GOOD = b'{"choices":[]}'
@@ -127,6 +128,25 @@ async def test_a_router_is_not_ready_while_a_cache_is_being_read() -> None:
         assert "ours (draining)" in (not_ready(running.router) or "")
 
 
+async def test_a_cache_that_cannot_be_read_keeps_a_router_from_its_clients_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(ours(None)) as running, connect(running.port) as client:
+        assert (await client.get("/ready")).status == 503
+        monkeypatch.setattr(running.router, "now_s", lambda: running.router._loop.time() + INDEX_WITHIN_S)
+        assert (await client.get("/ready")).status == 200
+
+
+async def test_a_router_that_was_ready_once_stays_so_when_a_replica_comes_that_cannot_be_read() -> None:
+    lonely = ours(None)
+    async with served(named("a")) as running, connect(running.port) as client, lonely.running():
+        assert (await client.get("/ready")).status == 200
+        running.front.upkeep.add(lonely.spec)
+        await until(lambda: up(running.front, {"ours": lonely}), "it takes requests")
+        assert state(running, "ours") == "syncing"
+        assert (await client.get("/ready")).status == 200
+
+
 @pytest.mark.parametrize(("owner", "isolated"), [("vllm", "by salt"), ("llama.cpp", "unknown")])
 async def test_whether_an_engine_keeps_keys_apart_is_told(
     owner: str, isolated: str, caplog: pytest.LogCaptureFixture
@@ -140,7 +160,7 @@ async def test_whether_an_engine_keeps_keys_apart_is_told(
             member = running.member("engine")
             assert replica_status(running.router, member)["isolation"] == isolated
             metric = b'warmroute_router:replica_salted{replica="engine"} %.1f' % (isolated == "by salt")
-            assert metric in metrics_text(running.router)
+            assert metric in await metrics_text(running.router)
             asked = len(engine.asked)
             await until(lambda: len(engine.asked) > asked + 4, "it is asked again")
             assert caplog.text.count("may pass over the salts") == (isolated == "unknown")

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, DONE, Call, Client, Script, chat, connect, event, says, served
 
@@ -13,12 +15,23 @@ async def test_a_router_that_leaves_is_not_ready_and_takes_requests_all_the_same
         assert (await early.post(CHAT, chat())).headers.get("connection") is None
         running.front.leave()
         async with connect(running.port) as late:
-            assert (await late.get("/ready")).status == 503
-            assert (await late.get("/health")).status == 200
             for client in (early, late):
                 answer = await client.post(CHAT, chat())
                 assert (answer.status, answer.body, answer.headers["connection"]) == (200, GOOD, "close")
                 assert await client.rest() == b""  # it was closed
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/ready", 503), ("/health", 200), ("/v1/models", 200), ("/nowhere", 404)]
+)
+async def test_whatever_is_asked_of_a_router_that_leaves_is_the_last_of_its_connection(path: str, status: int) -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
+        running.front.leave()
+        answer = await client.get(path)
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert await client.rest() == b""
+        if path == "/ready":
+            assert answer.error["message"] == "the router is about to end"
 
 
 class Slowly:
@@ -91,8 +104,9 @@ async def test_after_that_idle_connections_are_closed_and_new_ones_refused() -> 
         async with connect(running.port) as new:
             await until(lambda: len(running.front._server._connections()) == 2, "both are connected")
             assert await running.front.drain(60) == 0
-            assert await idle.rest() == b""
-            refusal = await new.post(CHAT, chat())
+            assert await idle.rest() == await new.rest() == b""
+        async with connect(running.port) as late:
+            refusal = await late.post(CHAT, chat())
             assert (refusal.status, refusal.error["code"]) == (503, "draining")
 
 

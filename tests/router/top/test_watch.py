@@ -173,7 +173,7 @@ async def test_totals_are_sums_of_what_a_real_router_counts() -> None:
         for _ in range(4):
             await client.post(CHAT, chat())
         await client.post(CHAT, {"model": "unknown", "messages": []})
-        found = totals_of(metrics_text(running.router).decode())
+        found = totals_of((await metrics_text(running.router)).decode())
         assert found is not None
         assert found.retries_total == 0
         assert [count for count, _ in found.first_tokens.values()] == [1, 1]  # of each replica
