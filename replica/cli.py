@@ -73,7 +73,8 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
     The name of a model needs `pip install 'warmroute[hub]'`. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they always
     mean. Exit status: 0 it is there, 1 it could not be fetched, 2 MODEL or DIR cannot be used.
     """
-    from replica.fetch import Failed, fetch_model, summary
+    from replica.fetching.fetch import fetch_model, summary
+    from replica.fetching.files import Failed
 
     end_at_once()
     logging.basicConfig(format="%(message)s")

@@ -16,7 +16,8 @@ import pytest
 
 from api import tokenizer
 from api.tokenizer import HfTokenizer
-from replica import fetch as fetching
+from replica.fetching import fetch as fetch_module
+from replica.fetching import files
 from replica.model.demo import SIZES, write_demo
 from tests.events.processes import wait_until
 from tests.replica.hub import COMMIT, Standin, standing_in
@@ -150,7 +151,7 @@ def test_all_files_that_the_tokenizer_reads_are_fetched() -> None:
     nodes = ast.walk(ast.parse(Path(tokenizer.__file__).read_text()))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     named = {text for text in texts if text.endswith((".json", ".jinja")) and " " not in text}
-    assert named == {Path(name).name for name in fetching.TOKENIZER_FILES}
+    assert named == {Path(name).name for name in files.TOKENIZER_FILES}
 
 
 # ---- once more
@@ -584,6 +585,6 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, arguments: list[str], said:
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(fetching.Failed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
-        fetching.refuse_full(tmp_path, 10**18)
-    fetching.refuse_full(tmp_path, 1)
+    with pytest.raises(files.Failed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
+        fetch_module.refuse_full(tmp_path, 10**18)
+    fetch_module.refuse_full(tmp_path, 1)

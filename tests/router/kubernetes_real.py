@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import httpx2
 
 from router.discovery.cluster import Cluster
 from router.discovery.collection import Collection
+from router.discovery.kubernetes import Watch
 from router.discovery.slices import KIND, Slice, slices_of
+from router.discovery.wanted import Wanted
 from tests.router.kubernetes_api import SPACE, Object
 from tests.router.scripted import refused_port
 
@@ -253,3 +255,20 @@ def real_api(folder: Path) -> Iterator[RealApi]:
         yield api
     finally:
         api.end()
+
+
+@asynccontextmanager
+async def following(watch: Watch) -> AsyncIterator[list[Wanted]]:
+    said: list[Wanted] = []
+
+    async def follow() -> None:
+        async with aclosing(watch.watch()) as members:
+            async for wanted in members:
+                said.append(wanted)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield said
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -5,7 +5,7 @@ import logging
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -15,7 +15,6 @@ import pytest
 from router.config import Kubernetes
 from router.discovery.kubernetes import Watch
 from router.discovery.pods import pods_of
-from router.discovery.wanted import Wanted
 from tests.router.kubernetes_api import PODS, SPACE, pod, port
 from tests.router.kubernetes_real import (
     MERGE,
@@ -23,6 +22,7 @@ from tests.router.kubernetes_real import (
     RealApi,
     Relay,
     checked,
+    following,
     no_cluster,
     real_api,
     slices_known_to,
@@ -322,23 +322,6 @@ async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
                 await until(lambda: said[-1]["p"].draining)
             checked(client.delete(f"{path}/llm-x"))
             await until(lambda: not said[-1])
-
-
-@asynccontextmanager
-async def following(watch: Watch) -> AsyncIterator[list[Wanted]]:
-    said: list[Wanted] = []
-
-    async def follow() -> None:
-        async with aclosing(watch.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    task = asyncio.create_task(follow())
-    try:
-        yield said
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(condition: Callable[[], object]) -> None:

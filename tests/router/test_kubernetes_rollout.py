@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -12,9 +12,8 @@ import pytest
 
 from router.config import Kubernetes
 from router.discovery.kubernetes import Watch
-from router.discovery.wanted import Wanted
 from tests.router.kubernetes_api import PODS, SPACE, Object, pod
-from tests.router.kubernetes_real import MERGE, RealApi, checked, no_cluster, real_api, slices_known_to
+from tests.router.kubernetes_real import MERGE, RealApi, checked, following, no_cluster, real_api, slices_known_to
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 why_not = no_cluster("kube-controller-manager")
@@ -229,23 +228,6 @@ async def test_slices_that_a_controller_makes_name_the_pods_of_a_service(api: Re
         assert (named_by_it.incarnation, named_by_it.draining) == (uid, False)
         checked(await client.delete(f"{PODS}/p", params={"gracePeriodSeconds": "0"}))
         await until(lambda: said[-1] == {})
-
-
-@asynccontextmanager
-async def following(watch: Watch) -> AsyncIterator[list[Wanted]]:
-    said: list[Wanted] = []
-
-    async def follow() -> None:
-        async with aclosing(watch.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    task = asyncio.create_task(follow())
-    try:
-        yield said
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(condition: Any, tasks: list[asyncio.Task[None]] | None = None) -> None:

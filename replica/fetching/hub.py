@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-from replica.fetch import Failed, File, Files, Record, taken_bytes, total_bytes
+from replica.fetching.files import Failed, File, Files, Record, taken_bytes, total_bytes
 from replica.model.progress import Lines
 
 LOOK_S = 1.0

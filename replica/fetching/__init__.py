@@ -1,0 +1,1 @@
+"""`warmroute fetch`: the files of a model, put into a folder."""

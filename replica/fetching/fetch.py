@@ -1,0 +1,178 @@
+"""The files of a model, put into a folder: each appears there whole, and the one that readers look for goes last.
+
+What is fetched lies in `.warmroute` in that folder until all of it is there. Two records lie beside it: what belongs to
+the folder, so that a second run needs neither the hub nor a folder that can be written to; and what has been begun, so
+that a run after a crash goes on with the same files.
+"""
+
+import errno
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from api.settings import Unusable
+from replica.fetching.files import (
+    BEGUN,
+    OWN,
+    Failed,
+    Record,
+    amount,
+    in_order,
+    missing,
+    naming,
+    reading,
+    recorded,
+    refuse_lost_shards,
+    taken_bytes,
+    total_bytes,
+    wanted,
+    write_record,
+)
+from replica.fetching.sources import Demo, Folder, Source
+from replica.model.locate import DEMO, HUB_ID, local_folder
+from replica.model.progress import spoken_size
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some file systems of a network are
+
+Say = Callable[[str], None]
+
+
+def fetch_model(
+    model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
+) -> tuple[Record, bool]:
+    """What the folder holds then, and whether it had to be fetched. Unusable or Failed if there is no way."""
+    source = source_of(model, revision)
+    if isinstance(source, Folder) and overlap(source.folder, folder):
+        raise Unusable(f"{str(folder)!r} and {model!r} lie in each other; choose another folder to put the files into")
+    with naming(folder):
+        kept = holds(folder, source, tokenizer_only)
+        if kept is not None:
+            return kept, False
+        refuse_others(folder, source.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with only_one(folder, say):
+            refuse_others(folder, source.name)  # another one may have filled it meanwhile
+            kept = holds(folder, source, tokenizer_only)
+            return (kept, False) if kept is not None else (_fetched(source, folder, tokenizer_only, say), True)
+
+
+def source_of(model: str, revision: str | None) -> Source:
+    if model == DEMO:
+        source: Source = Demo()
+    elif (folder := _local_folder(model)) is not None:
+        source = Folder(folder)
+    elif HUB_ID.fullmatch(model):
+        from replica.fetching.hub import Hub  # huggingface_hub: not needed for the others
+
+        return Hub(model, revision)
+    else:
+        raise Unusable(f"{model!r} is no model; name a folder, a model of the hub such as ORG/NAME, or demo")
+    if revision is not None:
+        raise Unusable(f"{model!r} has no revisions, and --revision is {revision!r}; that is for models of the hub")
+    return source
+
+
+def _local_folder(model: str) -> Path | None:
+    with reading(Path(model)):
+        return local_folder(model)
+
+
+def overlap(one: Path, other: Path) -> bool:
+    one, other = one.resolve(), other.resolve()
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def holds(folder: Path, source: Source, tokenizer_only: bool) -> Record | None:
+    """The record of a folder that is complete for this."""
+    record = recorded(folder)
+    if record is None or record.source != source.name or (record.tokenizer_only and not tokenizer_only):
+        return None
+    return None if missing(folder, record.files) or not source.unchanged(record) else record
+
+
+def refuse_others(folder: Path, source: str) -> None:
+    """Files of two models in one folder would be taken for one."""
+    record = recorded(folder)
+    if record is not None and record.source != source:
+        raise Failed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise Unusable(f"{str(folder)!r} is a file; name a folder")
+    strange = sorted(file.name for file in folder.iterdir() if not _is_of_no_model(file)) if folder.is_dir() else []
+    if record is None and strange:
+        raise Failed(f"{str(folder)!r} holds {strange[0]!r} already, from elsewhere; name a folder that is empty")
+
+
+def _is_of_no_model(file: Path) -> bool:
+    """What volumes have from the beginning (`lost+found`, `..data`), and what we keep ourselves."""
+    return file.name.startswith(".") or file.name == "lost+found"
+
+
+@contextmanager
+def only_one(folder: Path, say: Say) -> Iterator[None]:
+    """Of several that are to fill one volume, one does and the others wait; when it is killed, the next goes on."""
+    (folder / OWN).mkdir(exist_ok=True)
+    with (folder / OWN / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process is filling {str(folder)!r}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            say(f"{str(folder)!r} is on a volume without locks ({error.strerror}); let one process alone fill it")
+        yield
+
+
+def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Record:
+    known, begun = recorded(folder), begun_before(folder, source.name)
+    revision, offered = source.listing(known or begun)
+    record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))
+    if known is not None and any(offered.get(name) != file for name, file in known.files.items()):
+        raise Failed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
+    lacking = missing(folder, record.files)
+    gathered = folder / OWN / "files"
+    refuse_full(folder, max(0, total_bytes(lacking) - taken_bytes(gathered)))
+    say(f"fetching {source.name}: {amount(lacking)} into {str(folder)!r}")
+    write_record(folder, record, BEGUN)
+    gathered.mkdir(exist_ok=True)
+    source.gather(revision, lacking, gathered)
+    if cut := missing(gathered, lacking):
+        raise Failed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
+    refuse_lost_shards(source.name, gathered, lacking, record.files)
+    write_record(folder, record)
+    put(gathered, folder, in_order(lacking, tokenizer_only))
+    shutil.rmtree(gathered, ignore_errors=True)
+    (folder / OWN / BEGUN).unlink(missing_ok=True)
+    return record
+
+
+def begun_before(folder: Path, source: str) -> Record | None:
+    """What a run that was killed had begun; of another model nothing is kept."""
+    begun = recorded(folder, BEGUN)
+    if begun is not None and begun.source == source:
+        return begun
+    shutil.rmtree(folder / OWN / "files", ignore_errors=True)
+    return None
+
+
+def refuse_full(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        room = f"{spoken_size(needed_bytes)} are needed, {spoken_size(free_bytes)} are free"
+        raise Failed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
+
+
+def put(gathered: Path, folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (gathered / name).replace(folder / name)
+
+
+def summary(record: Record, folder: Path, fetched: bool, started_s: float) -> str:
+    what = f"{str(folder)!r} holds {record.source}{f' at {record.revision}' if record.revision else ''}"
+    how = f"fetched in {time.monotonic() - started_s:.1f} s" if fetched else "there already, nothing to do"
+    return f"{what}: {amount(record.files)}; {how}"

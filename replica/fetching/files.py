@@ -1,0 +1,185 @@
+"""What the files of a model are: which are wanted, which are there, and the records of both."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from replica.model.locate import NO_GGUF, UNWANTED, WANTED
+from replica.model.progress import spoken_size
+
+# What `api.tokenizer` reads, and with it a router.
+TOKENIZER_FILES = (
+    "additional_chat_templates/tool_use.jinja",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+# What other engines read beside it.
+ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
+OWN = ".warmroute"
+RECORD, BEGUN = "record.json", "begun.json"
+INDEX = ".safetensors.index.json"
+
+
+class File(Struct, frozen=True):
+    size_bytes: int
+    modified_s: int = 0  # of a folder's files, which may change; 0: what it was read from stays as it is
+
+
+Files = Mapping[str, File]  # by name, with / between folders
+LINK_TO_NOWHERE = File(-1)
+
+
+class Record(Struct, frozen=True):
+    """What a folder is there for, or will be."""
+
+    source: str
+    revision: str
+    tokenizer_only: bool
+    files: dict[str, File]
+
+
+class Index(Struct):
+    """Which file each tensor is in."""
+
+    weight_map: dict[str, str]
+
+
+class Failed(Exception):
+    """Why a model could not be fetched, and the way out."""
+
+
+# ---- errors of the file system
+
+
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """An error of the file system that names no file is about the folder."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename is not None else ""
+        way_out = "name a folder that can be written to and has room"
+        raise Failed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """An error of the file system here is about a file of the source."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Failed(f"cannot read {str(file)!r}: {reason}; make it readable, or name another model") from error
+
+
+# ---- what is there
+
+
+def described(path: Path) -> File:
+    stat = path.stat()
+    return File(stat.st_size, int(stat.st_mtime))
+
+
+def recorded(folder: Path, name: str = RECORD) -> Record | None:
+    try:
+        return msgspec.json.decode((folder / OWN / name).read_bytes(), type=Record)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
+
+
+def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
+    unfinished = folder / OWN / "record.unfinished"
+    unfinished.write_bytes(msgspec.json.encode(record))
+    unfinished.replace(folder / OWN / name)
+
+
+def missing(folder: Path, files: Files) -> dict[str, File]:
+    """Those that are not there, or not whole."""
+    there = {name: file for name, file in files.items() if _size_of(folder / name) == file.size_bytes}
+    return {name: file for name, file in files.items() if name not in there}
+
+
+def _size_of(file: Path) -> int | None:
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
+
+
+def taken_bytes(folder: Path) -> int:
+    """What all that is below it takes on the disk."""
+    return sum(_taken_bytes(file) for file in folder.rglob("*"))
+
+
+def _taken_bytes(file: Path) -> int:
+    """Files may be moved while we look, and sparse at first."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return 0
+    return 0 if file.is_dir() else min(stat.st_size, stat.st_blocks * 512)
+
+
+# ---- what is wanted
+
+
+def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
+    """What is to be fetched of it. Failed where a model would lack something then."""
+    gguf = next((f", but {name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), "")
+    needed = "tokenizer.json" if tokenizer_only else "config.json"
+    if needed not in offered:
+        raise Failed(f"{model} has no {needed}{gguf}; name a model that has one")
+    files = {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
+    if not tokenizer_only and not any(name.endswith(".safetensors") for name in files):
+        raise Failed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
+    if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
+        raise Failed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
+    return files
+
+
+def _is_wanted(name: str, tokenizer_only: bool) -> bool:
+    if name in TOKENIZER_FILES or tokenizer_only:
+        return name in TOKENIZER_FILES
+    matches = any(fnmatch(name, pattern) for pattern in (*WANTED, *ALSO_WANTED))
+    return matches and not any(fnmatch(name, pattern) for pattern in UNWANTED)
+
+
+def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:
+    """Weights of which an index among `read` names more than is there."""
+    for index in (name for name in read if name.endswith(INDEX)):
+        lost = shards(folder / index).difference(there)
+        if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index
+            raise Failed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
+
+
+def shards(index: Path) -> set[str]:
+    try:
+        with reading(index):
+            return set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
+    except msgspec.DecodeError as error:
+        raise Failed(f"{str(index)!r} is not the index of a checkpoint: {error}; get the file again") from error
+
+
+def in_order(names: Files, tokenizer_only: bool) -> list[str]:
+    """Last comes what readers look for: a router for the tokenizer, a replica for the configuration."""
+    last = "tokenizer.json" if tokenizer_only else "config.json"
+    return sorted(names, key=lambda name: (name == last, name))
+
+
+def total_bytes(files: Files) -> int:
+    return sum(file.size_bytes for file in files.values())
+
+
+def amount(files: Files) -> str:
+    count = len(files)
+    return f"{count} file{'' if count == 1 else 's'}, {spoken_size(total_bytes(files))}"

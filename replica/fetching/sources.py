@@ -1,0 +1,116 @@
+"""Where the files of a model come from on this machine: a folder, or the demo model, which is made."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from replica.fetching.files import (
+    LINK_TO_NOWHERE,
+    TOKENIZER_FILES,
+    File,
+    Files,
+    Record,
+    described,
+    reading,
+    refuse_lost_shards,
+    total_bytes,
+    wanted,
+)
+from replica.model import demo
+from replica.model.demo_tokenizer import learn
+from replica.model.locate import DEMO
+from replica.model.progress import progress_of
+
+CHUNK_BYTES = 8 << 20
+
+
+class Source(Protocol):
+    name: str
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:
+        """A revision and its files; that which is known already, where the source has several."""
+
+    def unchanged(self, record: Record) -> bool:
+        """Whether a folder with these files needs nothing, as far as can be said without asking anybody."""
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:
+        """Puts them there, but for those that are there whole."""
+
+
+class Demo:
+    """The demo model, made here; its tokenizer needs nothing but Python."""
+
+    name = f"{DEMO}-{demo.VERSION}"
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
+        return "", {name: File(size_bytes) for name, size_bytes in demo.SIZES.items()}
+
+    def unchanged(self, record: Record) -> bool:  # noqa: ARG002
+        return True
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
+        if "model.safetensors" in wanted:
+            demo.write_demo(into)
+        else:
+            demo.write_texts(into, learn())
+
+
+class Folder:
+    """A folder in Hugging Face's layout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = str(folder.resolve())
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
+        with reading(self.folder):
+            names = [path.name for path in self.folder.iterdir() if path.is_symlink() or path.is_file()]
+            below = [name for name in TOKENIZER_FILES if "/" in name and (self.folder / name).is_file()]
+            files = {name: self._file(self.folder / name) for name in sorted((*names, *below))}
+        return "", {name: file for name, file in files.items() if file is not None}
+
+    def _file(self, path: Path) -> File | None:
+        """None for what a link leads to that is no file."""
+        with reading(path):
+            if not path.exists():
+                return LINK_TO_NOWHERE
+            return described(path) if path.is_file() else None
+
+    def unchanged(self, record: Record) -> bool:
+        _, files = self.listing(None)
+        return wanted(self.name, files, record.tokenizer_only) == record.files
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
+        _, there = self.listing(None)
+        refuse_lost_shards(self.name, self.folder, wanted, there)
+        progress = progress_of(f"copying {self.folder.name}", total_bytes(wanted))
+        try:
+            for name, file in wanted.items():
+                for size_bytes in copied(self.folder / name, into / name, file):
+                    progress.advance(size_bytes)
+        except BaseException:
+            progress.stop()
+            raise
+        progress.finish()
+
+
+def copied(source: Path, target: Path, file: File) -> Iterator[int]:
+    """Copies, unless that was done before, and yields how many bytes each part had."""
+    if target.is_file() and described(target) == file:
+        yield file.size_bytes
+        return
+    target.parent.mkdir(exist_ok=True)
+    with target.open("wb") as writing:
+        for part in parts(source):
+            writing.write(part)
+            yield len(part)
+    with suppress(OSError):  # on a volume that keeps no times the next run copies it once more
+        os.utime(target, (file.modified_s, file.modified_s))
+
+
+def parts(source: Path) -> Iterator[bytes]:
+    with reading(source), source.open("rb", buffering=0) as opened:
+        while part := opened.read(CHUNK_BYTES):
+            yield part
