@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S = 2.0
 PAGE = 500  # objects
 TOKEN = re.compile(rb"[!-~]+")
 PAUSE_S = 0.2  # before the next watch, should one not last
+FIRST_BACKOFF_S = 0.05
 MOST_BACKOFF_S = 0.5  # one that is back should be heard within a second
 MOST_ANEW_S = 5.0  # one that answers, but lets no watch begin, is asked for long lists
 MOST_RETRY_AFTER_S = 10.0
@@ -60,7 +61,7 @@ class Watch:
         self._cluster = cluster
         self._collection = collection
         self._watch_s = watch_s
-        self._backoff = backoff or Backoff(most_s=MOST_BACKOFF_S)
+        self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MOST_BACKOFF_S)
         self._anew = Backoff(most_s=MOST_ANEW_S)  # reset by news, and by a watch that goes on or breaks otherwise
         self._listed = False
 

@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]
 
-SOON_S = 1.0
+SOON_S = 3.0  # a second is what is promised, and what is measured; a busy machine may add to that
 ROUNDS = 10
 
 
