@@ -3,9 +3,9 @@
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -94,11 +94,16 @@ def note(line: str) -> None:
 
 
 def end_at_once() -> None:
-    """Whole files are kept, so nothing is waited for. (A container's first process ignores SIGTERM by default.)"""
+    """Whole files are kept, so nothing is waited for, nor for the main thread, which may be in a call without an end.
 
-    def end(number: int, _: FrameType | None) -> None:
+    A container's first process ignores SIGTERM, unless that is waited for.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def end() -> None:
+        number = signal.sigwait(numbers)
         os.write(2, b"\nEnded; the same command keeps the files that are whole.\n")
         os._exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # for the threads, too, that begin later
+    threading.Thread(target=end, daemon=True).start()
