@@ -20,6 +20,7 @@ import httpx2
 import openai
 import pytest
 
+from events.curve import write_keys
 from tests.chaos.crowd import Asked, Oracle
 from tests.chaos.replicas import (
     GONE_WITHIN_S,
@@ -236,10 +237,14 @@ def test_a_restart_on_the_same_ports_works_at_once(engine: bool) -> None:
 
 @contextmanager
 def loading(folder: Path, *options: object) -> Iterator[Command]:
-    """A replica whose engine waits for a file: a named pipe in the place of its key, and this end of it open."""
-    pipe = folder / "events.key_secret"
+    """A replica whose engine waits for a file: a named pipe among the keys of its clients, and this end of it open."""
+    _, secret = write_keys(str(folder / "events"))
+    clients = folder / "clients"
+    clients.mkdir()
+    pipe = clients / "router.key"
     os.mkfifo(pipe)
-    with command("--curve-secret", pipe, *options, ready=False, port=free_ports(1)) as served:
+    curve = ("--curve-secret", secret, "--curve-clients", clients)
+    with command(*curve, *options, ready=False, port=free_ports(1)) as served:
         writers: list[int] = []
 
         def waits() -> bool:
@@ -247,7 +252,7 @@ def loading(folder: Path, *options: object) -> Iterator[Command]:
                 writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
             return bool(writers) and not can_bind(served.port)
 
-        wait_until(waits, "the engine reads its key")
+        wait_until(waits, "the engine reads the keys")
         try:
             wait_until(lambda: served.get("/ready").error["code"] == "loading", "the replica loads")
             yield served

@@ -35,7 +35,7 @@ AT_ONCE = 8
 PROMPTS = 16
 REPLICAS = 2
 FILES_TOLERANCE = 2
-BLOCKS_PER_CYCLE = 4  # of memory, as Python's allocator counts them: what is kept of a replica has tens of them
+BLOCKS_PER_CYCLE = 8  # of memory, as Python's allocator counts them: what is kept of a replica has tens of them
 GROWTH_BYTES = 40 * 2**20  # what the allocators keep for later grows for some thousand cycles, and then no more
 QUICK = (
     *("--num-blocks", 1024, "--max-model-len", 2048),
