@@ -13,14 +13,15 @@ TORCH ?= $(shell grep '^torch==' constraints.txt)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov
+TRITON := build/triton/.installed
 SLOW := chaos or browser or peers
 HARDWARE := bench or gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage test-slow test-all lint fmt types k8s-check kubectl bench lock clean
+.PHONY: help up test coverage test-slow test-all lint fmt types k8s-check triton-check kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
 up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router that speaks the OpenAI API; make up ARGS="--replicas 4"
 	$(BIN)/warmroute up $(ARGS)
@@ -63,8 +64,25 @@ $(CHECKOV): tests/k8s/requirements.txt
 	build/k8s/bin/pip install -q -r tests/k8s/requirements.txt
 	@touch $@
 
+triton-check: $(TRITON)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time
+	TRITON_INTERPRET=1 $(PYTEST_TRITON)
+	$(PYTEST_TRITON)
+
+PYTEST_TRITON := TRITON_CACHE_DIR=build/triton/cache build/triton/bin/python -m pytest -q -n 2 \
+	-c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu tests/kernels/gpu
+
+$(TRITON): tests/kernels/gpu/requirements.txt
+	$(call need_python)
+	test -x build/triton/bin/python || $(PYTHON) -m venv build/triton
+	build/triton/bin/pip install -q -r tests/kernels/gpu/requirements.txt
+	@touch $@
+
 bench: $(INSTALLED)  ## measure, and print a table
 	$(BIN)/python -m tests.bench
+
+gpu-kit:  ## pack what a bare GPU machine lacks for tests.gpu.run, as wheels, into build/gpu-kit
+	$(call need_python)
+	$(PYTHON) -m tests.gpu.kit
 
 lock:  ## write constraints.txt anew: the newest versions that fit with its torch, on the oldest Python
 	rm -rf build/lock

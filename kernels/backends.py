@@ -1,13 +1,15 @@
 """Which attention is used: asked for by name, or the first of ORDER that works here.
 
 A backend is a row in ORDER. What is tried may fail as ImportError, OSError (a library that cannot be loaded) or
-RuntimeError (an operator that is not there); nowhere else are these caught.
+RuntimeError (an operator that is not there, or cannot compute this); nowhere else are these caught.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
+
     from kernels.paged import Attention
 
 AUTO = "auto"
@@ -16,41 +18,81 @@ AUTO = "auto"
 class Backend(NamedTuple):
     name: str
     device: str  # where it works
-    load: "Callable[[], Attention]"
+    load: "Callable[[torch.dtype, int], Attention[Any]]"  # for such numbers, in blocks of such a size
 
 
 class Choice(NamedTuple):
     """What was chosen, and why not those that come before it."""
 
-    attention: "Attention"
+    attention: "Attention[Any]"
     passed: dict[str, str]
 
 
-def _cpu() -> "Attention":
+def _own_flash3(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
+    from kernels.gpu.flash import own_flash3
+
+    return own_flash3(dtype, block_size)
+
+
+def _flash3_of_vllm(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
+    from kernels.gpu.flash import flash3_of_vllm
+
+    return flash3_of_vllm(dtype, block_size)
+
+
+def _varlen(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
+    from kernels.gpu.flash import varlen
+
+    return varlen(dtype, block_size)
+
+
+def _triton(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
+    from kernels.gpu.attention import tried
+
+    return tried(dtype, block_size)
+
+
+def _plain(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
+    from kernels.plain import PlainAttention
+
+    return PlainAttention()
+
+
+def _cpu(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
     from kernels.cpu import CpuAttention
 
     return CpuAttention()
 
 
-def _reference() -> "Attention":
+def _reference(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
     from kernels.reference import ReferenceAttention
 
     return ReferenceAttention()
 
 
-# Those of a GPU will come first: `vllm_flash_attn`, then the one inside vllm, torch's varlen_attn, then Triton.
-ORDER = (Backend("cpu", "cpu", _cpu), Backend("reference", "cpu", _reference))
+ORDER = (
+    Backend("cpu", "cpu", _cpu),
+    Backend("reference", "cpu", _reference),
+    Backend("flash3", "cuda", _own_flash3),
+    Backend("flash3-vllm", "cuda", _flash3_of_vllm),
+    Backend("varlen", "cuda", _varlen),
+    Backend("triton", "cuda", _triton),
+    Backend("torch", "cuda", _plain),
+)
 NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in ORDER))
 
 
-def choose(name: str = AUTO, device: str = "cpu") -> Choice:
+def choose(name: str, device: str, dtype: "torch.dtype", block_size: int) -> Choice:
     """ValueError if nothing works, or what was asked for does not."""
-    candidates = [backend for backend in ORDER if backend.device == device and name in (AUTO, backend.name)]
+    there = [backend for backend in ORDER if backend.device == device]
     passed: dict[str, str] = {}
-    for backend in candidates:
+    for backend in there:
+        if name not in (AUTO, backend.name):
+            continue
         try:
-            return Choice(backend.load(), passed)
+            return Choice(backend.load(dtype, block_size), passed)
         except (ImportError, OSError, RuntimeError) as error:
             passed[backend.name] = str(error)
     reasons = "; ".join(f"{backend}: {reason}" for backend, reason in passed.items())
-    raise ValueError(f"attention {name!r} cannot be used on {device}; {reasons or 'use one of ' + ', '.join(NAMES)}")
+    names = ", ".join((AUTO, *(backend.name for backend in there)))
+    raise ValueError(f"attention {name!r} cannot be used on {device}; {reasons or 'use one of ' + names}")

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.paged import Attention, Context, LayerCache, Step
+from kernels.contexts import Context, ContextStep
+from kernels.paged import Attention, LayerCache
 
 MIN_ROWS = 16
 PARTITION = 128
@@ -22,15 +23,15 @@ GRAIN = 64
 SCORES = 1 << 20  # of one tile; more would fall out of the cache between the passes over them
 
 
-class CpuAttention(Attention):
+class CpuAttention(Attention[ContextStep]):
     name = "cpu"
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+    def decode(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
         attend = exact if queries.dtype == torch.float32 else decode_fused
         rows = [attend(row[None], cache, context) for row, context in zip(queries, step.decodes, strict=True)]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
-    def prefill(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+    def prefill(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
         attend = exact if queries.dtype == torch.float32 else prefill_fused
         chunks = queries.split([context.tokens for context in step.prefills])
         rows = [attend(chunk, cache, context) for chunk, context in zip(chunks, step.prefills, strict=True)]

@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from kernels.paged import Attention, Context, LayerCache, Step
+from kernels.contexts import Context, ContextStep
+from kernels.paged import Attention, LayerCache
 
 
-class ReferenceAttention(Attention):
+class ReferenceAttention(Attention[ContextStep]):
     name = "reference"
 
-    def decode(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+    def decode(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
         tokens = [(context, context.start) for context in step.decodes]
         return torch.stack([attend_one(row, cache, *token) for row, token in zip(queries, tokens, strict=True)])
 
-    def prefill(self, queries: Tensor, cache: LayerCache, step: Step) -> Tensor:
+    def prefill(self, queries: Tensor, cache: LayerCache, step: ContextStep) -> Tensor:
         tokens = [(context, position) for context in step.prefills for position in range(context.start, context.length)]
         return torch.stack([attend_one(row, cache, *token) for row, token in zip(queries, tokens, strict=True)])
 

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 EngineName: TypeAlias = Literal["native", "simulated"]
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -31,7 +32,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     model: str  # the name that clients ask for; part of every block key
     engine: EngineName = "native"
     block_size: int = 16
-    num_blocks: int = 8192
+    num_blocks: int = 8192  # 0: native, what the GPU's memory holds, or 1 GB on a CPU
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_step_s: float = 0.0  # what a step with prefill should take at most, by the one before; 0: no limit
@@ -41,8 +42,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     enable_partial_reuse: bool = True  # of the beginning of a block, where the rest differs
     model_path: str = ""  # native: the folder with config.json and the weights
     dtype: DType = "float32"  # native: of weights, activations and KV
+    device: DeviceName = "auto"  # native: a GPU if there is one
     attention: str = "auto"  # native: a name of `kernels.backends`
-    threads: int = 1  # native: of torch
+    threads: int = 1  # native, on a CPU: of torch
+    gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
+    graphs: bool = True  # native, on a GPU: of steps that only decode
     simulated: SimulatedConfig = SimulatedConfig()
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: tuple[int, int] = (0, 256)  # simulated: tokens are drawn from this half-open range

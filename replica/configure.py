@@ -13,7 +13,7 @@ from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
 from replica.config import ReplicaConfig
 from replica.native_model import NativeModel, check_installed, find_model
-from replica.settings import NATIVE_KV_CACHE_GB, NATIVE_MAX_STEP_S, TABLE
+from replica.settings import NATIVE_MAX_STEP_S, TABLE
 from replica.sizing import GIGABYTE, blocks_in
 
 
@@ -115,9 +115,9 @@ def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]
     assert by_number is not None and by_memory is not None
     if values["num_blocks"] and by_number < by_memory:
         return {"num_blocks": values["num_blocks"]}
-    memory_gb = values["kv_cache_gb"] or (None if model is None else NATIVE_KV_CACHE_GB)
+    memory_gb = values["kv_cache_gb"]
     if memory_gb is None:
-        return {}
+        return {} if model is None else {"num_blocks": 0}
     bytes_per_token = values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token
     blocks = blocks_in(memory_gb * GIGABYTE, values["block_size"], bytes_per_token)
     if not blocks:

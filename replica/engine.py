@@ -1,7 +1,12 @@
-"""The engine: `schedule -> run -> commit`, without sockets. Its owner brings the messages and takes the events away."""
+"""The engine: `schedule -> start -> commit`, without sockets. Its owner brings the messages and takes the events away.
+
+With a runner that runs ahead, a step is scheduled and started while the one before it is computed, and only then the
+results of that one are waited for; with any other, each step is committed at once.
+"""
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +19,16 @@ from replica.config import EngineConfig
 from replica.messages import Output, Refused, Stats, Submit
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
-from replica.runner import Runner
+from replica.runner import Finish, Runner
 from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
+
+
+class Flight(NamedTuple):
+    """A step that was started; `finish` waits for its results."""
+
+    batch: Batch
+    finish: Finish
+    began_s: float
 
 
 class Engine:
@@ -48,10 +61,12 @@ class Engine:
         self.steps = 0
         self.kv_events = 0
         self._arrivals = 0
+        self._flying: Flight | None = None
+        self._landed_s = 0.0  # when the last results were there
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.requests)
+        return bool(self.scheduler.requests) or self._flying is not None
 
     def submit_all(self, submits: Sequence[Submit]) -> Refused | None:
         """Let all of them wait for their turn, or none; then say why not."""
@@ -106,11 +121,33 @@ class Engine:
         return self.scheduler.cancel(request_id)
 
     def step(self) -> list[Output]:
+        """Start the next step, and say what the one before it brought; or what it brought itself."""
+        outputs: list[Output] = []
+        if self._flying is not None and not self.scheduler.may_run_ahead():
+            outputs = self._land()
         batch = self.scheduler.schedule(self.step_limit.tokens)
+        started = self._start(batch) if batch or self._flying is None else None
+        outputs += self._land()
+        self._flying = started
+        if not self.runner.ahead:
+            outputs += self._land()
+        return outputs
+
+    def _start(self, batch: Batch) -> Flight:
         began_s = self.clock.now_s()
-        sampled = self.runner.run(batch)
-        self._measure(batch, self.clock.now_s() - began_s)
-        return self.scheduler.commit(batch, sampled)
+        return Flight(batch, self.runner.start(batch), began_s)
+
+    def _land(self) -> list[Output]:
+        """Take over what the flying step brought, if there is one."""
+        flight, self._flying = self._flying, None
+        if flight is None:
+            return []
+        sampled = flight.finish()
+        landed_s = self.clock.now_s()
+        # Until the step before it landed, only that one was computed.
+        self._measure(flight.batch, landed_s - max(flight.began_s, self._landed_s))
+        self._landed_s = landed_s
+        return self.scheduler.commit(flight.batch, sampled)
 
     def _measure(self, batch: Batch, duration_s: float) -> None:
         self.steps += 1
@@ -156,5 +193,13 @@ class Engine:
         return stats
 
     def check(self) -> None:
-        """Verify every invariant of scheduler and pool."""
+        """Verify every invariant of scheduler and pool, and that whatever is underway is so in the step that flies."""
         self.scheduler.check()
+        batch = [] if self._flying is None else self._flying.batch
+        flying = {scheduled.request: scheduled for scheduled in batch}
+        for request in self.scheduler.running:
+            scheduled = flying.get(request)
+            ends = request.computed if scheduled is None else scheduled.start + scheduled.tokens
+            assert request.launched == ends, f"request {request.id} waits for what nobody computes"
+            drawing = scheduled is not None and scheduled.samples
+            assert request.drawing == drawing, f"request {request.id} waits for a token that nobody draws"

@@ -1,8 +1,8 @@
-"""The runner that computes: a transformer, its KV memory, and what samples from it."""
+"""The runner on a CPU: a transformer, its KV memory, and what samples from it; `build` also leads to that of a GPU."""
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,26 +11,38 @@ import torch
 from torch import Tensor
 
 from kernels.backends import choose
+from kernels.contexts import ContextStep
 from kernels.linear import can_pack
-from kernels.paged import Attention, LayerCache, Step
+from kernels.paged import Attention, LayerCache
 from kernels.spans import Span
+from replica import prompt_logprobs
 from replica.config import EngineConfig
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
+from replica.native_model import CPU_KV_CACHE_GB
 from replica.request import Scheduled
-from replica.runner import Sampled
-from replica.sampling import sample, token_logprobs
+from replica.runner import ImmediateRunner, Runner, Sampled
+from replica.sampling import sample
+from replica.sizing import GIGABYTE, blocks_in
 
 log = logging.getLogger(__name__)
 
-LOGITS_AT_ONCE = 1 << 23
 
-
-def build(config: EngineConfig) -> "NativeRunner":
+def build(config: EngineConfig) -> Runner:
     """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu or mend that")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return build_on_cpu(config)
+    from replica.device.build import build as build_on_gpu  # which asks for more to be installed
+
+    return build_on_gpu(config)
+
+
+def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
-    choice = choose(config.attention)
+    choice = choose(config.attention, "cpu", dtype, config.block_size)
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     if not can_pack(dtype):
@@ -40,7 +52,9 @@ def build(config: EngineConfig) -> "NativeRunner":
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
     torch.set_num_threads(config.threads)
-    runner = NativeRunner(model, choice.attention, config.num_blocks, config.block_size)
+    bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
+    default = blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token)
+    runner = NativeRunner(model, choice.attention, config.num_blocks or max(1, default), config.block_size)
     log.info(
         "%s: %s, %.1f M parameters, %s, attention %s, %d torch threads, %.2f GB of KV",
         folder.name,
@@ -49,17 +63,18 @@ def build(config: EngineConfig) -> "NativeRunner":
         config.dtype,
         choice.attention.name,
         config.threads,
-        config.num_blocks * config.block_size * model.config.kv_bytes_per_token(config.dtype) / 1e9,
+        runner.num_blocks * config.block_size * bytes_per_token / GIGABYTE,
     )
     return runner
 
 
-class NativeRunner:
+class NativeRunner(ImmediateRunner):
     """`num_blocks` blocks of KV for each layer, zero at first."""
 
-    def __init__(self, model: Transformer, attention: Attention, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: Transformer, attention: Attention[ContextStep], num_blocks: int, block_size: int) -> None:
         self.model = model
         self.attention = attention
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.caches = _caches(model, num_blocks, block_size)
         self.vocab_size = model.config.vocab_size
@@ -71,12 +86,12 @@ class NativeRunner:
             return []
         copies = [scheduled.copy for scheduled in batch if scheduled.copy is not None]
         if copies:
-            self.attention.copy(self.caches, copies)
+            self.model.pointwise.copy(self.caches, copies)
         order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
         ordered = [batch[index] for index in order]
         hidden = self._hidden(ordered)
         last_rows = [end - 1 for end in accumulate(scheduled.tokens for scheduled in ordered)]
-        self._keep_prompt_logprobs(ordered, hidden, last_rows)
+        prompt_logprobs.keep(self.model, ordered, hidden, last_rows)
         results: list[Sampled | None] = [None] * len(batch)
         drawing = [place for place, scheduled in enumerate(ordered) if scheduled.samples]
         if drawing:
@@ -89,28 +104,8 @@ class NativeRunner:
     def _hidden(self, ordered: Sequence[Scheduled]) -> Tensor:
         spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
         decoding = sum(span.tokens == 1 for span in spans)
-        step = Step(spans[:decoding], spans[decoding:], self.block_size)
+        step = ContextStep(spans[:decoding], spans[decoding:], self.block_size)
         return self.model.hidden(_token_ids(ordered), step, self.caches, self.attention)
-
-    def _keep_prompt_logprobs(self, ordered: Sequence[Scheduled], hidden: Tensor, last_rows: Sequence[int]) -> None:
-        """Each row of a prompt says how likely its next token was; the last one's next token is no prompt's."""
-        for scheduled, last_row in zip(ordered, last_rows, strict=True):
-            request = scheduled.request
-            wanted = request.sampling.prompt_logprobs
-            if wanted is None or request.generated:
-                continue
-            start, rows = scheduled.start, min(scheduled.tokens, request.prompt_tokens - 1 - scheduled.start)
-            first_row = last_row + 1 - scheduled.tokens
-            for logits, begin in self._logits_in_chunks(hidden[first_row : first_row + rows]):
-                first = start + begin + 1
-                followers = request.chain.tokens[first : first + len(logits)]
-                request.prompt_logprobs += token_logprobs(logits, list(followers), wanted)
-
-    def _logits_in_chunks(self, hidden: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """All logits of a long prompt would be gigabytes."""
-        size = max(1, LOGITS_AT_ONCE // self.vocab_size)
-        for begin in range(0, len(hidden), size):
-            yield self.model.logits(hidden[begin : begin + size]), begin
 
 
 def _caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
@@ -121,7 +116,16 @@ def _caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerC
             f"{num_blocks} blocks of {block_size} tokens are {size / 1e9:,.1f} GB of KV, and this machine has "
             f"{memory / 1e9:,.1f} GB; lower --kv-cache-gb or --num-blocks"
         )
-    return model.new_caches(num_blocks, block_size)
+    shape = (num_blocks, block_size, model.config.num_kv_heads, model.config.head_dim)
+    return [LayerCache(_zeros(shape, model.dtype), _zeros(shape, model.dtype)) for _ in range(model.config.num_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that the system gives when it is first written: torch's own zeros would take all of it at once.
+
+    Zeros, because what was never written is read too, and multiplied by zero.
+    """
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
 
 
 def _token_ids(ordered: Sequence[Scheduled]) -> Tensor:

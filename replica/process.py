@@ -60,7 +60,10 @@ def main(arguments: Sequence[str]) -> int:
         try:
             clock = WallClock()
             config = within_cache(config)
-            engine = Engine(config, make_runner(config, clock), clock)
+            runner = make_runner(config, clock)
+            if not config.num_blocks:
+                config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
+            engine = Engine(config, runner, clock)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
@@ -73,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def within_cache(config: EngineConfig) -> EngineConfig:
     """A request can be no longer than the cache, whatever the model could take."""
+    if not config.num_blocks:
+        return config  # nobody knows yet
     capacity = config.num_blocks * config.block_size
     if capacity < 2:
         raise ValueError(f"the cache holds {capacity} tokens, and no answer fits beside a prompt; raise --num-blocks")

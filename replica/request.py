@@ -8,14 +8,24 @@ from replica.messages import Sampling, TokenLogprobs
 
 
 class Request:
-    """`computed` tokens of the chain have their KV in `blocks`; it waits when it has no blocks."""
+    """`computed` tokens of the chain have their KV in `blocks`; it waits when it has no blocks.
+
+    A step may be launched before the results of the one before it are known, and then some tokens are only underway:
+
+        computed <= launched    the KV of those between them is being computed
+        len(chain) <= length    those between them are being drawn, and nobody knows them yet
+    """
 
     __slots__ = (
+        "_is_penalized",
         "blocks",
         "cached_tokens",
         "chain",
         "computed",
         "id",
+        "launched",
+        "length",
+        "limit",
         "preemptions",
         "priority",
         "prompt_logprobs",
@@ -35,6 +45,10 @@ class Request:
         self.priority = priority  # lower goes first; the number of arrival breaks ties
         self.blocks: list[int] = []
         self.computed = 0
+        self.launched = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
+        self.length = len(chain)  # the chain's tokens, and those after them that are being drawn
+        self.limit = prompt_tokens + sampling.max_tokens  # of the length; the scheduler knows if the model takes less
+        self._is_penalized = _is_penalized(sampling)
         self.preemptions = 0
         self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
         self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
@@ -46,13 +60,45 @@ class Request:
         return len(self.chain) - self.prompt_tokens
 
     @property
+    def computes_whole_prompt(self) -> bool:
+        """Of what is cached, nobody kept the log probabilities."""
+        return self.sampling.prompt_logprobs is not None and not self.generated
+
+    @property
+    def drawing(self) -> int:
+        """Tokens that there will be, and that nobody knows yet."""
+        return self.length - len(self.chain)
+
+    @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return len(self.chain) - self.computed
+        """Tokens to launch before the next one can be drawn."""
+        return self.length - self.launched
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether no more of it can be launched before the flying step has landed."""
+        if self.computes_whole_prompt:  # what is said of its tokens is kept in their order
+            return self.launched > self.computed
+        return self._is_penalized and self.drawing > 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it needs one token computed; not if the one that is being drawn is its last, whatever it is."""
+        return self.length - self.launched == 1 and (self.length < self.limit or not self.drawing)
+
+    def launch(self, tokens: int, copy: Copy | None = None) -> "Scheduled":
+        """Have its next tokens computed."""
+        scheduled = Scheduled(self, self.launched, tokens, copy)
+        self.launched += tokens
+        self.length += self.launched == self.length
+        return scheduled
 
 
 class Scheduled(NamedTuple):
-    """In this step, compute so many tokens of the chain from `start` on, and sample if that is all of them."""
+    """In this step, compute so many tokens of the chain from `start` on, and draw the next if that is all of them.
+
+    A request's `start` can be the end of its chain: the token is the one that the step before draws.
+    """
 
     request: Request
     start: int
@@ -61,4 +107,15 @@ class Scheduled(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        return self.start + self.tokens == len(self.request.chain)
+        """The same until the step is committed: only then can the chain be longer than what the step computes."""
+        return self.start + self.tokens >= len(self.request.chain)
+
+    @property
+    def position(self) -> int:
+        """Where in the output the token is that it draws."""
+        return self.start + self.tokens - self.request.prompt_tokens
+
+
+def _is_penalized(sampling: Sampling) -> bool:
+    """Whether what is likely depends on all tokens before it; see `replica.sampling`."""
+    return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)

@@ -1,7 +1,8 @@
 """What the engine asks of whatever computes: the only part in which a simulated engine differs from a real one."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from replica.messages import TokenLogprobs
 from replica.request import Scheduled
@@ -12,10 +13,35 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+Finish: TypeAlias = Callable[[], list[Sampled | None]]
+
+
 class Runner(Protocol):
+    num_blocks: int  # of KV; of any number, where there is none
     vocab_size: int  # token ids are below it
     attention_name: str  # empty where none is computed
+    ahead: bool  # whether a step may be started before the results of the one before it are known
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
-        """Compute the step; one entry for each request, None where its chain does not end in this step."""
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        """Begin to compute the step, after all that was begun before; what it returns waits for the results.
+
+        They are one entry for each request, None where its chain does not end in this step.
+
+        A runner that runs ahead gets requests whose last token the step before is drawing, and reads it where that is
+        drawn. Of a request it may read blocks, chain and `Scheduled.position` only now: until it is asked for the
+        results, the blocks may be another's, and the chain longer.
+        """
         ...
+
+
+class ImmediateRunner(ABC):
+    """A runner that has computed the step when it returns."""
+
+    ahead = False
+
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        results = self.run(batch)
+        return lambda: results
+
+    @abstractmethod
+    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]: ...

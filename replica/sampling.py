@@ -38,27 +38,27 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
             tokens[row] = _best_of_broken(logits[row])
         elif not _is_plain(request):
             tokens[row] = _draw(logits[row], request, tokens[row])
-    logprobs = _logprobs(logits, tokens, requests)
+    logprobs = logprobs_of(logits, tokens, requests)
     return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
 def _is_plain(request: Request) -> bool:
     """Whether the highest logit is the answer."""
-    return request.sampling.temperature < GREEDY_BELOW and not _is_shaped(request)
+    return request.sampling.temperature < GREEDY_BELOW and not is_shaped(request, request.generated)
 
 
-def _is_shaped(request: Request) -> bool:
-    """Whether the client adds something to the logits."""
-    return bool(request.sampling.logit_bias) or _is_penalized(request.sampling) or _may_not_stop(request)
+def is_shaped(request: Request, generated: int) -> bool:
+    """Whether the client adds something to the logits of the token after so many."""
+    return bool(request.sampling.logit_bias) or is_penalized(request.sampling) or _may_not_stop(request, generated)
 
 
-def _is_penalized(sampling: Sampling) -> bool:
+def is_penalized(sampling: Sampling) -> bool:
     return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _may_not_stop(request: Request) -> bool:
+def _may_not_stop(request: Request, generated: int) -> bool:
     # As in vLLM: so many tokens come first. (The scheduler would let the last of these be a stop token.)
-    return request.generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
+    return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
 
 
 def _best_of_broken(row: Tensor) -> int:
@@ -75,38 +75,39 @@ def _tell_of_broken() -> None:
 def _draw(row: Tensor, request: Request, otherwise: int) -> int:
     """One row's token; `otherwise` if nothing may be drawn because every token would end the output too early."""
     sampling = request.sampling
-    shaped = _shaped(row, request) if _is_shaped(request) else row
-    peak, best = shaped.max(dim=0)
+    generated = request.generated
+    logits = shaped(row, request, generated) if is_shaped(request, generated) else row
+    peak, best = logits.max(dim=0)
     if peak == -math.inf:
         return otherwise
     if sampling.temperature < GREEDY_BELOW:
         return int(best)
-    ids = _likeliest(shaped, sampling.top_k)
+    ids = _likeliest(logits, sampling.top_k)
     if ids is not None:
-        shaped = shaped[ids]
+        logits = logits[ids]
     # In float64, so that no temperature makes an infinity of a logit. The largest weight is 1.
-    weights = (shaped.double() - peak.double()).div_(sampling.temperature).exp_()
+    weights = (logits.double() - peak.double()).div_(sampling.temperature).exp_()
     if sampling.min_p > 0:
         weights[weights < sampling.min_p] = 0
     if sampling.top_p < 1:
         weights[weights < _nucleus_end(weights, sampling.top_p)] = 0
-    place = pick(weights, uniform(sampling.seed, request.generated))
+    place = pick(weights, uniform(sampling.seed, generated))
     return place if ids is None else int(ids[place])
 
 
 # ---- what the client adds to the logits
 
 
-def _shaped(row: Tensor, request: Request) -> Tensor:
+def shaped(row: Tensor, request: Request, generated: int) -> Tensor:
     """With bias, without tokens that would end the output too early, and with penalties, in this order."""
     logits = row.clone()
     sampling, vocab = request.sampling, len(logits)
     bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab}
     if bias:
         logits[_ids(bias, logits)] += torch.tensor(list(bias.values()), device=logits.device, dtype=logits.dtype)
-    if _may_not_stop(request):
+    if _may_not_stop(request, generated):
         logits[_ids([token for token in sampling.stop_token_ids if token < vocab], logits)] = -math.inf
-    if _is_penalized(sampling):
+    if is_penalized(sampling):
         _penalize(logits, _seen(request), sampling)
     return logits
 
@@ -256,7 +257,7 @@ def _by_likelihood(pair: tuple[int, float]) -> tuple[float, int]:
     return -pair[1], pair[0]
 
 
-def _logprobs(logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]) -> dict[int, TokenLogprobs]:
+def logprobs_of(logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]) -> dict[int, TokenLogprobs]:
     """By row, for those whose clients want them."""
     wanted = {row: top for row, request in enumerate(requests) if (top := request.sampling.top_logprobs) is not None}
     if not wanted:

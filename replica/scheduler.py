@@ -4,6 +4,9 @@ A request asks for the tokens of its chain that are not computed yet: many after
 Decodes are served first. What is left of the budget goes to prompts in order of priority, whether they run already or
 wait; without priorities, whoever came first. When blocks run out, the running request of the lowest priority gives its
 blocks back and waits again; it will find most of them.
+
+A step may be scheduled while the one before it still flies: what is launched then counts as computed, and what is being
+drawn as a token, whichever it will be. `may_run_ahead` says whether that is enough to go by.
 """
 
 from bisect import bisect_left, insort
@@ -60,6 +63,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Let it wait; QueueFull or TooLong if it cannot."""
+        request.limit = min(request.limit, self.limits.max_model_len)
         self._check_length(request)  # first: nobody should be told to come back with what never fits
         # Those for whom there is a place only wait for the next step.
         queue = self.waiting - (self.limits.max_num_seqs - len(self.running))
@@ -73,7 +77,7 @@ class Scheduler:
         tokens, limit = len(request.chain), self.limits.max_model_len
         if tokens >= limit:
             raise TooLong(f"the prompt has {tokens} tokens and leaves no room for an answer: the model takes {limit}")
-        longest = max(tokens, min(limit, request.prompt_tokens + request.sampling.max_tokens))
+        longest = max(tokens, request.limit)
         capacity = self.pool.num_blocks * self.pool.block_size
         if longest > capacity:
             raise TooLong(
@@ -104,17 +108,28 @@ class Scheduler:
 
     # ---- one step
 
+    def may_run_ahead(self) -> bool:
+        """Whether the next step can be scheduled while one flies, or only when that one has landed.
+
+        Nobody may be preempted in flight, so there has to be room for the next token of everybody.
+        """
+        if any(request.needs_results for request in self.running):
+            return False
+        room, size = self.pool.free, self.pool.block_size
+        return len(self.running) <= room or room >= sum(
+            request.launched == len(request.blocks) * size and request.decodes for request in self.running
+        )
+
     def schedule(self, prefill_tokens: int | None = None) -> Batch:
         """What to compute now, with at most so many tokens of prefill; empty when there is nothing to do."""
         batch: Batch = []
         size, preemptions = self.pool.block_size, self.preemptions
         # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
         for request in self._in_order():
-            start = request.computed
-            if len(request.chain.tokens) - start == 1 and (
-                start < len(request.blocks) * size or self._make_room(request, start + 1)
-            ):
-                batch.append(Scheduled(request, start, 1))
+            if request.decodes:
+                tokens = request.launched + 1
+                if tokens <= len(request.blocks) * size or self._make_room(request, tokens):
+                    batch.append(request.launch(1))
         budget = self.limits.max_num_batched_tokens - len(batch)
         if prefill_tokens is not None:
             budget = min(budget, prefill_tokens)
@@ -148,7 +163,7 @@ class Scheduler:
             else:
                 break
             count = min(request.remaining, budget)
-            batch.append(Scheduled(request, request.computed, count))
+            batch.append(request.launch(count))
             budget -= count
         for request in passed:
             heappush(self._waiting, (request.priority, request))
@@ -180,9 +195,10 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
+        assert request.launched == request.computed, f"request {request.id} is preempted while it is computed"
         self._stop_running(request)
         request.uncached_tokens = request.remaining  # it will find the rest, if nobody takes it in between
-        request.computed = 0
+        request.computed = request.launched = 0
         if not request.generated:
             request.prompt_logprobs.clear()  # it computes its whole prompt again
         request.preemptions += 1
@@ -190,7 +206,7 @@ class Scheduler:
         heappush(self._waiting, (request.priority, request))
 
     def _look_up(self, request: Request) -> Match:
-        return NO_MATCH if _computes_whole_prompt(request) else self.pool.match(request.chain)
+        return NO_MATCH if request.computes_whole_prompt else self.pool.match(request.chain)
 
     def _start(self, request: Request, match: Match, budget: int) -> Scheduled | None:
         """Let it run, with what is cached of its chain; None, and nothing changed, if there is no room.
@@ -205,15 +221,15 @@ class Scheduler:
         new = -(-len(chain) // pool.block_size) - matched
         if pool.free < new:
             return None  # before a part is looked for, step after step
-        part = NO_PART if _computes_whole_prompt(request) else pool.part(chain, match)
+        part = NO_PART if request.computes_whole_prompt else pool.part(chain, match)
         hits = [*match.blocks, part.source] if part.adoptable else match.blocks
         blocks = pool.take(hits, new - part.adoptable)
         if blocks is None:
             return None
         request.blocks = blocks
         chain.named, chain.identity = matched, match.identity
-        request.computed = matched * pool.block_size + part.tokens
-        if not _computes_whole_prompt(request):
+        request.computed = request.launched = matched * pool.block_size + part.tokens
+        if not request.computes_whole_prompt:
             pool.count_lookup(len(chain), match, part, again=request.preemptions > 0)
         if request.cached_tokens is None:
             request.cached_tokens = min(request.computed, request.prompt_tokens)
@@ -221,7 +237,7 @@ class Scheduler:
         insort(self.running, request, key=_priority)
         is_copied = part.tokens > 0 and not part.adoptable
         copy = Copy(part.source, blocks[matched], part.tokens) if is_copied else None
-        return Scheduled(request, request.computed, min(request.remaining, budget), copy)
+        return request.launch(min(request.remaining, budget), copy)
 
     def _awaited(self, request: Request, matched: int) -> Request | None:
         """A running request that computes the next block of its prompt, so that it need not itself.
@@ -231,7 +247,7 @@ class Scheduler:
         keys = request.chain.keys
         if not self.pool.caching or matched >= (len(request.chain) - 1) // self.pool.block_size:
             return None
-        if _computes_whole_prompt(request):
+        if request.computes_whole_prompt:
             return None
         for other in self.running:
             chain = other.chain
@@ -241,10 +257,18 @@ class Scheduler:
         return None
 
     def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
-        """Take over what a step computed."""
+        """Take over what a step computed, if those for whom it did are still here.
+
+        While it flew, they may have been cancelled, or the step before may have drawn the token that ends their answer.
+        Their blocks were free at once, and what the step writes there harms nobody: it writes after the `computed`
+        tokens, the only ones that can be found; and whoever has been given such a block since has it written or copied
+        by a later step, whose work begins when this one's is done.
+        """
         outputs: list[Output] = []
         size = self.pool.block_size
         for (request, start, count, _), drawn in zip(batch, sampled, strict=True):
+            if not self._is_here(request):
+                continue
             request.computed = start + count
             filled = request.computed // size
             if filled > request.chain.named:
@@ -271,13 +295,9 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         sampling = request.sampling
-        length = len(request.chain.tokens)
-        generated = length - request.prompt_tokens
-        if token in sampling.stop_token_ids and generated >= sampling.min_tokens:
+        if token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
             return "stop"
-        if generated >= sampling.max_tokens or length >= self.limits.max_model_len:
-            return "length"
-        return None
+        return "length" if len(request.chain.tokens) >= request.limit else None
 
     # ---- say
 
@@ -289,9 +309,10 @@ class Scheduler:
         return (request for _, request in self._waiting if self._is_here(request))
 
     def queued_prefill_tokens(self) -> int:
-        """What has to be computed before everybody who is here now has a first token."""
+        """What has to be computed before everybody who is here now has a first token; what flies is not computed."""
         waiting = sum(request.uncached_tokens for request in self.waiting_requests())
-        return waiting + sum(request.remaining for request in self.running if request.remaining > 1)
+        uncomputed = (len(request.chain) - request.computed for request in self.running)
+        return waiting + sum(tokens for tokens in uncomputed if tokens > 1)
 
     def check(self) -> None:
         """Verify every invariant, the pool's included."""
@@ -299,7 +320,8 @@ class Scheduler:
         uses: dict[int, int] = {}
         for request in self.running:
             held, filled = len(request.blocks), request.computed // self.pool.block_size
-            assert held * self.pool.block_size >= request.computed, f"request {request.id} lacks blocks"
+            assert request.computed <= request.launched <= request.length, f"request {request.id} is ahead of itself"
+            assert held * self.pool.block_size >= request.launched, f"request {request.id} lacks blocks"
             assert request.chain.named <= filled, f"request {request.id} has named blocks that are not filled"
             assert len(set(request.blocks)) == held, f"request {request.id} has a block twice"
             for index, block in enumerate(request.blocks):
@@ -316,12 +338,8 @@ class Scheduler:
         assert waiting.isdisjoint(r.id for r in self.running), "a request runs and waits"
         assert self.requests.keys() == waiting | {r.id for r in self.running}, "a request is lost"
         assert all(not request.blocks for request in self.waiting_requests()), "a waiting request holds blocks"
+        assert not any(r.launched or r.drawing for r in self.waiting_requests()), "a waiting request is in flight"
         assert len(self.running) <= self.limits.max_num_seqs, "too many run"
-
-
-def _computes_whole_prompt(request: Request) -> bool:
-    """Of what is cached, nobody kept the log probabilities."""
-    return request.sampling.prompt_logprobs is not None and not request.generated
 
 
 def _priority(request: Request) -> tuple[float, int]:

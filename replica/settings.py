@@ -13,10 +13,9 @@ import click
 from api.settings import ABOVE_0, AT_LEAST_0, COUNT, FILE, LARGEST, PATH, TEXT, FiniteRange, Setting, Table, Text
 from kernels.backends import NAMES as ATTENTION
 from replica.config import EngineConfig, ReplicaConfig
-from replica.native_model import AUTO, DTYPES
+from replica.native_model import AUTO, CPU_KV_CACHE_GB, DEVICES, DTYPES
 
 NATIVE_MAX_STEP_S = 1.0
-NATIVE_KV_CACHE_GB = 1.0  # where nothing is said of the cache's size
 
 
 class ModelName(Text):
@@ -92,7 +91,28 @@ SETTINGS: dict[str, list[Setting]] = {
             "NAME",
             f"The kernels of attention: {', '.join(ATTENTION[:-1])} or {ATTENTION[-1]}.",
         ),
-        Setting("threads", "engine.threads", click.IntRange(1, 1024), "N", "Threads that compute."),
+        Setting(
+            "device",
+            "engine.device",
+            click.Choice(DEVICES),
+            "NAME",
+            f"Where to compute: {', '.join(DEVICES[1:])}, or auto: a GPU if there is one.",
+        ),
+        Setting("threads", "engine.threads", click.IntRange(1, 1024), "N", "Threads that compute, on a CPU."),
+        Setting(
+            "gpu_memory_utilization",
+            "engine.gpu_memory_utilization",
+            FiniteRange(0, 1, min_open=True),
+            "FRACTION",
+            "Of a GPU's memory, how much may be taken in all; what weights and a step leave of it is for the cache.",
+        ),
+        Setting(
+            "graphs",
+            "engine.graphs",
+            click.BOOL,
+            "",
+            "On a GPU, decode by graphs: faster, after some seconds at the start.",
+        ),
     ],
     "HTTP": [
         Setting("host", "host", TEXT, "HOST", "The address to listen on."),
@@ -132,7 +152,7 @@ SETTINGS: dict[str, list[Setting]] = {
             FiniteRange(0, LARGEST, min_open=True),
             "GB",
             "Size the cache by memory (10^9 bytes) instead of by --num-blocks.  "
-            f"[default: {NATIVE_KV_CACHE_GB:g}, unless simulated]",
+            f"[default: what a GPU has left (--gpu-memory-utilization); {CPU_KV_CACHE_GB:g} on a CPU]",
         ),
         Setting(
             "kv_bytes_per_token",

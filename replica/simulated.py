@@ -13,14 +13,14 @@ from replica.clock import Clock
 from replica.config import SimulatedConfig
 from replica.messages import TokenLogprobs
 from replica.request import Request, Scheduled
-from replica.runner import Sampled
+from replica.runner import ImmediateRunner, Sampled
 
 BYTES = (0, 256)
 # What a replica without a tokenizer babbles: about as many vowels and spaces as English has.
 LETTERS = b"eeeeetttaaaoooiiinnnsshhrrdllucmfwgypbvk      ,."
 
 
-class SimulatedRunner:
+class SimulatedRunner(ImmediateRunner):
     def __init__(
         self, speed: SimulatedConfig, clock: Clock, vocabulary: tuple[int, int], eos_token_ids: Sequence[int] = ()
     ) -> None:
@@ -28,6 +28,7 @@ class SimulatedRunner:
         self.clock = clock
         self.first_token, self.end_token = vocabulary
         self.eos_token_ids = eos_token_ids
+        self.num_blocks = 0
         self.vocab_size = 2**32  # whatever it is given
         self.attention_name = ""
         if not set(range(*vocabulary)).difference(eos_token_ids):
@@ -46,7 +47,11 @@ class SimulatedRunner:
         return speed.step_overhead_s + one_pass_s + prefill_tokens / speed.prefill_tokens_per_s
 
     def sample(self, request: Request) -> Sampled:
-        position = request.generated
+        """What follows the tokens that are known."""
+        return self.draw(request, request.generated)
+
+    def draw(self, request: Request, position: int) -> Sampled:
+        """The token at this position of the output."""
         stream = self._stream(request)
         sampling = request.sampling
         if sampling.prompt_logprobs is not None and position == 0:

@@ -63,13 +63,14 @@ def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
 
 
 def _ours(task: Task, host: str) -> tuple[str, ...]:
-    """The plan's options come first, so that ours count."""
+    """The plan's options come before ours, so that ours count; only of the device it may have its own mind."""
     plan = task.plan
+    device = ("--device", "cuda" if plan.resources.gpus else "cpu")
     what = ["--model", plan.model, "--served-model-name", plan.name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
     life = ["--die-with-parent", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template})
-    return tuple(module("fleet", "replica", *plan.options, *what, *where, *life, *files))
+    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))
 
 
 # ---- other engines

@@ -3,19 +3,21 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
 
+Spoken: TypeAlias = Callable[[int], str]
+
 
 class Progress(Protocol):
-    def advance(self, size_bytes: int) -> None: ...
+    def advance(self, done: int) -> None: ...
     def finish(self) -> None:
         """All is done; says how long it took."""
 
@@ -23,31 +25,36 @@ class Progress(Protocol):
         """It ends before it is done: nothing more is shown."""
 
 
-def progress_of(what: str, total_bytes: int, console: Console | None = None) -> Progress:
-    """Shows `what` ("loading llama") from now on."""
+def progress_of(what: str, total: int, console: Console | None = None, *, spoken: Spoken | None = None) -> Progress:
+    """Shows `what` ("loading llama") from now on; of bytes, unless it is said how to speak of so many."""
     console = console or Console(stderr=True)
-    return Bar(what, total_bytes, console) if console.is_terminal else Lines(what, total_bytes)
+    if console.is_terminal:
+        return Bar(what, total, console, DownloadColumn() if spoken is None else MofNCompleteColumn())
+    return Lines(what, total, spoken=spoken or spoken_size)
 
 
 class Lines:
     """A line at the start, at the end, and in between not more often than every 10 seconds."""
 
-    def __init__(self, what: str, total_bytes: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, what: str, total: int, clock_s: Callable[[], float] = time.monotonic, spoken: Spoken | None = None
+    ) -> None:
         self._what = what
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
+        self._total = total
+        self._done = 0
         self._clock_s = clock_s
+        self._spoken = spoken or spoken_size
         self._started_s = self._said_s = clock_s()
-        log.info("%s: %s", what, spoken_size(total_bytes))
+        log.info("%s: %s", what, self._spoken(total))
 
-    def advance(self, size_bytes: int) -> None:
-        self._done_bytes += size_bytes
+    def advance(self, done: int) -> None:
+        self._done += done
         now_s = self._clock_s()
         if now_s - self._said_s >= LINE_EVERY_S:
             self._said_s = now_s
             elapsed_s = now_s - self._started_s
-            done, total = spoken_size(self._done_bytes), spoken_size(self._total_bytes)
-            log.info("%s: %s of %s after %.0f s", self._what, done, total, elapsed_s)
+            so_far, total = self._spoken(self._done), self._spoken(self._total)
+            log.info("%s: %s of %s after %.0f s", self._what, so_far, total, elapsed_s)
 
     def finish(self) -> None:
         log.info("%s: done in %.1f s", self._what, self._clock_s() - self._started_s)
@@ -59,22 +66,26 @@ class Lines:
 class Bar:
     """One line of the terminal, which stays there when it is full."""
 
-    def __init__(self, what: str, total_bytes: int, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    def __init__(self, what: str, total: int, console: Console, amount: ProgressColumn) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
         self._bars = Bars(*columns, console=console)
-        self._task = self._bars.add_task(what, total=total_bytes)
-        self._total_bytes = total_bytes
+        self._task = self._bars.add_task(what, total=total)
+        self._total = total
         self._bars.start()
 
-    def advance(self, size_bytes: int) -> None:
-        self._bars.advance(self._task, size_bytes)
+    def advance(self, done: int) -> None:
+        self._bars.advance(self._task, done)
 
     def finish(self) -> None:
-        self._bars.update(self._task, completed=self._total_bytes)
+        self._bars.update(self._task, completed=self._total)
         self.stop()
 
     def stop(self) -> None:
         self._bars.stop()
+
+
+def spoken_count(count: int) -> str:
+    return str(count)
 
 
 def spoken_size(size_bytes: int) -> str:

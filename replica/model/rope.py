@@ -25,10 +25,3 @@ def _stretched(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = smooth.clamp(0, 1)
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-
-
-def rotate(heads: Tensor, turn: Tensor) -> Tensor:
-    """[rows, heads, head_dim], turned by each row's cosines and sines; a pair is a dimension of either half."""
-    cosines, sines = turn.unbind(1)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

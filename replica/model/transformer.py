@@ -6,15 +6,14 @@ Rows are tokens of a step (`kernels.paged`); everything here treats each row alo
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.linear import Linear, linear
-from kernels.paged import Attention, LayerCache, Step
+from kernels.paged import AnyStep, Attention, LayerCache
+from kernels.pointwise import Heads, Pointwise
 from replica.model.config import ModelConfig
-from replica.model.rope import rotate, rotation
+from replica.model.rope import rotation
 
 
 class Source(Protocol):
@@ -26,82 +25,78 @@ class Source(Protocol):
 class Transformer:
     """`hidden` runs the layers; `logits` ends it for the rows that are to be sampled."""
 
-    def __init__(self, config: ModelConfig, weights: Source, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Source, max_model_len: int, pointwise: Pointwise | None = None
+    ) -> None:
         self.config = config
+        self.pointwise = pointwise or Pointwise()
         width, vocabulary = config.hidden_size, config.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
-        self.dtype = self._embedding.dtype
-        self._layers = [Layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)]
+        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self._layers = [
+            Layer(config, weights, f"model.layers.{index}.", self.pointwise) for index in range(config.num_layers)
+        ]
         self._norm = weights.take("model.norm.weight", width)
         # A packed copy of its own, where the embedding is shared: a packed matrix has no rows to look up.
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", vocabulary, width)
         self._head = linear(head)
-        self._rotation = rotation(config, max_model_len).to(self.dtype)
+        self._rotation = rotation(config, max_model_len).to(self.device, self.dtype)
 
-    def hidden(self, token_ids: Tensor, step: Step, caches: Sequence[LayerCache], attention: Attention) -> Tensor:
+    def hidden(
+        self, token_ids: Tensor, step: AnyStep, caches: Sequence[LayerCache], attention: Attention[AnyStep]
+    ) -> Tensor:
         """What the last layer makes of the rows; their KV is in the caches then."""
-        rows = self._embedding[token_ids]
+        rows, delta = self._embedding[token_ids], None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):
-            rows = layer.run(rows, turn, step, cache, attention)
-        return rows
+            rows, delta = layer.run(rows, delta, turn, step, cache, attention)
+        return rows if delta is None else rows + delta
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocabulary] in float32."""
-        return self._head(_normed(hidden, self._norm, self.config.rms_norm_eps)).float()
-
-    def new_caches(self, num_blocks: int, block_size: int) -> list[LayerCache]:
-        """KV memory for all layers, zero: what was never written is read too, and multiplied by zero."""
-        shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_dim)
-        return [LayerCache(_zeros(shape, self.dtype), _zeros(shape, self.dtype)) for _ in range(self.config.num_layers)]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that the system gives when it is first written: torch's own zeros would take all of it at once."""
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+        _, rows = self.pointwise.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
+        logits = self._head(rows)
+        return logits.float() if out is None else out.copy_(logits)
 
 
 class Layer:
     """Attention and MLP, each behind a norm and added to what came in; `name` begins its weights' names."""
 
-    def __init__(self, config: ModelConfig, weights: Source, name: str) -> None:
-        self._config = config
-        width, inner = config.hidden_size, config.intermediate_size
-        self._queries = config.num_heads * config.head_dim
-        self._keys = config.num_kv_heads * config.head_dim
+    def __init__(self, config: ModelConfig, weights: Source, name: str, pointwise: Pointwise) -> None:
+        self._pointwise = pointwise
+        self._eps = config.rms_norm_eps
+        width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = weights.take(f"{name}input_layernorm.weight", width)
         self._post_norm = weights.take(f"{name}post_attention_layernorm.weight", width)
-        projections = {"q_proj": self._queries, "k_proj": self._keys, "v_proj": self._keys}
+        projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         self._qkv = _joined(weights, f"{name}self_attn.", projections, width, biased=config.qkv_bias)
-        output = {"o_proj": width}
-        self._output = _joined(weights, f"{name}self_attn.", output, self._queries, biased=config.output_bias)
+        self._output = _joined(weights, f"{name}self_attn.", {"o_proj": width}, queries, biased=config.output_bias)
         self._gate_up = _joined(
             weights, f"{name}mlp.", {"gate_proj": inner, "up_proj": inner}, width, biased=config.mlp_bias
         )
         self._down = _joined(weights, f"{name}mlp.", {"down_proj": width}, inner, biased=config.mlp_bias)
-        self._qk_norms: tuple[Tensor, Tensor] | None = None
+        norms = None
         if config.qk_norm:
-            head_dim = config.head_dim
-            self._qk_norms = (
-                weights.take(f"{name}self_attn.q_norm.weight", head_dim),
-                weights.take(f"{name}self_attn.k_norm.weight", head_dim),
-            )
+            query_norm, key_norm = (weights.take(f"{name}self_attn.{part}_norm.weight", head_dim) for part in "qk")
+            norms = query_norm, key_norm
+        self._heads = Heads(config.num_heads, config.num_kv_heads, head_dim, norms, self._eps)
 
-    def run(self, rows: Tensor, turn: Tensor, step: Step, cache: LayerCache, attention: Attention) -> Tensor:
-        eps = self._config.rms_norm_eps
-        rows = rows + self._attend(_normed(rows, self._input_norm, eps), turn, step, cache, attention)
-        gate, up = self._gate_up(_normed(rows, self._post_norm, eps)).chunk(2, dim=-1)
-        return rows + self._down(_silu(gate).mul_(up))
-
-    def _attend(self, rows: Tensor, turn: Tensor, step: Step, cache: LayerCache, attention: Attention) -> Tensor:
-        head_dim = self._config.head_dim
-        projected = self._qkv(rows).split((self._queries, self._keys, self._keys), dim=-1)
-        queries, keys, values = (part.unflatten(-1, (-1, head_dim)) for part in projected)
-        if self._qk_norms is not None:
-            queries = _normed(queries, self._qk_norms[0], self._config.rms_norm_eps)
-            keys = _normed(keys, self._qk_norms[1], self._config.rms_norm_eps)
-        attention.store(rotate(keys, turn), values, cache, step)
-        return self._output(attention.attend(rotate(queries, turn), cache, step).flatten(1))
+    def run(
+        self,
+        rows: Tensor,
+        delta: Tensor | None,
+        turn: Tensor,
+        step: AnyStep,
+        cache: LayerCache,
+        attention: Attention[AnyStep],
+    ) -> tuple[Tensor, Tensor]:
+        """The rows, and what is still to be added to them: whoever comes next does both in one pass."""
+        rows, inputs = self._pointwise.add_norm(rows, delta, self._input_norm, self._eps)
+        queries = self._pointwise.turn_and_store(self._qkv(inputs), self._heads, turn, cache, step)
+        delta = self._output(attention.attend(queries, cache, step).flatten(1))
+        rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
+        return rows, self._down(self._pointwise.swiglu(self._gate_up(inputs)))
 
 
 def _joined(weights: Source, name: str, outputs: dict[str, int], inputs: int, *, biased: bool) -> Linear:
@@ -109,15 +104,3 @@ def _joined(weights: Source, name: str, outputs: dict[str, int], inputs: int, *,
     matrices = [weights.take(f"{name}{part}.weight", size, inputs) for part, size in outputs.items()]
     biases = [weights.take(f"{name}{part}.bias", size) for part, size in outputs.items()] if biased else []
     return linear(torch.cat(matrices), torch.cat(biases) if biases else None)
-
-
-def _normed(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm, computed in float32 whatever the type."""
-    return functional.rms_norm(rows, weight.shape, weight, eps)
-
-
-def _silu(gate: Tensor) -> Tensor:
-    """gate / (1 + exp(-gate)). torch's own rounds the ends of what a thread computes otherwise, and cuts rows there."""
-    if gate.dtype != torch.float32:
-        return functional.silu(gate)
-    return gate / gate.neg().exp_().add_(1)

@@ -30,9 +30,16 @@ NAMED_AT_MOST = 8
 class Weights:
     """`take` every tensor, then `finish`. As a context it closes its files also when something fails."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
         self._folder = folder
         self._dtype = dtype
+        self._device = device
         self._places = dict(_places(folder))  # the file of each tensor
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
@@ -42,7 +49,7 @@ class Weights:
         self._progress = progress or progress_of(f"loading {folder.name}", self.total_bytes)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name, in the dtype. ValueError where it is missing or is not what was asked for."""
+        """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""
         if name not in self._places:
             raise ValueError(f"{self._folder} has no tensor {name}; the checkpoint does not fit its config.json")
         file = self._places[name]
@@ -68,7 +75,7 @@ class Weights:
         return tensor
 
     def _converted(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        converted = tensor.to(self._dtype)
+        converted = tensor.to(self._device, self._dtype)
         narrows = self._dtype == torch.float16 and tensor.dtype != torch.float16
         if narrows and not bool(converted.isfinite().all()):
             raise ValueError(f"{what} has values that float16 cannot hold; use bfloat16 or float32")

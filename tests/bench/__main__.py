@@ -10,6 +10,7 @@ PARTS = (
     "core",
     "workloads",
     "forks",
+    "host",
     "serving",
     "events",
     "index",

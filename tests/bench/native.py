@@ -23,16 +23,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from events.blocks import pack_tokens
+from kernels.contexts import Context
 from kernels.cpu import decode_fused, exact, prefill_fused
-from kernels.paged import Context, LayerCache
+from kernels.paged import LayerCache
 from replica.clock import WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
-from replica.native import NativeRunner, build
+from replica.native import NativeRunner, build, build_on_cpu
 from replica.request import Scheduled
-from replica.runner import Sampled
+from replica.runner import ImmediateRunner, Sampled
 from tests.bench.measure import heading, row
 from tests.chaos.replicas import cpu_s
 from tests.replica.natives import Native
@@ -300,7 +301,7 @@ class Ours(Worker):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         config = engine_config(self.folder, self.dtype, self.blocks)
-        self.runner = PromptsForFree(build(config))
+        self.runner = PromptsForFree(build_on_cpu(config))
         self.engine = Engine(config, self.runner, WallClock())
 
     def answer(self, asked: dict[str, int]) -> list[Cost]:
@@ -319,11 +320,12 @@ class Ours(Worker):
         return [between(began, self.clock())]
 
 
-class PromptsForFree:
+class PromptsForFree(ImmediateRunner):
     """Takes a prompt for computed, with the random KV that is in its blocks."""
 
     def __init__(self, runner: NativeRunner) -> None:
         self.runner = runner
+        self.num_blocks = runner.num_blocks
         self.vocab_size = runner.vocab_size
         self.attention_name = runner.attention_name
         for cache in runner.caches:

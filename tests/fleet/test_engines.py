@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 import zmq
 
 from events.subscriber import Source
 from fleet.host.engines import Launch, engine_missing, launch
-from fleet.plan import Engine, ModelPlan, Task
+from fleet.plan import Engine, ModelPlan, Resources, Task
 from replica.cli import replica
 from router.spec import spec_of
 
@@ -80,6 +81,14 @@ def test_the_replica_takes_its_command(tmp_path: Path) -> None:
 def test_what_the_fleet_says_counts_whatever_the_options_say() -> None:
     said = params(start(ModelPlan(name="small", model="demo", options=("--port=1", "--engine=simulated"))).command)
     assert (said["port"], said["engine"]) == (0, "native")
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda"), (0.5, "cuda")])
+def test_ours_computes_on_a_gpu_if_it_was_given_one(gpus: float, device: str) -> None:
+    plan = ModelPlan(name="small", model="demo", resources=Resources(gpus=gpus))
+    assert params(start(plan).command)["device"] == device
+    other = params(start(msgspec.structs.replace(plan, options=("--device", "auto"))).command)
+    assert other["device"] == "auto"
 
 
 def test_ours_says_itself_where_it_listens() -> None:

@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.paged import Attention, LayerCache, Step
+from kernels.contexts import ContextStep
+from kernels.paged import Attention, LayerCache
+from kernels.pointwise import Pointwise
 from kernels.spans import Span
 
 
@@ -53,19 +55,23 @@ def memory(lengths: list[int], shape: Shape, dtype: torch.dtype = torch.float32)
     return LayerCache(torch.full(size, torch.nan, dtype=dtype), torch.full(size, torch.nan, dtype=dtype))
 
 
-def run(attention: Attention, cache: LayerCache, shape: Shape, parts: list[tuple[Sequence, int, int]]) -> list[Tensor]:
+def run(
+    attention: Attention[ContextStep], cache: LayerCache, shape: Shape, parts: list[tuple[Sequence, int, int]]
+) -> list[Tensor]:
     """One step: for each part the rows of the sequence's tokens from `start` on; decodes have to stand first."""
     spans = [sequence.span(start, count) for sequence, start, count in parts]
     decoding = sum(span.tokens == 1 for span in spans)
-    step = Step(spans[:decoding], spans[decoding:], shape.block_size)
+    step = ContextStep(spans[:decoding], spans[decoding:], shape.block_size)
     queries = torch.cat([sequence.queries[start : start + count] for sequence, start, count in parts])
     keys = torch.cat([sequence.keys[start : start + count] for sequence, start, count in parts])
     values = torch.cat([sequence.values[start : start + count] for sequence, start, count in parts])
-    attention.store(keys, values, cache, step)
+    Pointwise().store(keys, values, cache, step)
     return list(attention.attend(queries, cache, step).split([count for _, _, count in parts]))
 
 
-def computed(attention: Attention, sequence: Sequence, shape: Shape, chunks: list[int], cache: LayerCache) -> Tensor:
+def computed(
+    attention: Attention[ContextStep], sequence: Sequence, shape: Shape, chunks: list[int], cache: LayerCache
+) -> Tensor:
     """All rows of one sequence, so many tokens at a time."""
     rows, start = [], 0
     for count in chunks:

@@ -1,43 +1,186 @@
 """The first backend that works is taken, unless one is asked for by name."""
 
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from kernels import backends
 from kernels.backends import Backend, choose
 from kernels.cpu import CpuAttention
+from tests.kernels import flashes
+
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 
 def broken(error: Exception) -> Backend:
-    def load() -> CpuAttention:
+    def load(_dtype: torch.dtype, _block_size: int) -> CpuAttention:
         raise error
 
     return Backend("broken", "cpu", load)
 
 
 def test_a_cpu_gets_the_cpu_path() -> None:
-    choice = choose()
+    choice = choose("auto", "cpu", FLOAT32, 16)
     assert choice.attention.name == "cpu" and choice.passed == {}
 
 
 def test_what_is_asked_for_by_name_is_taken() -> None:
-    assert choose("reference").attention.name == "reference"
+    assert choose("reference", "cpu", FLOAT32, 16).attention.name == "reference"
 
 
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError("no library"), RuntimeError("no operator")])
 def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "ORDER", (broken(error), *backends.ORDER))
-    choice = choose()
+    choice = choose("auto", "cpu", FLOAT32, 16)
     assert choice.attention.name == "cpu" and choice.passed == {"broken": str(error)}
     with pytest.raises(ValueError, match=f"attention 'broken' cannot be used on cpu; broken: {error}"):
-        choose("broken")
+        choose("broken", "cpu", FLOAT32, 16)
 
 
 def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "ORDER", (broken(KeyError("x")),))
     with pytest.raises(KeyError):
-        choose()
+        choose("auto", "cpu", FLOAT32, 16)
 
 
-def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="attention 'fast' cannot be used on cpu; use one of auto, cpu, reference"):
-        choose("fast")
+@pytest.mark.parametrize(
+    ("name", "device", "names"),
+    [
+        ("fast", "cpu", "auto, cpu, reference"),
+        ("triton", "cpu", "auto, cpu, reference"),
+        ("cpu", "cuda", "auto, flash3, flash3-vllm, varlen, triton, torch"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_there_are(name: str, device: str, names: str) -> None:
+    with pytest.raises(ValueError, match=f"attention {name!r} cannot be used on {device}; use one of {names}$"):
+        choose(name, device, FLOAT32, 16)
+
+
+# ---- on a GPU: what is installed is made up, and so is the GPU
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper, with torch and nothing else."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    for name in ("vllm_flash_attn", "vllm", "kernels.gpu.attention"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
+def operator() -> Iterator[None]:
+    with flashes.operator():
+        yield
+
+
+def own_flash(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    """The user has a `vllm_flash_attn`, of which this is `flash_attn_varlen_func`."""
+    module = SimpleNamespace(flash_attn_varlen_func=function)
+    monkeypatch.setitem(sys.modules, "vllm_flash_attn", module)
+
+
+def of_today(q: Any, k: Any, v: Any, *, seqused_k: Any) -> None: ...
+
+
+def of_2024(q: Any, k: Any, v: Any, *, block_table: Any) -> None: ...
+
+
+def vllm(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str = "_vllm_fa3_C.abi3.so") -> Path:
+    """A vllm is installed, which says so if it is imported."""
+    monkeypatch.delitem(sys.modules, "vllm")
+    (folder / "vllm/vllm_flash_attn").mkdir(parents=True)
+    for module in ("vllm", "vllm/vllm_flash_attn"):
+        (folder / module / "__init__.py").write_text("raise AssertionError('vllm was imported')")
+    (folder / "vllm/vllm_flash_attn" / library).write_text("no library")
+    monkeypatch.syspath_prepend(folder)
+    return folder / "vllm/vllm_flash_attn" / library
+
+
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a Triton, or what would use it."""
+    module = SimpleNamespace(tried=lambda _dtype, _block_size: SimpleNamespace(name="triton"))
+    monkeypatch.setitem(sys.modules, "kernels.gpu.attention", module)
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_flash_attention_of_the_users_own_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_flash(monkeypatch, of_today)
+    choice = choose("auto", "cuda", BFLOAT16, 16)
+    assert choice.attention.name == "flash3" and not choice.passed
+
+
+def test_then_the_one_inside_vllm_of_which_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, loaded = vllm(tmp_path, monkeypatch), list[Path]()
+    with flashes.operator():
+        monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+        choice = choose("auto", "cuda", BFLOAT16, 16)
+    assert choice.attention.name == "flash3" and choice.passed.keys() == {"flash3"}
+    assert loaded == [path] and "vllm" not in sys.modules
+
+
+def test_then_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(varlen_attn=flashes.varlen_attn([]))
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    choice = choose("auto", "cuda", BFLOAT16, 512)
+    assert choice.attention.name == "varlen" and list(choice.passed) == ["flash3", "flash3-vllm"]
+
+
+def test_then_triton_and_at_last_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = choose("auto", "cuda", BFLOAT16, 16)
+    assert choice.attention.name == "torch" and list(choice.passed) == ["flash3", "flash3-vllm", "varlen", "triton"]
+    triton(monkeypatch)
+    assert choose("auto", "cuda", BFLOAT16, 16).attention.name == "triton"
+
+
+@pytest.mark.usefixtures("operator")
+def test_float32_goes_to_triton_whatever_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_flash(monkeypatch, of_today)
+    vllm(tmp_path, monkeypatch)
+    triton(monkeypatch)
+    choice = choose("auto", "cuda", FLOAT32, 256)
+    assert choice.attention.name == "triton"
+    assert all("not torch.float32" in reason for reason in choice.passed.values())
+
+
+def test_why_nothing_else_will_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_flash(monkeypatch, of_2024)
+    vllm(tmp_path, monkeypatch)
+    passed = choose("auto", "cuda", BFLOAT16, 16).passed
+    assert "takes no seqused_k" in passed["flash3"]
+    assert "_vllm_fa3_C.abi3.so" in passed["flash3-vllm"]  # the loader's own words
+    assert passed["varlen"] == "varlen_attn wants a block size that 256 divides, not 16"
+
+
+def test_a_library_without_the_operator_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_flash(monkeypatch, of_today)
+    assert "has no fwd" in choose("auto", "cuda", BFLOAT16, 16).passed["flash3"]
+
+
+def test_a_vllm_without_the_library_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm(tmp_path, monkeypatch, library="_vllm_fa2_C.abi3.so")
+    assert "has no _vllm_fa3_C" in choose("auto", "cuda", BFLOAT16, 16).passed["flash3-vllm"]
+
+
+def test_a_torch_that_takes_no_tables_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(varlen_attn=of_today)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    assert "takes no block_table" in choose("auto", "cuda", BFLOAT16, 256).passed["varlen"]
+
+
+def test_this_torch_takes_tables_from_2_12_on() -> None:
+    """The one that the fakes stand for."""
+    function = import_module("torch.nn.attention.varlen").varlen_attn
+    taken = "block_table" in function.__kwdefaults__
+    assert taken == (torch.__version__ >= "2.12")
+
+
+def test_an_older_device_is_told_which_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    with pytest.raises(ValueError, match=r"FlashAttention 3 needs compute capability 9\.x; this device has 8\.6"):
+        choose("flash3", "cuda", BFLOAT16, 16)

@@ -1,6 +1,5 @@
 """Small engines in virtual time, chains for small pools, and a runner with a memory of its own."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -123,10 +122,11 @@ class RememberingRunner(SimulatedRunner):
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         self.copy(batch)
         for request, start, *_ in batch:
-            assert self.held(request, start) == content(request, start), f"request {request.id} reads others' KV"
+            expected = content(request.chain, self.tokens(request)[:start])
+            assert self.held(request, start) == expected, f"request {request.id} reads others' KV"
         written: set[tuple[int, int]] = set()
         for request, start, count, _ in batch:
-            values = content(request, start + count)[start:]
+            values = content(request.chain, self.tokens(request)[: start + count])[start:]
             places = [place(request, position) for position in range(start, start + count)]
             assert written.isdisjoint(places), f"request {request.id} writes where another does"
             written.update(places)
@@ -150,6 +150,10 @@ class RememberingRunner(SimulatedRunner):
             self.memory |= {(copy.target, at): value for at, value in enumerate(values) if value is not None}
             self.copied_tokens += copy.tokens
 
+    def tokens(self, request: Request) -> list[int]:
+        """As the runner knows them."""
+        return request.chain.tokens.tolist()
+
     def held(self, request: Request, count: int) -> list[int | None]:
         return [self.memory.get(place(request, position)) for position in range(count)]
 
@@ -160,8 +164,7 @@ def place(request: Request, position: int) -> tuple[int, int]:
     return request.blocks[block], offset
 
 
-def content(request: Request, count: int) -> list[int]:
-    """What the KV of each of the first tokens depends on, as a number."""
-    own = request.chain
-    value = hash((own.lora_name, own.cache_salt))
-    return [value := hash((value, token)) for token in array("I", own.tokens[:count])]
+def content(chain: Chain, tokens: Iterable[int]) -> list[int]:
+    """What the KV of each of these tokens, the first of the chain, depends on, as a number."""
+    value = hash((chain.lora_name, chain.cache_salt))
+    return [value := hash((value, token)) for token in tokens]

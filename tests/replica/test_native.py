@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from events.blocks import pack_tokens
 from replica.chain import Chain
+from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
+from replica.model.config import read_config
+from replica.native import build
 from replica.request import Request
 from tests.bench.serving import as_http, ask_all
 from tests.chaos.replicas import resident_bytes
@@ -20,7 +24,7 @@ from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, chain, forged
 from tests.replica.models import VOCABULARY, Answer, finish, saved
 from tests.replica.models import native as engine_of
-from tests.replica.natives import SMALL, Native, ask, completion, native, tokens
+from tests.replica.natives import SMALL, Native, ask, completion, native, refused, tokens
 
 real_processes = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GREEDY = Sampling(max_tokens=12, temperature=0.0, top_logprobs=3)
@@ -177,3 +181,20 @@ def test_everything_comes_back_after_storms_of_cancels(folder: Path) -> None:
         assert tokens(served, asked) == expected
         wait_until(lambda: served.post("/reset_prefix_cache").status == 200, "nothing is used")
         assert tokens(served, asked) == expected
+
+
+# ---- where nothing is said
+
+
+def test_on_a_cpu_the_cache_has_a_gigabyte_if_nothing_is_said(folder: Path) -> None:
+    runner = build(EngineConfig(model="m", model_path=str(folder), num_blocks=0, device="cpu"))
+    kv_bytes = runner.num_blocks * 16 * read_config(folder).kv_bytes_per_token("float32")
+    assert 0.99e9 < kv_bytes <= 1e9
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"--device cuda: torch .* sees no GPU here; use --device cpu or mend that"):
+        engine_of(folder, device="cuda")
+    status, said = refused("--model", folder, "--device", "cuda")
+    assert status == 1 and "Error: the engine cannot start: --device cuda: torch" in said

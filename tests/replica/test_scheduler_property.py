@@ -52,7 +52,7 @@ class StrictRunner(RememberingRunner):
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         assert sum(scheduled.tokens for scheduled in batch) <= self.budget
         assert len({scheduled.request.id for scheduled in batch}) == len(batch) <= self.seqs
-        assert all(start == request.computed and count > 0 for request, start, count, _ in batch)
+        assert all(start + count == request.launched and count > 0 for request, start, count, _ in batch)
         return super().run(batch)
 
 
@@ -74,7 +74,8 @@ class Expected:
             assert output.prompt_logprobs is None
         assert output.token_ids == self.left[: len(output.token_ids)]
         del self.left[: len(output.token_ids)]
-        assert (output.finish_reason is None) == bool(self.left)
+        ends = "stop" if output.token_ids == [EOS] else "length"
+        assert output.finish_reason == (None if self.left else ends)
         assert self.cached in (None, output.cached_tokens), "it was cached differently a moment ago"
         self.cached = output.cached_tokens
         assert self.cached <= len(self.prompt) - (not self.resumed)
@@ -86,6 +87,7 @@ class World(RuleBasedStateMachine):
     """Requests come with shared prefixes, priorities, salts, or half an answer; some go, some are preempted."""
 
     pool_type: type[BlockPool] = BlockPool
+    runner_type: type[StrictRunner] = StrictRunner
 
     @initialize(
         room=st.integers(8, 50),
@@ -98,7 +100,7 @@ class World(RuleBasedStateMachine):
     def begin(self, room: int, size: int, seqs: int, spare: int, waiting: int, partial: bool) -> None:
         num_blocks = -(-room // size)
         limits = {"max_num_seqs": seqs, "max_num_batched_tokens": seqs + spare, "max_waiting": waiting}
-        self.engine: Engine = engine(runner=StrictRunner, num_blocks=num_blocks, block_size=size, **limits, **SAME)
+        self.engine: Engine = engine(runner=self.runner_type, num_blocks=num_blocks, block_size=size, **limits, **SAME)
         assert isinstance(self.engine.runner, StrictRunner)
         self.engine.runner.budget, self.engine.runner.seqs = seqs + spare, seqs
         self.engine.pool = self.engine.scheduler.pool = self.pool_type(num_blocks, size, partial=partial)
@@ -172,18 +174,19 @@ class World(RuleBasedStateMachine):
             self.one_step()
 
     def one_step(self) -> None:
-        busy, computed_before = self.engine.busy, self.progress()
+        here, progress_before = bool(self.engine.scheduler.requests), self.progress()
         for output in self.engine.step():
             self.generated += len(output.token_ids)
             self.expected[output.id].hear(output, self.engine.pool.block_size, partial=self.engine.pool.partial)
             if output.finish_reason:
                 del self.expected[output.id]
         self.verify()
-        assert not busy or self.progress() != computed_before, "a step with requests left everything as it was"
+        assert not here or self.progress() != progress_before, "a step with requests left everything as it was"
 
     def progress(self) -> tuple[object, ...]:
         scheduler = self.engine.scheduler
-        return scheduler.generated_tokens, scheduler.preemptions, [(r.id, r.computed) for r in scheduler.running]
+        running = [(request.id, request.computed, request.launched) for request in scheduler.running]
+        return scheduler.generated_tokens, scheduler.preemptions, running
 
     def verify(self) -> None:
         self.engine.check()

@@ -184,7 +184,7 @@ def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
 
 
 def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path) -> None:
-    failed = Replica(config(num_blocks=0), TMPDIR=str(temporary))
+    failed = Replica(config(num_blocks=1, block_size=1), TMPDIR=str(temporary))
     assert failed.end(None) == 1
     [line] = failed.err
     assert line.startswith("Error: the engine cannot start: ") and "raise --num-blocks" in line

@@ -319,14 +319,15 @@ def test_the_native_engine_is_told_what_its_model_says(native: tuple[str, ...]) 
     made = config(base=native).engine
     assert (made.engine, made.model, made.model_path) == ("native", native[1], native[1])
     assert (made.dtype, made.vocabulary, made.max_model_len) == ("float32", (0, 300), 512)
-    assert made.num_blocks == 10**9 // (16 * FP32_TOKEN)
+    assert (made.device, made.num_blocks) == ("auto", 0), "what the device has room for is known where it is"
 
 
 def test_the_type_is_that_of_the_model_unless_given(tmp_path: Path) -> None:
     base = ("--model", model_folder(tmp_path, dtype="bfloat16"))
     auto, given = config(base=base).engine, config("--dtype", "float32", base=base).engine
     assert (auto.dtype, given.dtype) == ("bfloat16", "float32")
-    assert auto.num_blocks == 10**9 // (16 * FP32_TOKEN // 2)
+    sized = config("--kv-cache-gb", "0.1", base=base).engine
+    assert sized.num_blocks == 10**8 // (16 * FP32_TOKEN // 2)
 
 
 def test_the_native_cache_is_sized_by_memory_or_by_number(native: tuple[str, ...]) -> None:

@@ -1,0 +1,183 @@
+"""FlashAttention as others build it: version 3 with vLLM's extensions, and what torch has of version 2.
+
+Both read tables as they are here. The operator of version 3 is called itself: its Python wrapper imports all of vLLM.
+"""
+
+import inspect
+from abc import abstractmethod
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.paged import Attention, LayerCache
+from kernels.tables import TableStep
+
+LIBRARY = "_vllm_fa3_C"
+HOPPER = 9  # of the compute capability
+TYPES = (torch.bfloat16, torch.float16)
+VARLEN_BLOCK = 256
+
+# Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
+GIVEN = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "softmax_scale"}
+CONSTANTS: dict[str, Any] = {
+    "is_causal": True,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "softcap": 0.0,
+    "is_rotary_interleaved": True,
+    "num_splits": 0,  # as many as seem right to it
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+}
+
+
+class FlashAttention(Attention[TableStep]):
+    """One call for any rows that stand one after the other: those that decode are prefills of one row."""
+
+    @abstractmethod
+    def call(
+        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
+    ) -> Tensor: ...
+
+    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        if not step.prefilling:
+            return self.decode(queries, cache, step)
+        return self.call(queries, cache, step, slice(None), step.starts, step.longest_prefill)
+
+    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        return self.call(queries, cache, step, slice(step.decoding), step.starts[: step.decoding + 1], 1)
+
+    def prefill(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        starts = step.starts[step.decoding :] - step.decoding
+        return self.call(queries, cache, step, slice(step.decoding, None), starts, step.longest_prefill)
+
+
+class FlashAttention3(FlashAttention):
+    name = "flash3"
+
+    def __init__(self, operator: Any) -> None:
+        """RuntimeError: it is no operator that this could call."""
+        self._operator = operator
+        self._others = others_of(operator)
+
+    def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
+        """As many sequences of one row: no starts are needed."""
+        return self.call(queries.unsqueeze(1), cache, step, slice(step.decoding), None, None).squeeze(1)
+
+    def call(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        step: TableStep,
+        sequences: slice,
+        starts: Tensor | None,
+        longest_rows: int | None,
+    ) -> Tensor:
+        results: list[Tensor] = self._operator(
+            q=queries,
+            k=cache.keys,
+            v=cache.values,
+            cu_seqlens_q=starts,
+            seqused_k=step.lengths[sequences],
+            max_seqlen_q=longest_rows,
+            max_seqlen_k=step.longest,
+            page_table=step.tables[sequences],
+            softmax_scale=queries.shape[-1] ** -0.5,
+            **self._others,
+        )
+        return results[0]
+
+
+def others_of(operator: Any) -> dict[str, Any]:
+    """What this version wants besides what is given."""
+    arguments = operator.default._schema.arguments
+    names = {argument.name for argument in arguments}
+    if not names >= GIVEN:
+        raise RuntimeError(f"{LIBRARY}.fwd does not take {', '.join(sorted(GIVEN - names))}; use another version of it")
+    others = {}
+    for argument in arguments:
+        if argument.name in CONSTANTS:
+            others[argument.name] = CONSTANTS[argument.name]
+        elif argument.name not in GIVEN and not argument.has_default_value():
+            if not str(argument.type).startswith("Optional"):
+                raise RuntimeError(f"{LIBRARY}.fwd wants {argument.name}, which is unknown; use another version of it")
+            others[argument.name] = None
+    return others
+
+
+def own_flash3(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
+    """From a `vllm_flash_attn` of the user's own."""
+    _check_flash3(dtype)
+    function = import_module("vllm_flash_attn").flash_attn_varlen_func
+    if "seqused_k" not in inspect.signature(function).parameters:
+        raise RuntimeError("this vllm_flash_attn takes no seqused_k; build one of 2025 or later")
+    return FlashAttention3(_operator())
+
+
+def flash3_of_vllm(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
+    """From the library inside an installed vllm, of which nothing is imported."""
+    _check_flash3(dtype)
+    found = find_spec("vllm")
+    folders = found.submodule_search_locations if found else None
+    if not folders:
+        raise ImportError("vllm is not installed")
+    libraries = [path for folder in folders for path in Path(folder, "vllm_flash_attn").glob(f"{LIBRARY}*.so")]
+    if not libraries:
+        raise ImportError(f"this vllm has no {LIBRARY}; install one for CUDA")
+    torch.ops.load_library(libraries[0])
+    return FlashAttention3(_operator())
+
+
+def _operator() -> Any:
+    namespace = getattr(torch.ops, LIBRARY)
+    if not hasattr(namespace, "fwd"):
+        raise RuntimeError(f"torch.ops.{LIBRARY} has no fwd; it was built without FlashAttention 3")
+    return namespace.fwd
+
+
+def _check_flash3(dtype: torch.dtype) -> None:
+    _check_type("FlashAttention 3", dtype)
+    major, minor = torch.cuda.get_device_capability()
+    if major != HOPPER:
+        raise RuntimeError(f"FlashAttention 3 needs compute capability {HOPPER}.x; this device has {major}.{minor}")
+
+
+def _check_type(name: str, dtype: torch.dtype) -> None:
+    if dtype not in TYPES:
+        raise RuntimeError(f"{name} computes {' and '.join(map(str, TYPES))}, not {dtype}")
+
+
+class VarlenAttention(FlashAttention):
+    """What torch has itself, from 2.12 on."""
+
+    name = "varlen"
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def call(
+        self, queries: Tensor, cache: LayerCache, step: TableStep, sequences: slice, starts: Tensor, longest_rows: int
+    ) -> Tensor:
+        result: Tensor = self._function(
+            *(queries, *cache, starts, None, longest_rows, step.longest),
+            window_size=(-1, 0),  # causal
+            enable_gqa=True,
+            seqused_k=step.lengths[sequences],
+            block_table=step.tables[sequences],
+        )
+        return result
+
+
+def varlen(dtype: torch.dtype, block_size: int) -> VarlenAttention:
+    _check_type("varlen_attn", dtype)
+    if block_size % VARLEN_BLOCK:
+        raise RuntimeError(f"varlen_attn wants a block size that {VARLEN_BLOCK} divides, not {block_size}")
+    function = import_module("torch.nn.attention.varlen").varlen_attn
+    if "block_table" not in inspect.signature(function).parameters:
+        raise RuntimeError(f"varlen_attn of torch {torch.__version__} takes no block_table; use 2.12 or newer")
+    return VarlenAttention(function)

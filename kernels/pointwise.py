@@ -1,0 +1,82 @@
+"""What is done to each row alone, and to the KV memory, between matrix products and attention.
+
+These are the steps that a GPU fuses; here they are for any device, and for a CPU, in float32, to the last bit the same
+whatever rows stand beside (decision 0009).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.paged import LayerCache, Step
+from kernels.spans import Copy
+
+
+class Heads(NamedTuple):
+    """The shape of one layer's attention, and what its queries and keys go through first."""
+
+    queries: int
+    keys: int  # of queries a multiple
+    head_dim: int
+    norms: tuple[Tensor, Tensor] | None = None  # of queries and keys, [head_dim] each
+    eps: float = 1e-6
+
+
+class Pointwise:
+    name = "torch"
+
+    def add_norm(self, rows: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The rows with `delta`, and the RMSNorm of that, which is computed in float32. May take over `rows`."""
+        total = rows if delta is None else rows + delta
+        return total, normed(total, weight, eps)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half, of each row."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate).mul_(up)
+
+    def turn_and_store(self, qkv: Tensor, heads: Heads, turn: Tensor, cache: LayerCache, step: Step) -> Tensor:
+        """The queries of projected rows, [rows, heads, head_dim]; their keys and values go into memory.
+
+        `turn` has each row's cosines and sines, [rows, 2, 1, head_dim / 2]. May take over `qkv`.
+        """
+        projected = qkv.unflatten(-1, (-1, heads.head_dim))
+        queries, keys, values = projected.split((heads.queries, heads.keys, heads.keys), dim=1)
+        if heads.norms is not None:
+            queries = normed(queries, heads.norms[0], heads.eps)
+            keys = normed(keys, heads.norms[1], heads.eps)
+        self.store(rotate(keys, turn), values, cache, step)
+        return rotate(queries, turn)
+
+    def store(self, keys: Tensor, values: Tensor, cache: LayerCache, step: Step) -> None:
+        """Keep the rows' KV, [rows, kv_heads, head_dim]."""
+        for rows, memory in ((keys, cache.keys), (values, cache.values)):
+            memory.flatten(0, 1).index_copy_(0, step.slots, rows)
+
+    def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
+        """In this order, in all layers. No source is the target of an earlier copy."""
+        for cache in caches:
+            for memory in cache:
+                for copy in copies:
+                    memory[copy.target, : copy.tokens] = memory[copy.source, : copy.tokens]
+
+
+def normed(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(rows, weight.shape, weight, eps)
+
+
+def silu(gate: Tensor) -> Tensor:
+    """gate / (1 + exp(-gate)). torch's own rounds the ends of what a thread computes otherwise, and cuts rows there."""
+    if gate.dtype != torch.float32:
+        return functional.silu(gate)
+    return gate / gate.neg().exp_().add_(1)
+
+
+def rotate(heads: Tensor, turn: Tensor) -> Tensor:
+    """[rows, heads, head_dim], turned by each row's cosines and sines; a pair is a dimension of either half."""
+    cosines, sines = turn.unbind(1)
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

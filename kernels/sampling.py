@@ -1,0 +1,48 @@
+"""From logits to tokens, all rows at once, and nothing is asked of the device: for one without Triton.
+
+A row draws as one does in `replica.sampling` that no client has shaped; only what rounds may fall otherwise.
+"""
+
+import torch
+from torch import Tensor
+
+GREEDY_BELOW = 1e-5  # of the temperature, as in vLLM
+
+
+def draw(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, wheres: Tensor, out: Tensor
+) -> None:
+    """Each row's token into `out`, int64. A `top_k` below 1 is all; `wheres` are points of [0, 1), in float64."""
+    best = logits.nan_to_num(nan=-torch.inf).argmax(1)
+    peaks = logits.amax(1, keepdim=True)
+    certain = (temperatures < GREEDY_BELOW) | ~peaks.squeeze(1).isfinite()  # or broken
+    ordered = logits.sort(dim=1, descending=True).values
+    vocab = logits.shape[1]
+    last = torch.where(top_ks > 0, top_ks, vocab).clamp(max=vocab).long() - 1
+    cutoffs = ordered.gather(1, last.unsqueeze(1))
+    temperatures = temperatures.clamp(min=GREEDY_BELOW).unsqueeze(1)
+
+    def weigh(values: Tensor) -> Tensor:
+        weights = ((values.double() - peaks.double()) / temperatures).exp()
+        return weights.masked_fill((values < cutoffs) | (weights < min_ps.unsqueeze(1)), 0)
+
+    weights = weigh(logits)
+    ends = _nucleus_ends(weigh(ordered), top_ps.unsqueeze(1))
+    out.copy_(torch.where(certain, best, _picked(weights.masked_fill(weights < ends, 0), wheres.unsqueeze(1))))
+
+
+def _nucleus_ends(largest: Tensor, top_ps: Tensor) -> Tensor:
+    """Of weights in descending order, the smallest of the fewest that together have `top_p` of the whole."""
+    sums = largest.cumsum(1)
+    places = torch.searchsorted(sums, top_ps * sums[:, -1:])
+    ends = largest.gather(1, places.clamp(max=largest.shape[1] - 1))
+    return ends.masked_fill((top_ps >= 1) | (places == largest.shape[1]), 0)
+
+
+def _picked(weights: Tensor, wheres: Tensor) -> Tensor:
+    """The places whose share of the whole holds these points; never one of weight 0."""
+    sums = weights.cumsum(1)
+    places = torch.searchsorted(sums, wheres * sums[:, -1:], right=True).clamp(max=weights.shape[1] - 1)
+    numbers = torch.arange(weights.shape[1], device=weights.device)
+    last = torch.where(weights > 0, numbers, 0).amax(1, keepdim=True)
+    return torch.where(weights.gather(1, places) > 0, places, last).squeeze(1)

@@ -1,0 +1,22 @@
+"""A step for a GPU: all sequences in tensors on the device, which a graph can be captured with.
+
+Nothing here depends on the host knowing a length: `longest` only says how many tokens a sequence may have at most.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class TableStep(NamedTuple):
+    """The sequences that decode stand first. One of length 0 is nobody's: its rows come out as anything finite."""
+
+    positions: Tensor  # int64 [rows]
+    slots: Tensor  # int64 [rows]; -1: nowhere
+    tables: Tensor  # int32 [sequences, width], contiguous: the blocks of each; behind its last one anything
+    lengths: Tensor  # int32 [sequences]: tokens of each, with those of this step
+    starts: Tensor  # int32 [sequences + 1]: the first row of each, and the end of the last
+    decoding: int
+    prefilling: int
+    longest_prefill: int  # rows of one sequence; 0 where none prefills
+    longest: int  # tokens of one sequence, at most; width * block_size or less

@@ -1,0 +1,140 @@
+"""A model on a GPU: its weights, as much KV as fits beside them, and a graph for each size of batch that decodes."""
+
+import logging
+from array import array
+from pathlib import Path
+
+import torch
+
+from kernels.backends import Choice, choose
+from kernels.paged import LayerCache
+from kernels.pointwise import Pointwise
+from replica.chain import Chain
+from replica.config import EngineConfig
+from replica.device.ladder import ladder
+from replica.device.machine import CudaMachine
+from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
+from replica.device.runner import DeviceRunner, Draw, Limits
+from replica.messages import Sampling
+from replica.model.config import read_config
+from replica.model.progress import progress_of, spoken_count
+from replica.model.transformer import Transformer
+from replica.model.weights import Weights
+from replica.request import Request
+from replica.sizing import GIGABYTE
+
+log = logging.getLogger(__name__)
+
+
+def build(config: EngineConfig) -> DeviceRunner:
+    """ValueError, OSError or MemoryError where that cannot be."""
+    try:
+        return _build(config, CudaMachine())
+    except torch.OutOfMemoryError as error:
+        said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
+        raise MemoryError(f"{said}; {advice}") from error
+
+
+def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
+    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    choice = choose(config.attention, "cuda", dtype, config.block_size)
+    pointwise, draw = kernels_for(choice)
+    with Weights(folder, dtype, device=machine.device) as weights:
+        model = Transformer(read_config(folder), weights, config.max_model_len, pointwise)
+        weights.finish()
+    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    sizes = ladder(config.max_num_seqs) if config.graphs else ()
+
+    def runner_with(blocks: int) -> DeviceRunner:
+        caches = new_caches(model, blocks + 1, config.block_size)
+        return DeviceRunner(model, choice.attention, draw, caches, limits, machine)
+
+    needs = measured(runner_with(-(-limits.tokens // config.block_size)), sizes, machine)
+    bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
+    blocks = config.num_blocks or blocks_that_fit(
+        machine.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
+    )
+    runner = runner_with(blocks)
+    capture_all(runner, sizes)
+    say(config, model, choice, needs, blocks * config.block_size * bytes_per_token, len(sizes))
+    return runner
+
+
+def kernels_for(choice: Choice) -> tuple[Pointwise, Draw]:
+    """Where attention had to do without Triton, so has the rest."""
+    if choice.attention.name == "torch":
+        from kernels.sampling import draw
+
+        return Pointwise(), draw
+    from kernels.gpu.pointwise import TritonPointwise
+    from kernels.gpu.sampling import draw as fused_draw
+
+    return TritonPointwise(), fused_draw
+
+
+def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
+    """Of all layers in one piece, so that a part of a block is copied in all of them at once."""
+    config = model.config
+    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
+    return [LayerCache(keys, values) for keys, values in memory]
+
+
+def measured(runner: DeviceRunner, sizes: tuple[int, ...], machine: CudaMachine) -> Needs:
+    """By the largest steps there can be, and the two largest graphs, over as little KV as that takes."""
+    rehearse(runner)  # compiles
+    step = machine.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
+    taken = []
+    for size in sizes[:-3:-1]:
+        before = machine.memory().free
+        runner.capture(size)
+        taken.append(before - machine.memory().free)
+    return Needs(step, graphs_bytes(taken, len(sizes)))
+
+
+def rehearse(runner: DeviceRunner) -> None:
+    """A step of as many tokens as may be, in prompts as long as may be, and one of as many requests."""
+    rows, requests, longest = runner.limits
+    prompt = min(rows, longest - 1)
+    prompts = [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))]
+    decoding = [made_up(1, runner) for _ in range(requests)]
+    for batch in (prompts, decoding):
+        runner.start([request.launch(request.remaining) for request in batch])()
+        for request in batch:
+            request.blocks = []  # which gives its seat back
+
+
+def made_up(tokens: int, runner: DeviceRunner) -> Request:
+    """All of its KV in the first block: nobody wants to know what comes out."""
+    chain = Chain(array("I", bytes(4 * tokens)), runner.block_size, "")
+    request = Request(id(chain), chain, tokens, Sampling(max_tokens=1, top_p=0.5), (0.0, 0))
+    request.blocks = [0] * -(-tokens // runner.block_size)
+    return request
+
+
+def capture_all(runner: DeviceRunner, sizes: tuple[int, ...]) -> None:
+    if not sizes:
+        return
+    progress = progress_of("capturing graphs", len(sizes), spoken=spoken_count)
+    for size in reversed(sizes):  # the smaller ones find room in what the larger ones took
+        runner.capture(size)
+        progress.advance(1)
+    progress.finish()
+
+
+def say(config: EngineConfig, model: Transformer, choice: Choice, needs: Needs, kv_bytes: int, graphs: int) -> None:
+    for name, reason in choice.passed.items():
+        log.warning("attention %s cannot be used: %s", name, reason)
+    log.info(
+        "%s: %s, %.1f M parameters, %s, on %s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, %d graphs",
+        Path(config.model_path).name,
+        model.config.architecture,
+        model.config.parameters / 1e6,
+        config.dtype,
+        torch.cuda.get_device_name(model.device),
+        choice.attention.name,
+        model.pointwise.name,
+        kv_bytes / GIGABYTE,
+        needs.step / GIGABYTE,
+        graphs,
+    )

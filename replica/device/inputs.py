@@ -1,0 +1,105 @@
+"""A step's inputs: written by the host into one piece of memory, sent in one copy, read on the device in views."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from replica.device.machine import Machine
+
+ALIGNED = 16  # bytes, so that kernels are compiled for that alone
+
+
+class Counts(NamedTuple):
+    """What decides how long the arrays are, and so where they lie."""
+
+    rows: int
+    sequences: int
+
+
+class Inputs(NamedTuple):
+    """On the device."""
+
+    token_ids: Tensor  # by row; -1 - i is what the step before drew in its place i
+    positions: Tensor
+    slots: Tensor
+    seats: Tensor  # by sequence
+    lengths: Tensor
+    starts: Tensor  # one more: the end
+    last_rows: Tensor
+    temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+    points: Tensor  # in [0, 1): where the tokens are drawn
+
+
+TYPES: dict[str, type[np.generic]] = {
+    "token_ids": np.int64,
+    "positions": np.int64,
+    "slots": np.int64,
+    "seats": np.int64,
+    "lengths": np.int32,
+    "starts": np.int32,
+    "last_rows": np.int64,
+    "temperatures": np.float32,
+    "top_ks": np.int32,
+    "top_ps": np.float32,
+    "min_ps": np.float32,
+    "points": np.float64,
+}
+BY_ROW = ("token_ids", "positions", "slots")
+
+
+class Place(NamedTuple):
+    begin: int  # in bytes
+    end: int
+
+
+def places_of(counts: Counts) -> dict[str, Place]:
+    places, begin = {}, 0
+    for name, kind in TYPES.items():
+        length = counts.rows if name in BY_ROW else counts.sequences + (name == "starts")
+        end = begin + length * np.dtype(kind).itemsize
+        places[name] = Place(begin, end)
+        begin = -(-end // ALIGNED) * ALIGNED
+    return places
+
+
+class Staging:
+    """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
+
+    def __init__(self, largest: Counts, machine: Machine) -> None:
+        size = places_of(largest)["points"].end
+        self._hosts = [machine.host_bytes(size) for _ in range(2)]
+        self._device = torch.zeros(size, dtype=torch.uint8, device=machine.device)
+        self._views: dict[Counts, Inputs] = {}  # of those that graphs are made of
+
+    @property
+    def nbytes(self) -> int:
+        return self._device.nbytes
+
+    def send(self, counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> Inputs:
+        """All but the end of each array is given; the rest of it is zero."""
+        self._hosts.reverse()
+        host = self._hosts[0].numpy()
+        places = places_of(counts)
+        for name, (begin, end) in places.items():
+            into = host[begin:end].view(TYPES[name])
+            given = arrays[name]
+            into[: len(given)] = given
+            into[len(given) :] = 0
+        size = places["points"].end
+        self._device[:size].copy_(self._hosts[0][:size], non_blocking=True)
+        return self._views.get(counts) or self._views_of(places)
+
+    def fixed(self, counts: Counts) -> Inputs:
+        """The memory that inputs of these counts always have."""
+        return self._views.setdefault(counts, self._views_of(places_of(counts)))
+
+    def _views_of(self, places: Mapping[str, Place]) -> Inputs:
+        kinds = {name: torch.from_numpy(np.zeros(0, kind)).dtype for name, kind in TYPES.items()}
+        return Inputs(**{name: self._device[begin:end].view(kinds[name]) for name, (begin, end) in places.items()})

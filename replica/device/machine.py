@@ -1,0 +1,69 @@
+"""What the runner asks of a device beyond tensors: memory, graphs, and to be told when it has come so far."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+Replay = Callable[[], None]
+Wait = Callable[[], None]
+
+
+class Memory(NamedTuple):
+    """In bytes."""
+
+    free: int
+    total: int
+
+
+class Machine(Protocol):
+    device: torch.device
+
+    def host_bytes(self, size: int) -> Tensor:
+        """Memory of the host that is copied to and from the device without waiting."""
+
+    def mark(self) -> Wait:
+        """What waits until the device has done all it was given so far."""
+
+    def pool(self) -> object:
+        """Memory for graphs of which no two run at the same time."""
+
+    def capture(self, run: Callable[[], object], pool: Any) -> Replay:
+        """What does again, with the same memory, all that `run` gives the device to do."""
+
+
+class CudaMachine:
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def host_bytes(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Wait:
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Callable[[], object], pool: Any) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run()
+        return graph.replay
+
+    def memory(self) -> Memory:
+        """What nobody holds any more is given back to the device before."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return Memory(*torch.cuda.mem_get_info())
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """So much more than before is taken while this runs."""
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,249 @@
+"""The runner whose steps are on the device; what the host needs of one is asked for while the next one computes.
+
+In the order of the device's work a step is: what is new of the block tables, copies of beginnings of blocks, the
+inputs, the model, the draw, the tokens to the host. Where all decode, model and draw are the replay of a graph.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.paged import Attention, LayerCache
+from kernels.tables import TableStep
+from replica import prompt_logprobs
+from replica.device.inputs import Counts, Inputs, Staging
+from replica.device.ladder import rung
+from replica.device.machine import Machine, Replay
+from replica.device.seats import Numbers, Seats
+from replica.messages import TokenLogprobs
+from replica.model.transformer import Transformer
+from replica.request import Scheduled
+from replica.runner import Finish, Sampled
+from replica.sampling import GREEDY_BELOW, is_shaped, logprobs_of, shaped, uniform
+
+Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+MOST = 2**31 - 1  # tokens in a vocabulary
+
+
+class Limits(NamedTuple):
+    """`rows` tokens of `requests` requests in a step, each of at most `tokens` in all."""
+
+    rows: int
+    requests: int
+    tokens: int
+
+
+class DeviceRunner:
+    """The last block of the caches is nobody's: what fills up a graph's batch is written there."""
+
+    ahead = True
+
+    def __init__(
+        self,
+        model: Transformer,
+        attention: Attention[TableStep],
+        draw: Draw,
+        caches: Sequence[LayerCache],
+        limits: Limits,
+        machine: Machine,
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.attention_name = attention.name
+        self.vocab_size = model.config.vocab_size
+        self.num_blocks = len(caches[0].keys) - 1
+        self.caches = caches
+        self.limits = limits
+        self._draw = draw
+        self._machine = machine
+        self.block_size = caches[0].keys.shape[1]
+        self._seats = Seats(limits.requests, -(-limits.tokens // self.block_size), machine)
+        self._staging = Staging(Counts(limits.rows, limits.requests), machine)
+        self._logits = torch.zeros(limits.requests, self.vocab_size, device=machine.device)
+        self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=machine.device)
+        self._received = [machine.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
+        self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
+        self._graphs: dict[int, Replay] = {}
+        self._pool = machine.pool()
+
+    @property
+    def own_bytes(self) -> int:
+        """Beside weights and KV, between two steps."""
+        return self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
+
+    # ---- one step
+
+    @torch.inference_mode()
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        """Give the device the step; the function that is returned waits for it."""
+        if not batch:
+            return list
+        order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
+        ordered = [batch[index] for index in order]
+        seats = np.array(self._seats.of([scheduled.request for scheduled in ordered]))
+        self._seats.deliver()
+        if copies := [scheduled.copy for scheduled in batch if scheduled.copy is not None]:
+            self.model.pointwise.copy(self.caches, copies)
+        inputs = self._compute(ordered, seats)
+        drawing = {place: one for place, one in enumerate(ordered) if one.samples}
+        shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
+        if shaping:
+            self._draw_shaped(shaping, inputs)
+        self._drawers = {one.request.id: place for place, one in drawing.items()}
+        return self._receive(drawing, order)
+
+    def _compute(self, ordered: Sequence[Scheduled], seats: Numbers) -> Inputs:
+        decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
+        rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
+        scores = any(prompt_logprobs.are_wanted(scheduled.request) for scheduled in ordered)
+        size = rung(tuple(self._graphs), sequences) if decoding == sequences and not scores else None
+        if size is not None:
+            inputs = self._staging.send(Counts(size, size), self._arrays(ordered, seats, size))
+            self._graphs[size]()
+            return inputs
+        inputs = self._staging.send(Counts(rows, sequences), self._arrays(ordered, seats, rows))
+        longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
+        longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
+        step = self._step(inputs, decoding, rows - decoding, longest_prefill, longest)
+        hidden = self._run(inputs, step)
+        if scores:
+            last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
+            prompt_logprobs.keep(self.model, ordered, hidden, last_rows.tolist())
+        return inputs
+
+    def _step(self, inputs: Inputs, decoding: int, prefilling: int, longest_prefill: int, longest: int) -> TableStep:
+        tables = self._seats.table[inputs.seats, : -(-longest // self.block_size)]
+        positions, slots, lengths, starts = inputs.positions, inputs.slots, inputs.lengths, inputs.starts
+        return TableStep(positions, slots, tables, lengths, starts, decoding, prefilling, longest_prefill, longest)
+
+    def _run(self, inputs: Inputs, step: TableStep) -> Tensor:
+        """The model and the draw; what the rows came to."""
+        ids = inputs.token_ids
+        ids = torch.where(ids < 0, self._drawn[(-1 - ids).clamp_(min=0)], ids)
+        hidden = self.model.hidden(ids, step, self.caches, self.attention)
+        self.model.logits(hidden[inputs.last_rows], out=self._logits[: len(inputs.last_rows)])
+        self._draw_all(inputs)
+        return hidden
+
+    def _draw_all(self, inputs: Inputs) -> None:
+        count = len(inputs.points)
+        shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
+        self._draw(self._logits[:count], *shapes, inputs.points, self._drawn[:count])
+
+    def _draw_shaped(self, shaping: Mapping[int, Scheduled], inputs: Inputs) -> None:
+        """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""
+        kept: dict[int, Tensor] = {}
+        for place, one in shaping.items():
+            row = shaped(self._logits[place], one.request, one.position)
+            if not bool(row.isneginf().all()):  # else every token would end the output too early
+                kept[place] = self._logits[place].clone()
+                self._logits[place] = row
+        self._draw_all(inputs)
+        for place, row in kept.items():
+            self._logits[place] = row
+
+    def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
+        self._received.reverse()
+        received = self._received[0][: len(order)]
+        received.copy_(self._drawn[: len(order)], non_blocking=True)
+        wait = self._machine.mark()
+        logprobs: dict[int, TokenLogprobs] = {}
+        if any(one.request.sampling.top_logprobs is not None for one in drawing.values()):
+            wait()  # the next step's logits come into the same memory
+            logprobs = self._logprobs(drawing, received.tolist())
+
+        def finish() -> list[Sampled | None]:
+            wait()
+            tokens = received.tolist()
+            results: list[Sampled | None] = [None] * len(order)
+            for place in drawing:
+                results[order[place]] = Sampled(tokens[place], logprobs.get(place))
+            return results
+
+        return finish
+
+    def _logprobs(self, drawing: Mapping[int, Scheduled], tokens: Sequence[int]) -> dict[int, TokenLogprobs]:
+        places = list(drawing)
+        requests = [one.request for one in drawing.values()]
+        found = logprobs_of(self._logits[places], [tokens[place] for place in places], requests)
+        return {places[number]: logprobs for number, logprobs in found.items()}
+
+    # ---- its inputs
+
+    def _arrays(self, ordered: Sequence[Scheduled], seats: Numbers, rows: int) -> dict[str, NDArray[Any]]:
+        """Up to `rows` there are rows of nobody, each of them a sequence, if there are not enough."""
+        tokens = np.array([scheduled.tokens for scheduled in ordered], np.int64)
+        begins = np.array([scheduled.start for scheduled in ordered], np.int64)
+        ends = np.cumsum(tokens)
+        of_row = np.repeat(np.arange(len(ordered)), tokens)
+        positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
+        blocks = self._seats.mirror[seats[of_row], positions // self.block_size]
+        missing = rows - len(of_row)
+        return {
+            "token_ids": self._token_ids(ordered),
+            "positions": positions,
+            "slots": _and(blocks * self.block_size + positions % self.block_size, missing, self._nowhere),
+            "seats": _and(seats, missing, self._seats.nobody),
+            "lengths": begins + tokens,
+            "starts": np.concatenate(([0], ends, np.arange(len(of_row) + 1, rows + 1))),
+            "last_rows": np.concatenate((ends - 1, np.arange(len(of_row), rows))),
+            **_of_draws(ordered),
+        }
+
+    @property
+    def _nowhere(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
+        decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
+        parts = [
+            np.frombuffer(scheduled.request.chain.tokens, np.uint32, scheduled.tokens, scheduled.start * 4)
+            for scheduled in ordered[len(decoding) :]
+        ]
+        return np.concatenate((np.array(decoding, np.int64), *parts))
+
+    def _token_id(self, scheduled: Scheduled) -> int:
+        tokens = scheduled.request.chain.tokens
+        if scheduled.start < len(tokens):
+            return tokens[scheduled.start]
+        return -1 - self._drawers[scheduled.request.id]  # the host does not know it yet
+
+    # ---- before the first step
+
+    @torch.inference_mode()
+    def capture(self, size: int) -> None:
+        """A graph for this many sequences that decode; larger ones have to come first."""
+        inputs = self._staging.fixed(Counts(size, size))
+        self._staging.send(Counts(size, size), self._arrays((), np.zeros(0, np.int64), size))
+
+        def run() -> None:
+            self._run(inputs, self._step(inputs, size, 0, 0, self.limits.tokens))
+
+        run()  # compiles, and lets libraries take the memory they want
+        self._graphs = dict(sorted({**self._graphs, size: self._machine.capture(run, self._pool)}.items()))
+
+
+def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:
+    return np.concatenate((given, np.full(missing, otherwise))) if missing else given
+
+
+def _of_draws(ordered: Sequence[Scheduled]) -> dict[str, NDArray[Any]]:
+    """What decides the tokens; nothing does where none is drawn."""
+    samplings = [scheduled.request.sampling for scheduled in ordered]
+    return {
+        "temperatures": np.array([sampling.temperature for sampling in samplings]),
+        "top_ks": np.array([min(sampling.top_k, MOST) for sampling in samplings]),
+        "top_ps": np.array([sampling.top_p for sampling in samplings]),
+        "min_ps": np.array([sampling.min_p for sampling in samplings]),
+        "points": np.array(
+            [
+                0.0 if sampling.temperature < GREEDY_BELOW else uniform(sampling.seed, max(0, scheduled.position))
+                for scheduled, sampling in zip(ordered, samplings, strict=True)
+            ]
+        ),
+    }

@@ -1,0 +1,170 @@
+"""Engines of well-known shapes with random weights, made on the device; and requests to them."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from events.blocks import pack_tokens
+from replica.clock import WallClock
+from replica.config import EngineConfig
+from replica.device.build import capture_all, new_caches
+from replica.device.ladder import ladder
+from replica.device.machine import Machine
+from replica.device.runner import DeviceRunner, Limits
+from replica.engine import Engine
+from replica.messages import Output, Sampling, Submit
+from replica.model.config import ModelConfig, parse_config
+from replica.model.transformer import Transformer
+from replica.sizing import blocks_in
+from tests.gpu.place import Kernels, Place, chosen
+
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+LLAMA31_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+QUICK = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 384,
+}
+BLOCK = 16
+MOST_BLOCKS = 1 << 16
+
+
+class RandomWeights:
+    """Any tensor that a model asks for; norms are 1."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, keeps: bool = False) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._keeps = keeps
+        self._generator = torch.Generator(device).manual_seed(1)
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        made = torch.ones(shape, device=self._device, dtype=self._dtype)
+        if len(shape) > 1:
+            made.normal_(0, 0.02, generator=self._generator)
+        if self._keeps:
+            self.kept[name] = made
+        return made
+
+
+class Made(NamedTuple):
+    """A model on the device, and what it took to get there."""
+
+    model: Transformer
+    kernels: Kernels
+    machine: Machine
+    seconds: float
+
+    def blocks_that_fit(self) -> int:
+        """In what is left of the memory, with some room for a step."""
+        if self.model.device.type != "cuda":
+            return MOST_BLOCKS
+        free = int(0.85 * torch.cuda.mem_get_info()[0])
+        return blocks_in(free, BLOCK, self.model.config.kv_bytes_per_token("bfloat16"))
+
+    def caches_of(self, blocks: int) -> list[Any]:
+        return new_caches(self.model, blocks + 1, BLOCK)
+
+
+def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:
+    return shape | place.size({}, QUICK)
+
+
+def made(place: Place, shape: dict[str, Any], longest: int, machine: Machine | None = None) -> Made:
+    began_s = time.perf_counter()
+    kernels = chosen(place, torch.bfloat16, BLOCK)
+    config: ModelConfig = parse_config(fields_of(place, shape), "the shape")
+    with torch.inference_mode():
+        model = Transformer(config, RandomWeights(place.device), longest, kernels.pointwise)
+    place.synchronize()
+    return Made(model, kernels, machine or place.machine(), time.perf_counter() - began_s)
+
+
+def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
+    runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.machine)
+    if graphs:
+        capture_all(runner, ladder(limits.requests))
+    return runner
+
+
+def engine_of(runner: Any, limits: Limits, **changes: Any) -> Engine:
+    """Of `Runner`, or what stands before one."""
+    fields = {
+        "model": "random",
+        "dtype": "bfloat16",
+        "block_size": BLOCK,
+        "num_blocks": runner.num_blocks,
+        "max_num_seqs": limits.requests,
+        "max_num_batched_tokens": limits.rows,
+        "max_model_len": limits.tokens,
+        "events": None,
+    }
+    return Engine(EngineConfig(**{**fields, **changes}), runner, WallClock())
+
+
+# ---- requests
+
+
+class Asked(NamedTuple):
+    prompt: Sequence[int]
+    sampling: Sampling
+
+
+def tokens(chance: random.Random, count: int, vocabulary: int) -> list[int]:
+    return [chance.randrange(vocabulary) for _ in range(count)]
+
+
+def greedy(prompt: Sequence[int], max_tokens: int) -> Asked:
+    return Asked(prompt, Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+
+
+def submit(engine: Engine, asked: Sequence[Asked]) -> None:
+    for number, one in enumerate(asked):
+        refused = engine.submit(Submit(number, pack_tokens(one.prompt), one.sampling, priority=float(number)))
+        if refused is not None:
+            raise ValueError(f"request {number}: {refused.message}")
+
+
+def finish(engine: Engine, hear: Callable[[Output], object]) -> None:
+    while engine.busy:
+        for output in engine.step():
+            hear(output)

@@ -1,0 +1,105 @@
+"""Where a section runs: the device, what it has to compute with, and how long it may."""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from kernels.backends import ORDER, choose
+from kernels.paged import Attention
+from kernels.pointwise import Pointwise
+from replica.device.build import kernels_for
+from replica.device.machine import CudaMachine, Machine
+from replica.device.runner import Draw
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    device: torch.device
+    quick: bool  # sizes that only show that everything runs
+    until_s: float  # by time.monotonic
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def left_s(self) -> float:
+        return self.until_s - time.monotonic()
+
+    def size(self, real: T, quick: T) -> T:
+        return quick if self.quick else real
+
+    @property
+    def at_once(self) -> int:
+        """Processes that check side by side: most of their time is the compiler's."""
+        return max(1, min(12, (os.cpu_count() or 1) - 2)) if self.is_gpu else 2
+
+    @property
+    def threads(self) -> int:
+        """Of each of them."""
+        return 1 if self.quick else 2
+
+    def machine(self) -> Machine:
+        if self.is_gpu:
+            return CudaMachine()
+        from tests.replica.device.hosts import HostMachine
+
+        return HostMachine()
+
+    def synchronize(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+
+class Kernels(NamedTuple):
+    attention: Attention[Any]
+    pointwise: Pointwise
+    draw: Draw
+
+
+def chosen(place: Place, dtype: torch.dtype, block_size: int) -> Kernels:
+    """What a replica would compute with here; without a GPU, what stands in for it."""
+    if not place.is_gpu:
+        return _plain()
+    choice = choose("auto", "cuda", dtype, block_size)
+    return Kernels(choice.attention, *kernels_for(choice))
+
+
+def backends(place: Place, dtype: torch.dtype, block_size: int) -> tuple[list[Attention[Any]], dict[str, str]]:
+    """All that work here, and why the others do not."""
+    if not place.is_gpu:
+        return [_plain().attention], {}
+    loaded, passed = [], {}
+    for backend in ORDER:
+        if backend.device == "cuda":
+            try:
+                loaded.append(choose(backend.name, "cuda", dtype, block_size).attention)
+            except ValueError as error:
+                passed[backend.name] = str(error)
+    return loaded, passed
+
+
+def _plain() -> Kernels:
+    from kernels.plain import PlainAttention
+    from kernels.sampling import draw
+
+    return Kernels(PlainAttention(), Pointwise(), draw)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that torch gives without a value is no number in here: whatever is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # of which that is a part
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,167 @@
+"""Norms, SwiGLU, rotary with its KV write, and copies of beginnings of blocks, against float32."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.paged import LayerCache
+from kernels.pointwise import Heads, Pointwise
+from kernels.spans import Copy
+from kernels.tables import TableStep
+from tests.gpu.place import Place, chosen, poisoned
+
+# Of 1 + what is expected. Heads are rounded after the norm and after the turn; so is a residual before it is squared.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+WIDTHS = (64, 112, 1001, 1024, 4096, 5120)
+COUNTS = (1, 3, 129)
+ROWS = 37
+BLOCKS = (1, 5, 16, 32)  # their sizes
+EXACT = Pointwise()
+
+
+class Error(NamedTuple):
+    what: str
+    dtype: torch.dtype
+    worst: float
+
+
+def jobs(place: Place) -> list[Callable[[Callable[[Any], None]], None]]:
+    def job(dtype: torch.dtype) -> Callable[[Callable[[Any], None]], None]:
+        def check(say: Callable[[Any], None]) -> None:
+            for error in errors(place, dtype):
+                say(error)
+
+        return check
+
+    return [job(dtype) for dtype in TOLERANCES]
+
+
+@torch.inference_mode()
+def errors(place: Place, dtype: torch.dtype) -> Iterator[Error]:
+    torch.manual_seed(2)
+    kernels = chosen(place, dtype, 16).pointwise
+    for what, cases in (
+        ("norm, with and without residual", norms),
+        ("SwiGLU", gates),
+        ("rotary, with and without norms, and KV write", turns),
+        ("KV write", stores),
+        ("copies", copies),
+    ):
+        for found, expected in cases(place, kernels, dtype):
+            yield Error(what, dtype, worst_of(found, expected, dtype))
+
+
+def worst_of(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """Above 1 is too much. Where nothing was to be written, nothing may be."""
+    there = ~expected.isnan()
+    if not torch.equal(there, ~found.isnan()):
+        return float("nan")
+    exact = expected[there].double()
+    difference = (found[there].double() - exact).abs() / (1 + exact.abs())
+    return float(difference.max()) / TOLERANCES[dtype] if difference.numel() else 0.0
+
+
+Pairs = Iterator[tuple[Tensor, Tensor]]
+
+
+def norms(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    for width in place.size(WIDTHS, WIDTHS[:3]):
+        for count in COUNTS:
+            rows, delta = noise(place, dtype, count, width), noise(place, dtype, count, width)
+            weight = (1 + noise(place, torch.float32, width) / 4).to(dtype)
+            for added in (None, delta):
+                with poisoned():
+                    mine = kernels.add_norm(rows.clone(), added, weight, 1e-6)
+                # The sum is rounded before it is squared, as whoever reads it next finds it.
+                total = rows if added is None else rows + added
+                yield mine[0], total.float()
+                yield mine[1], EXACT.add_norm(total.float(), None, weight.float(), 1e-6)[1]
+
+
+def gates(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    for width in place.size(WIDTHS, WIDTHS[:3]):
+        for count in COUNTS:
+            gate_up = 3 * noise(place, dtype, count, 2 * width)
+            with poisoned():
+                mine = kernels.swiglu(gate_up.clone())
+            yield mine, EXACT.swiglu(gate_up.float())
+
+
+def turns(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    for queries, keys, head_dim in ((4, 4, 64), (14, 2, 80), (16, 8, 128), (9, 3, 20)):
+        qkv = noise(place, dtype, ROWS, (queries + 2 * keys) * head_dim)
+        angles = torch.rand(ROWS, 1, head_dim // 2, device=place.device) * 6
+        turn = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
+        weights = tuple((1 + noise(place, torch.float32, head_dim) / 4).to(dtype) for _ in range(2))
+        for norms_of in (None, (weights[0], weights[1])):
+            heads = Heads(queries, keys, head_dim, norms_of)
+            exact_norms = None if norms_of is None else (norms_of[0].float(), norms_of[1].float())
+            for block_size in BLOCKS:
+                mine, exact = (memory(place, kind, block_size, keys, head_dim) for kind in (dtype, torch.float32))
+                step = writing(place, kernels, block_size)
+                with poisoned():
+                    turned = kernels.turn_and_store(qkv.clone(), heads, turn, mine, step)
+                kept = step.slots >= 0
+                exact_heads = heads._replace(norms=exact_norms)
+                kept_step = step._replace(slots=step.slots[kept])
+                EXACT.turn_and_store(qkv[kept].float(), exact_heads, turn[kept].float(), exact, kept_step)
+                somewhere = memory(place, torch.float32, block_size, keys, head_dim)
+                all_rows = step._replace(slots=torch.arange(ROWS, device=place.device))
+                yield turned, EXACT.turn_and_store(qkv.float(), exact_heads, turn.float(), somewhere, all_rows)
+                yield from zip(mine, exact, strict=True)
+
+
+def stores(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    for keys, head_dim in ((1, 64), (2, 80), (8, 128), (3, 20)):
+        for block_size in BLOCKS:
+            rows = noise(place, dtype, ROWS, keys, head_dim), noise(place, dtype, ROWS, keys, head_dim)
+            mine, exact = (memory(place, kind, block_size, keys, head_dim) for kind in (dtype, torch.float32))
+            step = writing(place, kernels, block_size)
+            kernels.store(*rows, mine, step)
+            kept = step.slots >= 0
+            keys_kept, values_kept = (part[kept].float() for part in rows)
+            EXACT.store(keys_kept, values_kept, exact, step._replace(slots=step.slots[kept]))
+            yield from zip(mine, exact, strict=True)
+
+
+def copies(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
+    """Of all layers; in order, where a source becomes a target later."""
+    wanted = [Copy(1, 2, 3), Copy(0, 1, 5), Copy(4, 5, 1), Copy(4, 6, 16)]
+    for apart in (False, True):
+        mine = layers(place, dtype, apart=apart)
+        exact = [LayerCache(*(part.clone() for part in cache)) for cache in mine]
+        kernels.copy(mine, wanted)
+        EXACT.copy(exact, wanted)
+        for found, expected in zip(mine, exact, strict=True):
+            yield from ((part, other.float()) for part, other in zip(found, expected, strict=True))
+
+
+# ---- inputs
+
+
+def noise(place: Place, dtype: torch.dtype, *size: int) -> Tensor:
+    return torch.randn(*size, device=place.device).to(dtype)
+
+
+def memory(place: Place, dtype: torch.dtype, block_size: int, keys: int, head_dim: int) -> LayerCache:
+    size = (-(-ROWS // block_size) + 2, block_size, keys, head_dim)
+    return LayerCache(*(torch.full(size, torch.nan, device=place.device, dtype=dtype) for _ in range(2)))
+
+
+def writing(place: Place, kernels: Pointwise, block_size: int) -> TableStep:
+    """Slots in no order; some rows are nobody's, where the kernels know of that."""
+    slots = torch.randperm((-(-ROWS // block_size) + 2) * block_size, device=place.device)[:ROWS]
+    if kernels.name == "triton":
+        slots[::7] = -1
+    unused = torch.zeros(0, dtype=torch.int32, device=place.device)
+    return TableStep(unused, slots, unused, unused, unused, ROWS, 0, 0, 0)
+
+
+def layers(place: Place, dtype: torch.dtype, *, apart: bool) -> Sequence[LayerCache]:
+    """In one piece, as a replica has them, or each in its own."""
+    size = (3, 2, 7, 16, 2, 24)
+    whole = noise(place, dtype, *size)
+    parts = [[part.clone() for part in layer] if apart else list(layer) for layer in whole]
+    return [LayerCache(*layer) for layer in parts]

@@ -1,0 +1,141 @@
+"""Where a step's time goes when all decode: on the host, on the device; and what the start takes."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from replica.device.ladder import ladder
+from replica.device.machine import Machine, Replay, Wait
+from replica.device.runner import DeviceRunner, Limits
+from replica.engine import Engine
+from replica.request import Scheduled
+from replica.runner import Finish
+from tests.gpu.engines import BLOCK, QWEN3_06B, engine_of, greedy, made, runner_of, submit, tokens
+from tests.gpu.place import Place
+from tests.gpu.report import Figures, Table
+
+TITLE = "steps of a Qwen3-0.6B with random weights that only decode, after 512 tokens of context"
+BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64
+IN_BETWEEN = 8  # steps that are not counted: the first ones start what flies later
+MOST_HOST_MS = 1.0
+
+
+class Patient:
+    """A machine that says how long the host has waited for it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.device = machine.device
+        self.waited_s = 0.0
+
+    def host_bytes(self, size: int) -> torch.Tensor:
+        return self._machine.host_bytes(size)
+
+    def pool(self) -> object:
+        return self._machine.pool()
+
+    def capture(self, run: Callable[[], object], pool: Any) -> Replay:
+        return self._machine.capture(run, pool)
+
+    def mark(self) -> Wait:
+        wait = self._machine.mark()
+
+        def patiently() -> None:
+            began_s = time.perf_counter()
+            wait()
+            self.waited_s += time.perf_counter() - began_s
+
+        return patiently
+
+
+class Watched:
+    """A runner that says when the device began its steps, and when it had done them."""
+
+    ahead = True
+
+    def __init__(self, runner: DeviceRunner, place: Place) -> None:
+        self._runner = runner
+        self._place = place
+        self.num_blocks, self.vocab_size = runner.num_blocks, runner.vocab_size
+        self.attention_name = runner.attention_name
+        self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self, batch: Sequence[Scheduled]) -> Finish:
+        if not self._place.is_gpu:
+            return self._runner.start(batch)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        finish = self._runner.start(batch)
+        end.record()
+        self.spans.append((begin, end))
+        return finish
+
+    def device_s(self) -> list[float]:
+        self._place.synchronize()
+        taken = [float(begin.elapsed_time(end)) / 1000 for begin, end in self.spans]
+        self.spans.clear()
+        return taken
+
+
+class Split(NamedTuple):
+    """In seconds, step by step."""
+
+    whole: list[float]
+    host: list[float]
+    device: list[float]
+
+
+def run(place: Place, table: Table) -> None:
+    batches, context = place.size((BATCHES, CONTEXT), ((1, 4), 24))
+    limits = Limits(place.size(16_384, 128), max(batches), context + STEPS + BLOCK)
+    machine = Patient(place.machine())
+    of = made(place, QWEN3_06B, limits.tokens, machine)
+    table.figure("start: model on the device", [of.seconds], "s")
+    caches = of.caches_of(max(batches) * -(-limits.tokens // BLOCK))
+    began_s = time.perf_counter()
+    captured = runner_of(of, caches, limits)
+    place.synchronize()
+    table.figure(f"start: {len(ladder(limits.requests))} graphs", [time.perf_counter() - began_s], "s")
+    for name, runner in (("graphs", captured), ("no graphs", runner_of(of, caches, limits, graphs=False))):
+        for batch in batches:
+            split = decoded(Watched(runner, place), machine, limits, batch, context)
+            tell(table, f"{name}, batch {batch}", split, target=name == "graphs" and batch == BATCHES[-1])
+
+
+def decoded(runner: Watched, machine: Patient, limits: Limits, batch: int, context: int) -> Split:
+    engine, chance = engine_of(runner, limits), random.Random(0)
+    asked = [greedy(tokens(chance, context, runner.vocab_size), STEPS) for _ in range(batch)]
+    submit(engine, asked)
+    while any(request.generated == 0 for request in engine.scheduler.requests.values()):
+        engine.step()
+    for _ in range(IN_BETWEEN):
+        engine.step()
+    runner.device_s()
+    split = Split([], [], [])
+    while engine.busy and len(engine.scheduler.running) == batch:
+        step_once(engine, machine, split)
+    split.device.extend(runner.device_s())
+    while engine.busy:
+        engine.step()
+    return split
+
+
+def step_once(engine: Engine, machine: Patient, split: Split) -> None:
+    machine.waited_s, began_s = 0.0, time.perf_counter()
+    engine.step()
+    whole_s = time.perf_counter() - began_s
+    split.whole.append(whole_s)
+    split.host.append(whole_s - machine.waited_s)
+
+
+def tell(table: Table, name: str, split: Split, *, target: bool) -> None:
+    def figure(what: str, values: list[float], **options: Any) -> None:
+        table.figure(f"{name}: {what}", [1000 * Figures(values).median], "ms", **options)
+
+    figure("a step", split.whole)
+    figure("host: schedule, start and commit, without waiting", split.host, most=MOST_HOST_MS if target else 0.0)
+    if split.device:
+        figure("device, from a step's first work to its last", split.device)

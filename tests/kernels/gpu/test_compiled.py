@@ -1,0 +1,169 @@
+"""Every kernel compiles for the GPUs that it is meant for, as it is launched there; no GPU is needed to see that."""
+
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="there is no Triton here: see `make triton-check`")
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+import kernels.gpu
+from kernels.gpu.attention import TritonAttention
+from kernels.gpu.pointwise import TritonPointwise
+from kernels.gpu.sampling import draw
+from kernels.paged import LayerCache
+from kernels.pointwise import Heads
+from kernels.spans import Copy
+from kernels.tables import TableStep
+from tests.kernels.gpu.device import needs_compiler
+from tests.kernels.gpu.launches import Launch, compiled, noted
+
+pytestmark = needs_compiler
+
+H200 = 132  # processors
+SHARED = 227 * 1024  # bytes that programs on a processor may have together
+REGISTERS = 65536  # and these
+MODELS = ((16, 8, 128), (32, 8, 128), (14, 2, 64), (32, 8, 64))  # heads, KV heads, head_dim
+BLOCK_SIZE = 16
+
+
+@cache
+def launches() -> list[Launch]:
+    """Those of models that are served, in small and large batches: one for each that is compiled otherwise."""
+    with noted() as all_launches:
+        for dtype in (torch.bfloat16, torch.float32):
+            for model in MODELS:
+                _attend(dtype, *model)
+                _fuse(dtype, *model)
+        for vocab in (32000, 151936, 50257):
+            _draw(vocab)
+    by_name: dict[str, Launch] = {}
+    for launch in all_launches:
+        kinds = {name: _kind(value) for name, value in launch.arguments.items()}
+        by_name.setdefault(f"{launch.kernel.__name__} {kinds} {launch.options}", launch)
+    return list(by_name.values())
+
+
+def _kind(value: Any) -> Any:
+    return value.dtype if isinstance(value, Tensor) else value
+
+
+def _attend(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    for sequences, prefill in ((1, 8), (7, 40), (256, 4096)):
+        attention, rows = TritonAttention(H200), sequences + prefill
+        memory = torch.zeros(3, BLOCK_SIZE, kv_heads, head_dim, dtype=dtype)
+        queries = torch.zeros(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
+        attention.attend(queries, LayerCache(memory, memory), table_step(sequences, prefill))
+
+
+def table_step(sequences: int, prefill: int, device: str = "cpu") -> TableStep:
+    numbers = torch.zeros(sequences + 2, dtype=torch.int32, device=device)
+    return TableStep(
+        positions=numbers.long(),
+        slots=numbers.long(),
+        tables=torch.zeros(sequences + 1, 256, dtype=torch.int32, device=device),
+        lengths=numbers[1:],
+        starts=numbers,
+        decoding=sequences,
+        prefilling=prefill,
+        longest_prefill=prefill,
+        longest=256 * BLOCK_SIZE,
+    )
+
+
+def _fuse(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(*size, dtype=dtype)
+
+    pointwise, width = TritonPointwise(), heads * head_dim
+    caches = [LayerCache(*layer) for layer in zeros(2, 2, 3, BLOCK_SIZE, kv_heads, head_dim)]
+    step: Any = SimpleNamespace(slots=torch.zeros(4, dtype=torch.int64))
+    for delta in (None, zeros(4, width)):
+        pointwise.add_norm(zeros(4, width), delta, zeros(width), 1e-6)
+    pointwise.swiglu(zeros(4, 6 * width))
+    for norms in (None, (zeros(head_dim), zeros(head_dim))):
+        qkv, turn = zeros(4, (heads + 2 * kv_heads) * head_dim), zeros(4, 2, 1, head_dim // 2)
+        pointwise.turn_and_store(qkv, Heads(heads, kv_heads, head_dim, norms), turn, caches[0], step)
+    pointwise.store(zeros(4, kv_heads, head_dim), zeros(4, kv_heads, head_dim), caches[0], step)
+    pointwise.copy(caches, [Copy(0, 1, 3)])
+
+
+def _draw(vocab: int) -> None:
+    numbers = torch.zeros(4)
+    draw(torch.zeros(4, vocab), numbers, numbers.int(), numbers, numbers, numbers.double(), numbers.long())
+
+
+def jitted() -> dict[str, Any]:
+    modules = [import_module(f"kernels.gpu.{module.name}") for module in pkgutil.iter_modules(kernels.gpu.__path__)]
+    return {
+        name: function
+        for module in modules
+        for name, function in vars(module).items()
+        if isinstance(function, JITFunction)
+    }
+
+
+def names_in(function: Any) -> Iterator[str]:
+    yield from function.fn.__code__.co_names
+
+
+def test_every_kernel_is_launched_here() -> None:
+    """So whoever adds one has it compiled. What is called by another is part of that."""
+    functions = jitted()
+    called = {name for function in functions.values() for name in names_in(function) if name in functions}
+    assert {launch.kernel.__name__ for launch in launches()} == functions.keys() - called
+
+
+def test_what_is_launched_compiles_and_fits() -> None:
+    assert launches()
+    for launch in launches():
+        kernel = compiled(launch)
+        assert kernel.cubin, launch
+        assert kernel.shared <= SHARED, f"{launch}: {kernel.shared} bytes of shared memory"
+        assert not kernel.stack, f"{launch}: {kernel.stack} bytes of registers do not fit"
+
+
+def test_a_decode_leaves_room_for_a_second_program() -> None:
+    """While one waits for memory, another may ask for its own."""
+    decodes = [launch for launch in launches() if launch.kernel.__name__ == "decode_split"]
+    for launch in decodes:
+        kernel = compiled(launch)
+        assert 2 * kernel.shared <= SHARED
+        assert 2 * kernel.registers * 32 * launch.options["num_warps"] <= REGISTERS
+
+
+def test_attention_asks_the_device_for_no_length() -> None:
+    """On the device `meta` there is no number to be asked for."""
+    queries = torch.zeros(20, 16, 128, dtype=torch.bfloat16, device="meta")
+    memory = torch.zeros(3, BLOCK_SIZE, 8, 128, dtype=torch.bfloat16, device="meta")
+    with noted() as asked:
+        TritonAttention(H200).attend(queries, LayerCache(memory, memory), table_step(4, 16, "meta"))
+    assert [launch.kernel.__name__ for launch in asked] == ["decode_split", "combine_splits", "prefill_tile"]
+
+
+@pytest.mark.parametrize(("sequences", "splits"), [(1, 64), (2, 64), (8, 16), (66, 1), (128, 1), (256, 1)])
+def test_few_sequences_are_cut_so_that_the_device_is_full(sequences: int, splits: int) -> None:
+    queries = torch.zeros(sequences, 16, 128, dtype=torch.bfloat16)
+    memory = torch.zeros(3, BLOCK_SIZE, 8, 128, dtype=torch.bfloat16)
+    with noted() as asked:
+        TritonAttention(H200).decode(queries, LayerCache(memory, memory), table_step(sequences, 0))
+    assert asked[0].grid == (8, sequences, splits)
+    assert len(asked) == (1 if splits == 1 else 2)
+
+
+def test_all_layers_are_copied_by_one_launch() -> None:
+    memory = torch.zeros(5, 2, 8, BLOCK_SIZE, 2, 64)
+    with noted() as asked:
+        TritonPointwise().copy([LayerCache(*layer) for layer in memory], [Copy(0, 1, 3), Copy(2, 3, 9)])
+    assert [launch.grid[0] for launch in asked] == [10]
+    with noted() as asked:
+        TritonPointwise().copy([LayerCache(*layer) for layer in memory], [])
+    assert not asked

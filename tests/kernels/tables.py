@@ -1,0 +1,72 @@
+"""Steps in tables, as a GPU is told of them; behind each sequence's last block stands what nobody may follow."""
+
+import torch
+from torch import Tensor
+
+from kernels.contexts import ContextStep
+from kernels.paged import Attention, LayerCache
+from kernels.pointwise import Pointwise
+from kernels.reference import ReferenceAttention
+from kernels.tables import TableStep
+from tests.kernels.sequences import Sequence, Shape, memory, sequences
+
+Part = tuple[Sequence, int, int]  # so many tokens, from the one at `start` on
+NOBODY = 10**6
+
+
+def table_step(parts: list[Part], decoding: int, shape: Shape, device: str = "cpu", spare: int = 2) -> TableStep:
+    """`spare` columns are wider than they need be, and longer may a sequence get than any is."""
+    width = max(len(sequence.blocks) for sequence, _, _ in parts) + spare
+    tables = torch.full((len(parts), width), NOBODY, dtype=torch.int32)
+    tables[:, 1::2] = -1
+    for row, (sequence, start, count) in zip(tables, parts, strict=True):
+        blocks = sequence.blocks[: -(-(start + count) // shape.block_size)]
+        row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    counts = [count for _, _, count in parts]
+    ends = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    context = ContextStep([sequence.span(start, count) for sequence, start, count in parts], [], shape.block_size)
+    return TableStep(
+        positions=context.positions.to(device),
+        slots=context.slots.to(device),
+        tables=tables.to(device),
+        lengths=torch.tensor([start + count for _, start, count in parts], dtype=torch.int32, device=device),
+        starts=ends.to(device),
+        decoding=decoding,
+        prefilling=sum(counts[decoding:]),
+        longest_prefill=max(counts[decoding:], default=0),
+        longest=width * shape.block_size,
+    )
+
+
+def both(
+    attention: Attention[TableStep],
+    shape: Shape,
+    spans: list[tuple[int, int]],
+    decoding: int,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    lengths_off: dict[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What this makes of sequences of so many tokens, of which the last so many are rows; and what it should.
+
+    `lengths_off`: by so much the step is wrong about these sequences' lengths.
+    """
+    lengths = [length for length, _ in spans]
+    made = sequences(lengths, shape, seed=1, dtype=dtype)
+    parts = [(sequence, length - count, count) for sequence, (length, count) in zip(made, spans, strict=True)]
+    cache = memory(lengths, shape, dtype)
+    for sequence, length in zip(made, lengths, strict=True):
+        whole = ContextStep([], [sequence.span(0, length)], shape.block_size)
+        Pointwise().store(sequence.keys, sequence.values, cache, whole)
+    rows = [sequence.queries[start : start + count] for sequence, start, count in parts]
+    step = table_step(parts, decoding, shape, device)
+    for number, off in (lengths_off or {}).items():
+        step.lengths[number] += off
+    # As a projection leaves them: keys and values stand between two rows' queries.
+    wide = torch.cat(rows).flatten(1).to(device)
+    wide = torch.cat((wide, torch.full_like(wide, torch.nan)), dim=1)[:, : wide.shape[1]]
+    there = LayerCache(*(part.to(device) for part in cache))
+    mine = attention.attend(wide.unflatten(1, (shape.heads, shape.head_dim)), there, step)
+    rest = [sequence.span(start, count) for sequence, start, count in parts]
+    context = ContextStep(rest[:decoding], rest[decoding:], shape.block_size)
+    return mine.cpu(), ReferenceAttention().attend(torch.cat(rows), cache, context)

@@ -1,0 +1,84 @@
+"""The runner of a GPU, on a CPU: its kernels in plain torch, and graphs that run again what they were captured from."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.plain import PlainAttention
+from kernels.sampling import draw
+from replica.clock import WallClock
+from replica.config import EngineConfig
+from replica.device.build import capture_all, new_caches
+from replica.device.ladder import ladder
+from replica.device.machine import Replay, Wait
+from replica.device.runner import DeviceRunner, Limits
+from replica.engine import Engine
+from replica.model.config import read_config
+from replica.model.transformer import Transformer
+from replica.model.weights import Weights
+from tests.replica.models import LENGTH
+
+POISON = 0x7F
+
+
+class HostMachine:
+    """Results are there at once, but nobody may look at them before they were waited for."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.replays = 0
+        self.waits = 0
+
+    def host_bytes(self, size: int) -> Tensor:
+        return torch.full((size,), POISON, dtype=torch.uint8)
+
+    def mark(self) -> Wait:
+        def wait() -> None:
+            self.waits += 1
+
+        return wait
+
+    def pool(self) -> object:
+        return None
+
+    def capture(self, run: Callable[[], object], pool: object) -> Replay:  # noqa: ARG002
+        def replay() -> None:
+            self.replays += 1
+            run()
+
+        return replay
+
+
+def runner_of(config: EngineConfig, machine: HostMachine) -> DeviceRunner:
+    folder = Path(config.model_path)
+    with Weights(folder, getattr(torch, config.dtype)) as weights:
+        model = Transformer(read_config(folder), weights, config.max_model_len)
+        weights.finish()
+    caches = new_caches(model, config.num_blocks + 1, config.block_size)
+    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, machine)
+    if config.graphs:
+        capture_all(runner, ladder(config.max_num_seqs))
+    return runner
+
+
+def on_device(folder: Path, machine: HostMachine | None = None, **changes: Any) -> Engine:
+    """As `tests.replica.models.native`, and ahead of what it knows."""
+    config = EngineConfig(
+        **{
+            "model": folder.name,
+            "model_path": str(folder),
+            "vocabulary": (0, read_config(folder).vocab_size),
+            "block_size": 16,
+            "num_blocks": 128,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 512,
+            "max_model_len": LENGTH,
+            "events": None,
+            **changes,
+        }
+    )
+    return Engine(config, runner_of(config, machine or HostMachine()), WallClock())

@@ -1,0 +1,147 @@
+"""Block tables, inputs, sizes of graphs and shares of memory: each by itself."""
+
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+from replica.chain import Chain
+from replica.device.inputs import TYPES, Counts, Staging, places_of
+from replica.device.ladder import ladder, rung
+from replica.device.machine import Memory
+from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
+from replica.device.seats import NEWS_BYTES, Seats
+from replica.messages import Sampling
+from replica.request import Request
+from tests.replica.device.hosts import HostMachine
+
+
+def request(number: int, blocks: list[int]) -> Request:
+    made = Request(number, Chain(array("I", [1]), 4, "m"), 1, Sampling(max_tokens=1), (0.0, number))
+    made.blocks = blocks
+    return made
+
+
+def row(seats: Seats, number: int, length: int) -> list[int]:
+    seats.deliver()
+    on_host, on_device = seats.mirror[number, :length].tolist(), seats.table[number, :length].tolist()
+    assert on_host == on_device
+    return list(on_host)
+
+
+# ---- seats
+
+
+def test_a_seat_is_kept_and_gets_only_what_is_new() -> None:
+    seats = Seats(3, 8, HostMachine())
+    one = request(1, [5, 6])
+    (number,) = seats.of([one])
+    assert row(seats, number, 2) == [5, 6]
+    one.blocks += [9]
+    seats.table[number, 0] = 77  # nobody writes here again
+    assert seats.of([one]) == [number]
+    seats.deliver()
+    assert seats.table[number, :3].tolist() == [77, 6, 9]
+
+
+def test_a_request_that_begins_anew_gets_its_new_blocks() -> None:
+    seats = Seats(1, 8, HostMachine())
+    one = request(1, [5, 6, 7])
+    (number,) = seats.of([one])
+    one.blocks = [3, 4]
+    assert seats.of([one]) == [number]
+    assert row(seats, number, 2) == [3, 4]
+
+
+def test_seats_of_those_who_left_are_given_to_others() -> None:
+    seats = Seats(2, 4, HostMachine())
+    first, second = request(1, [1]), request(2, [2])
+    taken = seats.of([first, second])
+    first.blocks = []
+    third = request(3, [3])
+    assert seats.of([second, third]) == [taken[1], taken[0]]
+    assert row(seats, taken[0], 1) == [3]
+    assert seats.nobody not in taken
+
+
+def test_many_new_blocks_at_once_arrive() -> None:
+    count = NEWS_BYTES // 16 + 9
+    seats = Seats(1, count, HostMachine())
+    (number,) = seats.of([request(1, list(range(count)))])
+    assert row(seats, number, count) == list(range(count))
+
+
+# ---- inputs
+
+
+def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
+    staging = Staging(Counts(9, 4), HostMachine())
+    for counts in (Counts(9, 4), Counts(5, 3), Counts(1, 1)):
+        arrays = {name: np.arange(1, 2) for name in TYPES}
+        inputs = staging.send(counts, arrays)
+        for name, found in inputs._asdict().items():
+            expected = [1] + [0] * (len(found) - 1)
+            assert found.tolist() == expected, name
+        assert len(inputs.positions) == counts.rows and len(inputs.starts) == counts.sequences + 1
+
+
+def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
+    machine = HostMachine()
+    hosts: list[torch.Tensor] = []
+    machine.host_bytes = lambda size: hosts.append(torch.zeros(size, dtype=torch.uint8)) or hosts[-1]  # type: ignore[method-assign, func-returns-value]
+    staging = Staging(Counts(2, 2), machine)
+    for value in (1, 2):
+        staging.send(Counts(2, 2), {name: np.array([value]) for name in TYPES})
+    assert sorted(int(host[0]) for host in hosts) == [1, 2]
+
+
+def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
+    staging = Staging(Counts(8, 8), HostMachine())
+    fixed = staging.fixed(Counts(4, 4))
+    staging.send(Counts(8, 8), {name: np.arange(8) for name in TYPES})
+    sent = staging.send(Counts(4, 4), {name: np.arange(4) for name in TYPES})
+    assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
+
+
+def test_arrays_are_aligned_and_do_not_overlap() -> None:
+    for counts in (Counts(1, 1), Counts(7, 3), Counts(2048, 256)):
+        end = 0
+        for place in places_of(counts).values():
+            assert place.begin % 16 == 0 and place.begin >= end
+            end = place.end
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 8, 9, 16, 100, 256, 300, 1024])
+def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
+    sizes = ladder(largest)
+    assert sizes == tuple(sorted(set(sizes))) and sizes[0] == 1 and sizes[-1] == largest
+    for requests in range(1, largest + 1):
+        size = rung(sizes, requests)
+        assert size is not None and requests <= size <= max(requests + 15, 2 * requests - 1)
+    assert rung(sizes, largest + 1) is None
+    assert rung((), 1) is None
+
+
+# ---- memory
+
+
+def test_what_is_left_of_the_memory_is_for_blocks() -> None:
+    memory = Memory(free=60 * 10**9, total=100 * 10**9)
+    blocks = blocks_that_fit(memory, 0.9, Needs(step=8 * 10**9, graphs=2 * 10**9), 16, 10**5)
+    assert blocks == 40 * 10**9 // (16 * 10**5) - 1
+
+
+def test_where_nothing_is_left_it_is_said_what_takes_it() -> None:
+    memory = Memory(free=5 * 10**9, total=24 * 10**9)
+    with pytest.raises(MemoryError, match=r"has 24.0 GB, of which 0.9 may be used .* 19.0 GB are taken"):
+        blocks_that_fit(memory, 0.9, Needs(step=3 * 10**9, graphs=0), 16, 10**5)
+
+
+def test_graphs_are_counted_by_the_two_largest() -> None:
+    assert graphs_bytes([100, 7], 10) == 100 + 9 * 7
+    assert graphs_bytes([100], 1) == 100
+    assert graphs_bytes([], 0) == 0

@@ -1,0 +1,157 @@
+"""The runner of a GPU says what that of a CPU says, though it is a step ahead of what it knows."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replica.engine import Engine
+from replica.messages import TokenLogprobs
+from tests.replica.device.hosts import HostMachine, on_device
+from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, native, saved, submit
+
+CLOSE = 1e-3  # of log probabilities: sums are added in other orders
+SAMPLED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 1.0, "top_p": 0.7, "seed": 3},
+    {"temperature": 1.3, "top_k": 20, "min_p": 0.02, "seed": 11},
+]
+SHAPED: list[dict[str, Any]] = [
+    {"logit_bias": {5: 8.0, 9: -100.0}},
+    {"repetition_penalty": 1.4, "presence_penalty": 0.3},
+    {"frequency_penalty": 1.1, "temperature": 0.9, "seed": 2},
+    {"min_tokens": 6, "stop_token_ids": tuple(range(0, VOCABULARY, 2))},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("qwen3", tmp_path_factory.mktemp("models"))
+
+
+def prompts(seed: int, count: int, longest: int = 90) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(VOCABULARY) for _ in range(chance.randint(1, longest))] for _ in range(count)]
+
+
+def same(found: Answer, expected: Answer) -> None:
+    assert (found.token_ids, found.finish_reason) == (expected.token_ids, expected.finish_reason)
+    for mine, other in zip(found.logprobs, expected.logprobs, strict=True):
+        same_logprobs(mine, other)
+
+
+def same_logprobs(mine: TokenLogprobs, other: TokenLogprobs) -> None:
+    assert mine.rank == other.rank
+    assert mine.logprob == pytest.approx(other.logprob, abs=CLOSE)
+    assert [token for token, _ in mine.top] == [token for token, _ in other.top]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
+def test_all_models_say_the_same(name: str, graphs: bool, tmp_path: Path) -> None:
+    folder = saved(name, tmp_path)
+    asked = prompts(1, 5)
+    for found, expected in zip(ask(on_device(folder, graphs=graphs), asked), ask(native(folder), asked), strict=True):
+        same(found, expected)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLED, *SHAPED], ids=str)
+def test_whatever_is_asked_for_comes_out_the_same(folder: Path, sampling: dict[str, Any]) -> None:
+    asked = prompts(2, 6)
+    for top_logprobs in (None, 2):
+        fields = sampling | {"top_logprobs": top_logprobs, "max_tokens": 24}
+        for found, expected in zip(
+            ask(on_device(folder), asked, **fields), ask(native(folder), asked, **fields), strict=True
+        ):
+            same(found, expected)
+
+
+def mixed(engine: Engine) -> dict[int, Answer]:
+    """Requests of all kinds, one after the other, with prompts that are computed in parts while others end."""
+    chance = random.Random(5)
+    answers: dict[int, Answer] = {}
+    for number, prompt in enumerate(prompts(3, 24)):
+        sampling = chance.choice([*SAMPLED, *SHAPED])
+        top_logprobs = chance.choice([None, None, 1])
+        submit(engine, number, prompt, **sampling | {"max_tokens": chance.randint(1, 30), "top_logprobs": top_logprobs})
+        for _ in range(chance.randrange(4)):
+            for output in engine.step():
+                answers.setdefault(output.id, Answer()).add(output)
+        engine.check()
+    for number, answer in finish(engine).items():
+        so_far = answers.setdefault(number, Answer())
+        so_far.token_ids += answer.token_ids
+        so_far.logprobs += answer.logprobs
+        so_far.finish_reason = answer.finish_reason
+    return answers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"max_num_batched_tokens": 40}, {"num_blocks": 17}, {"enable_prefix_caching": False}, {"block_size": 5}],
+    ids=str,
+)
+def test_a_mixed_load_gets_the_same_answers(folder: Path, changes: dict[str, Any]) -> None:
+    """Also when prompts come in parts, or blocks run out and requests have to begin anew."""
+    fields = {"max_num_seqs": 8, **changes}
+    engine = on_device(folder, **fields)
+    found, expected = mixed(engine), mixed(native(folder, **fields))
+    assert found.keys() == expected.keys()
+    for number, answer in found.items():
+        same(answer, expected[number])
+    if "num_blocks" in changes:
+        assert engine.scheduler.preemptions
+
+
+def test_what_is_cached_need_not_be_computed(folder: Path) -> None:
+    """Whole blocks, and the beginning of one that is copied."""
+    engine = on_device(folder)
+    (prompt,) = prompts(4, 1)
+    prompt = (prompt * 9)[:100]
+    (first,) = ask(engine, [prompt])
+    fork = [*prompt[:70], *prompts(5, 1)[0]]
+    again, other = ask(engine, [prompt])[0], ask(engine, [fork])[0]
+    assert (again.cached_tokens, other.cached_tokens) == (99, 70)
+    same(again, first)
+    same(other, ask(native(folder), [fork])[0])
+
+
+def test_log_probabilities_of_a_prompt(folder: Path) -> None:
+    asked = prompts(6, 3)
+    fields = {"prompt_logprobs": 2, "max_tokens": 5}
+    engines = on_device(folder, max_num_batched_tokens=32), native(folder)
+    for found, expected in zip(*(ask(engine, asked, **fields) for engine in engines), strict=True):
+        same(found, expected)
+        assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
+        for mine, other in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
+            same_logprobs(mine, other)
+
+
+def test_steps_that_only_decode_replay_the_smallest_graph_they_fit_in(folder: Path) -> None:
+    machine = HostMachine()
+    engine = on_device(folder, machine, max_num_seqs=6)
+    ask(engine, prompts(7, 5), max_tokens=12)
+    assert machine.replays == engine.steps - 1  # all but the prompts
+    machine.replays = 0
+    ask(engine, prompts(8, 5), max_tokens=12, prompt_logprobs=1)
+    assert machine.replays == engine.steps - 1 - 12, "only the prompts need what a graph does not give"
+
+
+def test_a_step_is_begun_before_the_last_one_is_waited_for(folder: Path) -> None:
+    machine = HostMachine()
+    engine = on_device(folder, machine)
+    submit(engine, 1, [1, 2, 3], top_logprobs=None)
+    engine.step()
+    engine.step()
+    assert machine.waits == 1
+    assert engine.scheduler.running[0].drawing == 1
+    finish(engine)
+
+
+def test_seats_are_found_for_more_requests_than_ever_run_at_once(folder: Path) -> None:
+    engine = on_device(folder, max_num_seqs=2)
+    asked = prompts(9, 9)
+    for found, expected in zip(ask(engine, asked), ask(native(folder), asked), strict=True):
+        same(found, expected)

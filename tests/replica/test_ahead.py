@@ -1,0 +1,356 @@
+"""An engine that starts a step before it knows what the one before it brought."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from replica.config import SimulatedConfig
+from replica.engine import Engine
+from replica.messages import Output, Sampling
+from replica.request import Request
+from replica.sampling import sample
+from replica.scheduler import Scheduler
+from tests.replica.ahead import AheadRunner, ahead_engine
+from tests.replica.engines import SIZE, chain, drain, engine, generate, step, submit
+
+PROMPT = list(range(100, 121))  # five blocks and a token
+
+
+def land(of: Engine) -> list[Output]:
+    """One step while nobody has anything to compute."""
+    outputs = step(of)
+    assert not of.busy
+    return outputs
+
+
+# ---- one step ahead
+
+
+def test_a_step_is_started_before_the_results_of_the_one_before_are_asked_for() -> None:
+    one, runner = ahead_engine()
+    generate(one, PROMPT, 4)
+    assert runner.log == [
+        ("start", 0),
+        ("start", 1),
+        ("finish", 0),
+        ("start", 2),
+        ("finish", 1),
+        ("start", 3),
+        ("finish", 2),
+        ("finish", 3),
+    ]
+
+
+def test_a_token_is_computed_before_anybody_knows_which_it_is() -> None:
+    one, runner = ahead_engine()
+    submit(one, 1, PROMPT)
+    assert step(one) == []
+    [output] = step(one)
+    assert runner.batches == [[(1, 0, 21)], [(1, 21, 1)]]
+    assert output.token_ids == generate(engine(), PROMPT, 1)[0]
+
+
+def test_a_step_says_what_the_one_before_it_brought() -> None:
+    one, _ = ahead_engine()
+    submit(one, 1, PROMPT, 3)
+    assert [len(step(one)) for _ in range(4)] == [0, 1, 1, 1]
+    assert not one.busy
+
+
+def test_answers_are_those_of_an_engine_that_waits_for_each_step() -> None:
+    waits, (ahead, runner) = engine(), ahead_engine()
+    for one in (waits, ahead):
+        for number in range(6):
+            submit(one, number, PROMPT[: 3 * number + 1], 3 + number, seed=number, top_logprobs=2)
+    assert drain(ahead) == drain(waits)
+    assert runner.ahead_steps > 5
+
+
+def test_a_request_resumed_elsewhere_goes_on_with_the_same_tokens() -> None:
+    whole, _ = generate(engine(), PROMPT, 12, seed=5)
+    one, _ = ahead_engine()
+    assert generate(one, PROMPT, 12, output=whole[:7], seed=5)[0] == whole[7:]
+
+
+def test_a_prompt_in_pieces_flies_piece_by_piece() -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=8)
+    assert generate(one, PROMPT, 2)[0] == generate(engine(), PROMPT, 2)[0]
+    assert runner.batches == [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 5)], [(0, 21, 1)]]
+    assert runner.ahead_steps == 3
+
+
+# ---- how it ends
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_nothing_is_computed_after_the_last_token_that_max_tokens_allows(max_tokens: int) -> None:
+    one, runner = ahead_engine()
+    assert len(generate(one, PROMPT, max_tokens)[0]) == max_tokens
+    assert len(runner.batches) == one.steps == max_tokens
+
+
+def test_nothing_is_computed_after_the_last_token_that_the_model_takes() -> None:
+    one, runner = ahead_engine(max_model_len=24)
+    assert len(generate(one, PROMPT, 100)[0]) == 3
+    assert len(runner.batches) == 3
+
+
+def test_resumed_output_beyond_its_own_limit_ends_after_one_token() -> None:
+    one, _ = ahead_engine()
+    assert len(generate(one, PROMPT, 2, output=[1] * 5)[0]) == 1
+
+
+def test_a_stop_token_is_known_a_step_late_and_what_was_computed_meanwhile_is_nobodys() -> None:
+    said, _ = generate(engine(), PROMPT, 9)
+    stop = next(token for at, token in enumerate(said) if at and token not in said[:at])
+    end = said.index(stop) + 1
+    one, runner = ahead_engine()
+    submit(one, 1, PROMPT, 9, stop_token_ids=(stop,))
+    outputs: list[Output] = []
+    while not outputs or outputs[-1].finish_reason is None:
+        outputs += step(one)
+    assert [token for output in outputs for token in output.token_ids] == said[:end]
+    assert outputs[-1].finish_reason == "stop"
+    assert len(runner.batches) == end + 1
+    assert (one.pool.free, one.scheduler.generated_tokens) == (64, end)
+    assert one.busy  # the step for nothing still flies
+    assert land(one) == []
+    assert (one.steps, one.scheduler.generated_tokens) == (end + 1, end)
+
+
+def test_the_blocks_of_who_has_stopped_are_anothers_while_the_step_for_nothing_flies() -> None:
+    first, _ = generate(engine(), PROMPT, 1)
+    one, runner = ahead_engine(num_blocks=6)
+    submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))
+    step(one)
+    assert step(one)[0].finish_reason == "stop"
+    submit(one, 2, list(range(200, 220)), 4)  # takes them all; the runner's memory tells whether it can
+    assert drain(one)[2] == generate(engine(), list(range(200, 220)), 4)[0]
+    assert runner.batches[1:3] == [[(1, 21, 1)], [(2, 0, 20)]]
+
+
+# ---- cancel and reset
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_cancel_in_flight_gives_the_blocks_back_at_once(steps: int) -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=8)
+    submit(one, 1, PROMPT, 20)
+    for _ in range(steps):
+        step(one)
+    assert one.cancel(1)
+    one.check()
+    assert one.pool.free == 64
+    assert one.busy
+    assert land(one) == []
+    assert not runner.flying
+
+
+def test_a_request_cancelled_in_flight_leaves_in_the_cache_what_had_landed() -> None:
+    one, _ = ahead_engine(max_num_batched_tokens=8)
+    submit(one, 1, PROMPT, 20)
+    for _ in range(3):  # 16 tokens have landed, and 5 fly
+        step(one)
+    one.cancel(1)
+    assert generate(one, PROMPT)[1] == 16
+
+
+def test_what_a_cancelled_request_was_drawing_is_no_other_requests_of_the_same_number() -> None:
+    one, _ = ahead_engine()
+    submit(one, 1, PROMPT, 20)
+    step(one)
+    one.cancel(1)
+    other = list(range(300, 310))
+    submit(one, 1, other, 3)
+    assert drain(one)[1] == generate(engine(), other, 3)[0]
+
+
+def test_the_cache_can_be_reset_while_a_cancelled_requests_step_flies() -> None:
+    one, _ = ahead_engine()
+    generate(one, PROMPT)
+    submit(one, 1, PROMPT, 20)
+    step(one)
+    assert not one.reset()
+    one.cancel(1)
+    assert one.reset()
+    assert one.busy
+    assert generate(one, PROMPT) == generate(engine(), PROMPT)
+
+
+# ---- when it lands first
+
+
+def crowd(**changes: Any) -> tuple[Engine, AheadRunner]:
+    """Requests that fit as they come, and not as they grow."""
+    one, runner = ahead_engine(num_blocks=5, **changes)
+    for number in range(4):
+        submit(one, number, [number] * 7, 9, seed=number)
+    return one, runner
+
+
+def test_nobody_is_preempted_in_flight() -> None:
+    one, runner = crowd()
+    together = drain(one)
+    assert one.scheduler.preemptions
+    assert runner.ahead_steps
+    assert together == {number: generate(engine(), [number] * 7, 9, seed=number)[0] for number in range(4)}
+
+
+def test_an_engine_that_does_not_look_for_room_preempts_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "may_run_ahead", lambda _: True)
+    one, _ = crowd()
+    with pytest.raises(AssertionError, match="preempted while it is computed"):
+        drain(one)
+
+
+def test_the_last_free_block_is_taken_ahead() -> None:
+    one, runner = ahead_engine(num_blocks=6)
+    submit(one, 1, [1] * 7, 9)
+    submit(one, 2, [2] * 7, 9)
+    for _ in range(3):  # both have two full blocks then, and there are two
+        step(one)
+    assert one.pool.free == 0
+    assert runner.ahead_steps == 2
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_who_is_penalized_draws_when_all_its_tokens_are_known(penalty: str) -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=8)
+    assert generate(one, PROMPT, 5, **{penalty: 1.5})[0] == generate(engine(), PROMPT, 5)[0]
+    assert runner.ahead_steps == 2  # for the pieces of its prompt
+
+
+def test_an_engine_that_does_not_look_at_penalties_draws_by_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Request, "needs_results", False)
+    one, _ = ahead_engine()
+    with pytest.raises(AssertionError, match="draws by tokens that are not known"):
+        generate(one, PROMPT, 5, presence_penalty=0.5)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"logit_bias": {3: 1.0}}, {"min_tokens": 3}, {"top_logprobs": 2}, {"temperature": 0.0}, {"top_k": 3}]
+)
+def test_what_does_not_depend_on_the_tokens_before_is_drawn_ahead(sampling: dict[str, Any]) -> None:
+    one, runner = ahead_engine()
+    generate(one, PROMPT, 5, **sampling)
+    assert runner.ahead_steps == 4
+
+
+def test_who_wants_its_prompts_log_probabilities_goes_ahead_after_its_first_token() -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=8)
+    submit(one, 1, PROMPT, 4, prompt_logprobs=0)
+    outputs = [output for _ in range(8) for output in step(one)]
+    assert [len(output.prompt_logprobs or ()) for output in outputs] == [20, 0, 0, 0]
+    assert runner.log[:6] == [(what, number) for number in range(3) for what in ("start", "finish")]
+    assert runner.ahead_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_penalized"),
+    [
+        ({"repetition_penalty": 0.5}, True),
+        ({"presence_penalty": -1.0}, True),
+        ({"frequency_penalty": 2.0}, True),
+        ({"logit_bias": {1: 5.0}, "min_tokens": 9, "stop_token_ids": (4,)}, False),
+        ({}, False),
+    ],
+)
+def test_a_request_is_taken_for_penalized_if_what_it_draws_depends_on_its_tokens(
+    sampling: dict[str, Any], is_penalized: bool
+) -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.35, 0.4]])
+    drawn = set()
+    for tokens in ([0], [0, 1], [2, 2, 2], [3, 3], [4, 4]):
+        request = Request(1, chain([0, *tokens]), 1, Sampling(max_tokens=9, temperature=0.0, **sampling), (0.0, 1))
+        request.length += 1  # as if another one were being drawn
+        assert request.needs_results == is_penalized
+        drawn.add(sample(logits, [request])[0].token)
+    assert (len(drawn) > 1) == is_penalized
+
+
+# ---- the cache
+
+
+def test_a_prefix_is_waited_for_until_it_has_landed_and_computed_once() -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=64)
+    for number in (1, 2):
+        submit(one, number, [*PROMPT[:20], number], 4)
+    for _ in range(3):
+        step(one)
+    # The first one's prompt flies in the step that is followed by its own next token alone.
+    assert runner.batches == [[(1, 0, 21)], [(1, 21, 1)], [(1, 22, 1), (2, 20, 1)]]
+    assert drain(one).keys() == {1, 2}
+
+
+def test_who_waits_for_a_prefix_is_not_forgotten_when_its_owner_has_nothing_more_to_compute() -> None:
+    one, _ = ahead_engine(max_num_batched_tokens=64)
+    submit(one, 1, [*PROMPT[:20], 1], 1)
+    submit(one, 2, [*PROMPT[:20], 2], 2)
+    assert {number: len(tokens) for number, tokens in drain(one).items()} == {1: 1, 2: 2}
+    assert one.stats().computed_prompt_tokens == 22
+
+
+def test_a_fork_copies_what_has_landed_of_a_block_on_which_its_owner_still_writes() -> None:
+    one, runner = ahead_engine(max_num_batched_tokens=64)
+    submit(one, 1, PROMPT[:18], 20)
+    for _ in range(3):
+        step(one)
+    submit(one, 2, [*PROMPT[:18], 7, 8], 4)
+    drain(one)
+    assert runner.copied_tokens == 2
+
+
+def test_the_next_turn_goes_on_on_the_block_that_a_step_for_nothing_writes_on() -> None:
+    first, _ = generate(engine(), PROMPT, 1)
+    one, runner = ahead_engine()
+    submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))
+    step(one)
+    assert step(one)[0].finish_reason == "stop"
+    submit(one, 2, [*PROMPT, 7, 8], 4)
+    drain(one)
+    assert (2, 21, 2) in runner.batches[2]
+    assert runner.copied_tokens == 0
+
+
+# ---- what it says
+
+
+def test_a_prompt_that_flies_is_still_queued_prefill() -> None:
+    one, _ = ahead_engine()
+    submit(one, 1, PROMPT)
+    step(one)
+    assert one.load().queued_prefill_tokens == 21
+    step(one)
+    assert one.load().queued_prefill_tokens == 0
+
+
+def test_a_steps_time_begins_when_the_one_before_it_has_landed() -> None:
+    speed = SimulatedConfig(prefill_tokens_per_s=1000, decode_tokens_per_s=10, step_overhead_s=0)
+    measured = []
+    for one in (engine(simulated=speed, num_blocks=100), ahead_engine(simulated=speed, num_blocks=100)[0]):
+        generate(one, list(range(300)), 20)
+        measured.append((one.clock.now_s(), one.steps, one.speed.step_s, one.speed.prefill_tokens_per_s))
+    assert measured[0] == pytest.approx(measured[1])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda request: setattr(request, "launched", request.launched - 1),
+        lambda request: setattr(request, "launched", request.launched + 1),
+        lambda request: setattr(request, "length", request.length - 1),
+        lambda request: setattr(request, "length", request.length + 1),
+        lambda request: setattr(request, "computed", request.launched + 1),
+        lambda request: request.blocks.pop(),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_check_notices_what_waits_for_what_does_not_fly(harm: Any, steps: int) -> None:
+    one, _ = ahead_engine()
+    submit(one, 1, PROMPT[:SIZE])
+    for _ in range(steps):
+        step(one)
+    harm(one.scheduler.running[0])
+    with pytest.raises(AssertionError):
+        one.check()
