@@ -126,7 +126,7 @@ class Engine:
         if self._flying is not None and not self.scheduler.may_run_ahead():
             outputs = self._land()
         batch = self.scheduler.schedule(self.step_limit.tokens)
-        started = self._start(batch) if batch or self._flying is None else None
+        started = self._start(batch) if batch or not self.runner.ahead else None  # nothing need not fly
         outputs += self._land()
         self._flying = started
         if not self.runner.ahead:

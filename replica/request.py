@@ -17,7 +17,7 @@ class Request:
     """
 
     __slots__ = (
-        "_is_penalized",
+        "_waits",
         "blocks",
         "cached_tokens",
         "chain",
@@ -48,7 +48,7 @@ class Request:
         self.launched = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
         self.length = len(chain)  # the chain's tokens, and those after them that are being drawn
         self.limit = prompt_tokens + sampling.max_tokens  # of the length; the scheduler knows if the model takes less
-        self._is_penalized = _is_penalized(sampling)
+        self._waits = _waits(sampling)
         self.preemptions = 0
         self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
         self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
@@ -79,7 +79,8 @@ class Request:
         """Whether no more of it can be launched before the flying step has landed."""
         if self.computes_whole_prompt:  # what is said of its tokens is kept in their order
             return self.launched > self.computed
-        return self._is_penalized and self.drawing > 0
+        may_not_stop = self.sampling.stop_token_ids and self.length - self.prompt_tokens < self.sampling.min_tokens
+        return self.drawing > 0 and bool(self._waits or may_not_stop)
 
     @property
     def decodes(self) -> bool:
@@ -116,6 +117,10 @@ class Scheduled(NamedTuple):
         return self.start + self.tokens - self.request.prompt_tokens
 
 
-def _is_penalized(sampling: Sampling) -> bool:
-    """Whether what is likely depends on all tokens before it; see `replica.sampling`."""
-    return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)
+def _waits(sampling: Sampling) -> bool:
+    """Whether a token is drawn, or told of, with the host's help: by what came before it, or with more than a number.
+
+    A runner waits there for what flies; so that the others have their tokens by then, that lands first.
+    """
+    is_penalized = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    return bool(is_penalized or sampling.logit_bias or sampling.top_logprobs is not None)

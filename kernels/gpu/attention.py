@@ -13,12 +13,14 @@ adds them up. How many depends on how many sequences there are and how long one 
 """
 
 from functools import cache
+from subprocess import CalledProcessError
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from kernels.gpu.jit import jit, jit_for_any, power_of_two
 from kernels.paged import Attention, LayerCache
@@ -96,7 +98,10 @@ def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAt
     memory = torch.zeros(1, block_size, 1, 16, dtype=dtype, device=device)
     numbers = torch.tensor([0, 1], dtype=torch.int32, device=device)
     step = TableStep(numbers[:1], numbers[:1], numbers[:1, None], numbers[1:], numbers, 1, 0, 0, block_size)
-    attention.decode(memory[:, 0], LayerCache(memory, memory), step)
+    try:
+        attention.decode(memory[:, 0], LayerCache(memory, memory), step)
+    except (CalledProcessError, TritonError) as error:
+        raise RuntimeError(f"Triton cannot compile here: {error}") from error
     return attention
 
 

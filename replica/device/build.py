@@ -9,6 +9,7 @@ import torch
 from kernels.backends import Choice, choose
 from kernels.paged import LayerCache
 from kernels.pointwise import Pointwise
+from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
 from replica.device.ladder import ladder
@@ -37,22 +38,24 @@ def build(config: EngineConfig) -> DeviceRunner:
 
 def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    before = machine.memory()
     choice = choose(config.attention, "cuda", dtype, config.block_size)
-    pointwise, draw = kernels_for(choice)
+    pointwise, draw = kernels_for(choice, dtype, config.block_size)
     with Weights(folder, dtype, device=machine.device) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len, pointwise)
         weights.finish()
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    sizes = ladder(config.max_num_seqs) if config.graphs else ()
+    # Plain torch computes with as many tokens as there may be: in a graph it always would.
+    sizes = ladder(config.max_num_seqs) if config.graphs and choice.attention.name != "torch" else ()
 
     def runner_with(blocks: int) -> DeviceRunner:
         caches = new_caches(model, blocks + 1, config.block_size)
         return DeviceRunner(model, choice.attention, draw, caches, limits, machine)
 
-    needs = measured(runner_with(-(-limits.tokens // config.block_size)), sizes, machine)
+    needs = measured(runner_with(1), sizes, machine)
     bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
     blocks = config.num_blocks or blocks_that_fit(
-        machine.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
+        before, machine.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
     runner = runner_with(blocks)
     capture_all(runner, sizes)
@@ -60,8 +63,10 @@ def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
     return runner
 
 
-def kernels_for(choice: Choice) -> tuple[Pointwise, Draw]:
-    """Where attention had to do without Triton, so has the rest."""
+def kernels_for(choice: Choice, dtype: torch.dtype, block_size: int) -> tuple[Pointwise, Draw]:
+    """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
+    if choice.attention.name not in ("triton", "torch"):
+        choice = choose_ours(dtype, block_size)
     if choice.attention.name == "torch":
         from kernels.sampling import draw
 
@@ -70,6 +75,14 @@ def kernels_for(choice: Choice) -> tuple[Pointwise, Draw]:
     from kernels.gpu.sampling import draw as fused_draw
 
     return TritonPointwise(), fused_draw
+
+
+def choose_ours(dtype: torch.dtype, block_size: int) -> Choice:
+    try:
+        return choose("triton", "cuda", dtype, block_size)
+    except ValueError as error:
+        log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
+        return choose("torch", "cuda", dtype, block_size)
 
 
 def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
@@ -81,7 +94,7 @@ def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[Lay
 
 
 def measured(runner: DeviceRunner, sizes: tuple[int, ...], machine: CudaMachine) -> Needs:
-    """By the largest steps there can be, and the two largest graphs, over as little KV as that takes."""
+    """By the largest steps there can be, and the two largest graphs, over a single block of KV."""
     rehearse(runner)  # compiles
     step = machine.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
     taken = []
@@ -93,22 +106,33 @@ def measured(runner: DeviceRunner, sizes: tuple[int, ...], machine: CudaMachine)
 
 
 def rehearse(runner: DeviceRunner) -> None:
-    """A step of as many tokens as may be, in prompts as long as may be, and one of as many requests."""
+    """The largest steps there can be, and small ones: what is compiled depends on how much there is to compute."""
     rows, requests, longest = runner.limits
     prompt = min(rows, longest - 1)
-    prompts = [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))]
-    decoding = [made_up(1, runner) for _ in range(requests)]
-    for batch in (prompts, decoding):
+    batches = [
+        [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))],
+        [made_up(1, runner) for _ in range(requests)],
+        *([made_up(tokens, runner)] for tokens in doubled(prompt)),
+        *([made_up(tokens, runner, computed=tokens - 1)] for tokens in doubled(longest)),
+    ]
+    for batch in batches:
         runner.start([request.launch(request.remaining) for request in batch])()
         for request in batch:
             request.blocks = []  # which gives its seat back
+    runner.model.pointwise.copy(runner.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
 
 
-def made_up(tokens: int, runner: DeviceRunner) -> Request:
+def doubled(most: int) -> list[int]:
+    """2, 4, 8, ..., below `most`."""
+    return [1 << power for power in range(1, (most - 1).bit_length())]
+
+
+def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:
     """All of its KV in the first block: nobody wants to know what comes out."""
     chain = Chain(array("I", bytes(4 * tokens)), runner.block_size, "")
     request = Request(id(chain), chain, tokens, Sampling(max_tokens=1, top_p=0.5), (0.0, 0))
     request.blocks = [0] * -(-tokens // runner.block_size)
+    request.computed = request.launched = computed
     return request
 
 

@@ -14,15 +14,18 @@ class Needs(NamedTuple):
     graphs: int
 
 
-def blocks_that_fit(memory: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int) -> int:
-    """With the weights loaded: of what is taken by now, whoever took it, nothing can be had."""
-    taken = memory.total - memory.free
-    left = kv_memory(memory.total, utilization, taken, needs.step + needs.graphs)
+def blocks_that_fit(
+    before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
+) -> int:
+    """`before` anything was loaded, and with the weights. What others hold is not counted, but it cannot be had."""
+    weights = max(0, before.free - loaded.free)
+    workspace = needs.step + needs.graphs
+    left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)
     blocks = blocks_in(left, block_size, bytes_per_token) - 1  # one is for the rows that fill up a graph's batch
     if blocks < 1:
         raise MemoryError(
-            f"no KV fits: the GPU has {_gb(memory.total)}, of which {utilization:g} may be used "
-            f"(--gpu-memory-utilization); {_gb(taken)} are taken, mostly by weights, and a step needs "
+            f"no KV fits: {utilization:g} of the GPU's {_gb(before.total)} may be used (--gpu-memory-utilization), "
+            f"and others hold {_gb(before.total - before.free)}; weights take {_gb(weights)}, a step "
             f"{_gb(needs.step)}, graphs {_gb(needs.graphs)}; raise it, lower --max-num-batched-tokens or "
             "--max-num-seqs, or take a larger GPU"
         )

@@ -73,8 +73,8 @@ class DeviceRunner:
 
     @property
     def own_bytes(self) -> int:
-        """Beside weights and KV, between two steps."""
-        return self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
+        """Beside weights and KV; the logits twice, because some steps keep a copy."""
+        return 2 * self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
 
     # ---- one step
 
@@ -137,15 +137,15 @@ class DeviceRunner:
 
     def _draw_shaped(self, shaping: Mapping[int, Scheduled], inputs: Inputs) -> None:
         """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""
-        kept: dict[int, Tensor] = {}
-        for place, one in shaping.items():
-            row = shaped(self._logits[place], one.request, one.position)
-            if not bool(row.isneginf().all()):  # else every token would end the output too early
-                kept[place] = self._logits[place].clone()
-                self._logits[place] = row
+        places = torch.tensor(list(shaping)).to(self._logits.device)
+        kept = self._logits[places]
+        rows = torch.stack(
+            [shaped(row, one.request, one.position) for row, one in zip(kept, shaping.values(), strict=True)]
+        )
+        # Where nothing is left, every token would end the output too early: the model's own counts.
+        self._logits[places] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
         self._draw_all(inputs)
-        for place, row in kept.items():
-            self._logits[place] = row
+        self._logits[places] = kept
 
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()
@@ -182,7 +182,7 @@ class DeviceRunner:
         ends = np.cumsum(tokens)
         of_row = np.repeat(np.arange(len(ordered)), tokens)
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
-        blocks = self._seats.mirror[seats[of_row], positions // self.block_size]
+        blocks = self._seats.mirror[seats[of_row], positions // self.block_size].astype(np.int64)
         missing = rows - len(of_row)
         return {
             "token_ids": self._token_ids(ordered),

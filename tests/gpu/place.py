@@ -68,7 +68,7 @@ def chosen(place: Place, dtype: torch.dtype, block_size: int) -> Kernels:
     if not place.is_gpu:
         return _plain()
     choice = choose("auto", "cuda", dtype, block_size)
-    return Kernels(choice.attention, *kernels_for(choice))
+    return Kernels(choice.attention, *kernels_for(choice, dtype, block_size))
 
 
 def backends(place: Place, dtype: torch.dtype, block_size: int) -> tuple[list[Attention[Any]], dict[str, str]]:

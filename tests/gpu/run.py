@@ -100,6 +100,8 @@ def run_all(out: Path, names: Sequence[str], end_s: float, device: str, quick: b
             run_one(section, report, min(part.limit_s, left_s), device, quick, began_s)
             echo(began_s, f"{section.name}: {section.status} after {section.seconds:.1f} s")
         report.write()
+    skipped = [section.name for section in sections if section.status == "skipped"]
+    echo(began_s, "done" + (f"; skipped: {', '.join(skipped)}" if skipped else ""))
     return int(report.failed)
 
 

@@ -84,9 +84,9 @@ def saved(name: str, folder: Path) -> Path:
     return made
 
 
-def native(folder: Path, **changes: Any) -> Engine:
-    """A native engine without events; any field of EngineConfig can be changed."""
-    config = EngineConfig(
+def config_of(folder: Path, **changes: Any) -> EngineConfig:
+    """Without events; any field can be changed."""
+    return EngineConfig(
         **{
             "model": folder.name,
             "model_path": str(folder),
@@ -100,6 +100,10 @@ def native(folder: Path, **changes: Any) -> Engine:
             **changes,
         }
     )
+
+
+def native(folder: Path, **changes: Any) -> Engine:
+    config = config_of(folder, **changes)
     return Engine(config, build(config), WallClock())
 
 

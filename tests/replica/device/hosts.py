@@ -19,7 +19,7 @@ from replica.engine import Engine
 from replica.model.config import read_config
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
-from tests.replica.models import LENGTH
+from tests.replica.models import config_of
 
 POISON = 0x7F
 
@@ -67,18 +67,5 @@ def runner_of(config: EngineConfig, machine: HostMachine) -> DeviceRunner:
 
 def on_device(folder: Path, machine: HostMachine | None = None, **changes: Any) -> Engine:
     """As `tests.replica.models.native`, and ahead of what it knows."""
-    config = EngineConfig(
-        **{
-            "model": folder.name,
-            "model_path": str(folder),
-            "vocabulary": (0, read_config(folder).vocab_size),
-            "block_size": 16,
-            "num_blocks": 128,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 512,
-            "max_model_len": LENGTH,
-            "events": None,
-            **changes,
-        }
-    )
+    config = config_of(folder, **changes)
     return Engine(config, runner_of(config, machine or HostMachine()), WallClock())

@@ -23,6 +23,18 @@ def request(number: int, blocks: list[int]) -> Request:
     return made
 
 
+class Watched(HostMachine):
+    """Its host memory can be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hosts: list[torch.Tensor] = []
+
+    def host_bytes(self, size: int) -> torch.Tensor:
+        self.hosts.append(super().host_bytes(size))
+        return self.hosts[-1]
+
+
 def row(seats: Seats, number: int, length: int) -> list[int]:
     seats.deliver()
     on_host, on_device = seats.mirror[number, :length].tolist(), seats.table[number, :length].tolist()
@@ -72,6 +84,16 @@ def test_many_new_blocks_at_once_arrive() -> None:
     assert row(seats, number, count) == list(range(count))
 
 
+def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
+    machine = Watched()
+    seats, one = Seats(1, 8, machine), request(1, [])
+    for block in (5, 6):
+        one.blocks += [block]
+        seats.of([one])
+        seats.deliver()
+    assert sorted(int(host[8]) for host in machine.hosts) == [5, 6]  # behind the place
+
+
 # ---- inputs
 
 
@@ -87,13 +109,11 @@ def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
 
 
 def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
-    machine = HostMachine()
-    hosts: list[torch.Tensor] = []
-    machine.host_bytes = lambda size: hosts.append(torch.zeros(size, dtype=torch.uint8)) or hosts[-1]  # type: ignore[method-assign, func-returns-value]
+    machine = Watched()
     staging = Staging(Counts(2, 2), machine)
     for value in (1, 2):
         staging.send(Counts(2, 2), {name: np.array([value]) for name in TYPES})
-    assert sorted(int(host[0]) for host in hosts) == [1, 2]
+    assert sorted(int(host[0]) for host in machine.hosts) == [1, 2]
 
 
 def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
@@ -129,16 +149,33 @@ def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
 # ---- memory
 
 
+GB = 10**9
+NEEDS = Needs(step=8 * GB, graphs=2 * GB)
+
+
 def test_what_is_left_of_the_memory_is_for_blocks() -> None:
-    memory = Memory(free=60 * 10**9, total=100 * 10**9)
-    blocks = blocks_that_fit(memory, 0.9, Needs(step=8 * 10**9, graphs=2 * 10**9), 16, 10**5)
-    assert blocks == 40 * 10**9 // (16 * 10**5) - 1
+    before, loaded = Memory(free=100 * GB, total=100 * GB), Memory(free=60 * GB, total=100 * GB)
+    assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 40 * GB // (16 * 10**5) - 1
+
+
+def test_several_share_a_gpu_by_their_parts_of_it() -> None:
+    """What the first one holds is no part of the second one's."""
+    first = blocks_that_fit(Memory(80 * GB, 80 * GB), Memory(70 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)
+    left = 80 * GB - 36 * GB
+    second = blocks_that_fit(Memory(left, 80 * GB), Memory(left - 10 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)
+    assert first == second == 16 * GB // (16 * 10**5) - 1
+
+
+def test_what_others_hold_cannot_be_had() -> None:
+    before, loaded = Memory(free=40 * GB, total=100 * GB), Memory(free=30 * GB, total=100 * GB)
+    assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
 
 
 def test_where_nothing_is_left_it_is_said_what_takes_it() -> None:
-    memory = Memory(free=5 * 10**9, total=24 * 10**9)
-    with pytest.raises(MemoryError, match=r"has 24.0 GB, of which 0.9 may be used .* 19.0 GB are taken"):
-        blocks_that_fit(memory, 0.9, Needs(step=3 * 10**9, graphs=0), 16, 10**5)
+    before, loaded = Memory(free=20 * GB, total=24 * GB), Memory(free=5 * GB, total=24 * GB)
+    said = r"0.9 of the GPU's 24.0 GB may be used .* others hold 4.0 GB; weights take 15.0 GB, a step 8.0 GB"
+    with pytest.raises(MemoryError, match=said):
+        blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5)
 
 
 def test_graphs_are_counted_by_the_two_largest() -> None:

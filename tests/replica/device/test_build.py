@@ -1,0 +1,61 @@
+"""A model is brought up with what works on the GPU, and nothing at the start needs more memory than there is."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.backends import Choice
+from kernels.plain import PlainAttention
+from kernels.pointwise import Pointwise
+from kernels.sampling import draw
+from replica.device import build
+from replica.device.build import doubled, kernels_for, rehearse
+from tests.replica.device.hosts import HostMachine, runner_of
+from tests.replica.models import config_of, saved
+
+
+def choice(name: str) -> Choice:
+    attention: Any = SimpleNamespace(name=name)
+    return Choice(attention, {})
+
+
+@pytest.mark.parametrize(("tokens", "longest"), [(512, 512), (40, 512), (16, 17), (300, 99)])
+def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longest: int, tmp_path: Path) -> None:
+    """However long a text may get: its KV need not fit anywhere yet."""
+    config = config_of(
+        saved("qwen3", tmp_path), num_blocks=1, max_num_batched_tokens=tokens, max_model_len=longest, graphs=False
+    )
+    runner = runner_of(config, HostMachine())
+    rehearse(runner)
+    rehearse(runner)  # all seats have been given back
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(1, []), (2, []), (3, [2]), (9, [2, 4, 8]), (512, [2**n for n in range(1, 9)])]
+)
+def test_short_texts_are_rehearsed_by_doubling(most: int, expected: list[int]) -> None:
+    assert doubled(most) == expected
+
+
+def test_without_triton_all_is_torchs() -> None:
+    pointwise, drawing = kernels_for(choice("torch"), torch.float32, 16)
+    assert type(pointwise) is Pointwise and drawing is draw
+
+
+def test_where_only_flash_attention_works_the_rest_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def choose(name: str, *_: object) -> Choice:
+        if name == "triton":
+            raise ValueError("there is no compiler")
+        return Choice(PlainAttention(), {})
+
+    monkeypatch.setattr(build, "choose", choose)
+    with caplog.at_level(logging.WARNING):
+        pointwise, drawing = kernels_for(choice("flash3"), torch.bfloat16, 16)
+    assert type(pointwise) is Pointwise and drawing is draw
+    assert "norms, rotations and draws are torch's, which is slower: there is no compiler" in caplog.text
