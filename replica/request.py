@@ -122,5 +122,9 @@ def _waits(sampling: Sampling) -> bool:
 
     A runner waits there for what flies; so that the others have their tokens by then, that lands first.
     """
-    is_penalized = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    return bool(is_penalized or sampling.logit_bias or sampling.top_logprobs is not None)
+    return is_penalized(sampling) or bool(sampling.logit_bias) or sampling.top_logprobs is not None
+
+
+def is_penalized(sampling: Sampling) -> bool:
+    """Whether what is likely depends on all tokens before it."""
+    return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)

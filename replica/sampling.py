@@ -16,7 +16,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from replica.messages import Sampling, TokenLogprobs
-from replica.request import Request
+from replica.request import Request, is_penalized
 from replica.runner import Sampled
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,6 @@ def _is_plain(request: Request) -> bool:
 def is_shaped(request: Request, generated: int) -> bool:
     """Whether the client adds something to the logits of the token after so many."""
     return bool(request.sampling.logit_bias) or is_penalized(request.sampling) or _may_not_stop(request, generated)
-
-
-def is_penalized(sampling: Sampling) -> bool:
-    return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
 def _may_not_stop(request: Request, generated: int) -> bool:
