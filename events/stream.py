@@ -314,7 +314,8 @@ class Stream:
         """
         if self.config.native:
             actions = self._declare(reason)
-            return actions if self._offline else actions + self._ask_snapshot(now_s)
+            asked = self._repair is not None and self._repair.snapshot
+            return actions if self._offline or asked else actions + self._ask_snapshot(now_s)
         self._repair = None
         self._unproven = False
         self._drop_held(None)

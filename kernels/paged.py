@@ -35,7 +35,7 @@ class Step(Protocol):
 
     @property
     def slots(self) -> Tensor:
-        """Of the rows; a negative one is nowhere."""
+        """Of the rows."""
 
     @property
     def decoding(self) -> int:

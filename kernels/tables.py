@@ -9,10 +9,13 @@ from torch import Tensor
 
 
 class TableStep(NamedTuple):
-    """The sequences that decode stand first. One of length 0 is nobody's: its rows come out as anything finite."""
+    """The sequences that decode stand first. One of length 0 is nobody's: its rows come out as anything finite.
+
+    Behind the last sequence there may be rows, which come out as anything, and sequences without rows.
+    """
 
     positions: Tensor  # int64 [rows]
-    slots: Tensor  # int64 [rows]; -1: nowhere
+    slots: Tensor  # int64 [rows]
     tables: Tensor  # int32 [sequences, width], contiguous: the blocks of each; behind its last one anything
     lengths: Tensor  # int32 [sequences]: tokens of each, with those of this step
     starts: Tensor  # int32 [sequences + 1]: the first row of each, and the end of the last
@@ -20,3 +23,4 @@ class TableStep(NamedTuple):
     prefilling: int
     longest_prefill: int  # rows of one sequence; 0 where none prefills
     longest: int  # tokens of one sequence, at most; width * block_size or less
+    counted: bool = True  # False: the host knows of none that it decodes, and those of one row do

@@ -8,9 +8,10 @@ that.
 import logging
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
@@ -72,7 +73,7 @@ def _draw(row: Tensor, request: Request, otherwise: int) -> int:
     """One row's token; `otherwise` if nothing may be drawn because every token would end the output too early."""
     sampling = request.sampling
     generated = request.generated
-    logits = shaped(row, request, generated) if is_shaped(request, generated) else row
+    logits = shaped(row.unsqueeze(0), [request], [generated])[0] if is_shaped(request, generated) else row
     peak, best = logits.max(dim=0)
     if peak == -math.inf:
         return otherwise
@@ -94,17 +95,29 @@ def _draw(row: Tensor, request: Request, otherwise: int) -> int:
 # ---- what the client adds to the logits
 
 
-def shaped(row: Tensor, request: Request, generated: int) -> Tensor:
-    """With bias, without tokens that would end the output too early, and with penalties, in this order."""
-    logits = row.clone()
-    sampling, vocab = request.sampling, len(logits)
-    bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab}
+def shaped(rows: Tensor, requests: Sequence[Request], generated: Sequence[int]) -> Tensor:
+    """Each with bias, without tokens that would end the output too early, and with penalties, in this order."""
+    logits = rows.clone()
+    flat, vocab = logits.view(-1), logits.shape[1]
+    starts = range(0, len(flat), vocab)
+    bias = {
+        start + token: value
+        for start, request in zip(starts, requests, strict=True)
+        for token, value in request.sampling.logit_bias.items()
+        if token < vocab
+    }
     if bias:
-        logits[_ids(bias, logits)] += torch.tensor(list(bias.values()), device=logits.device, dtype=logits.dtype)
-    if _may_not_stop(request, generated):
-        logits[_ids([token for token in sampling.stop_token_ids if token < vocab], logits)] = -math.inf
-    if is_penalized(sampling):
-        _penalize(logits, _seen(request), sampling)
+        flat[_ids(bias, flat)] += torch.tensor(list(bias.values()), device=flat.device, dtype=flat.dtype)
+    too_early = [
+        start + token
+        for start, request, count in zip(starts, requests, generated, strict=True)
+        if _may_not_stop(request, count)
+        for token in request.sampling.stop_token_ids
+        if token < vocab
+    ]
+    if too_early:
+        flat[_ids(too_early, flat)] = -math.inf
+    _penalize(flat, {start: one for start, one in zip(starts, requests, strict=True) if is_penalized(one.sampling)})
     return logits
 
 
@@ -148,18 +161,28 @@ def _seen(request: Request) -> Seen:
     return request.runner_state
 
 
-def _penalize(logits: Tensor, seen: Seen, sampling: Sampling) -> None:
-    if not seen.ids:
+def _penalize(flat: Tensor, requests: Mapping[int, Request]) -> None:
+    """By where their rows start."""
+    seen = {start: seen for start, request in requests.items() if (seen := _seen(request)).ids}
+    if not seen:
         return
-    ids = torch.frombuffer(seen.ids, dtype=torch.int64).to(logits.device)
-    counts = torch.frombuffer(seen.counts, dtype=torch.float32).to(logits.device)
-    values = logits[ids]
-    if sampling.repetition_penalty != 1:
-        factor = min(max(sampling.repetition_penalty, TINIEST), HIGHEST)
-        values = torch.where(values > 0, values / factor, values * factor)
-    values -= sampling.frequency_penalty * counts
-    values -= sampling.presence_penalty * (counts > 0)
-    logits[ids] = values.clamp_(max=HIGHEST)
+    counts_of = [len(one.ids) for one in seen.values()]
+    places = np.concatenate([np.frombuffer(one.ids, np.int64) + start for start, one in seen.items()])
+    counts = np.concatenate([np.frombuffer(one.counts, np.float32) for one in seen.values()])
+    penalties = np.array([_penalties(requests[start].sampling) for start in seen], np.float32).T
+    of_place = np.concatenate((counts[np.newaxis], np.repeat(penalties, counts_of, axis=1)))
+    ids = torch.from_numpy(places).to(flat.device)
+    often, factor, frequency, presence = torch.from_numpy(of_place).to(flat.device)
+    values = flat[ids]
+    values = torch.where(values > 0, values / factor, values * factor)
+    values -= frequency * often
+    values -= presence * (often > 0)
+    flat[ids] = values.clamp_(max=HIGHEST)
+
+
+def _penalties(sampling: Sampling) -> tuple[float, float, float]:
+    factor = min(max(sampling.repetition_penalty, TINIEST), HIGHEST)
+    return factor, sampling.frequency_penalty, sampling.presence_penalty
 
 
 # ---- what is left to draw from, and the draw

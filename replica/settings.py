@@ -111,7 +111,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "engine.graphs",
             click.BOOL,
             "",
-            "On a GPU, decode by graphs: faster, after some seconds at the start.",
+            "On a GPU, small steps are graphs: faster, after some seconds at the start.",
         ),
     ],
     "HTTP": [

@@ -8,16 +8,15 @@ Rows are packed. All query heads of a group read the same keys, so they are rows
 A sequence's tokens go by in tiles, and nothing behind its last token is read, of neither the memory nor the tables:
 what was never written may be no number, which times zero is no number either.
 
-A sequence that decodes is cut into splits where there are too few sequences to fill the device, and `combine_splits`
-adds them up. How many depends on how many sequences there are and how long one may get, on no length: a graph keeps it.
+The tokens before a program are cut into splits where there are too few programs to fill the device, and
+`combine_splits` adds up what they make of a row. How many splits there are depends on how many sequences and rows there
+are and on how long a sequence may get, on no length: a graph keeps it.
 """
 
-from functools import cache
 from subprocess import CalledProcessError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
@@ -28,28 +27,44 @@ from kernels.tables import TableStep
 
 LOG2_E = 1.4426950408889634  # exp2 is what the hardware has
 MIN_ROWS = 16  # of a product
-MAX_ROWS = 128
+MAX_ROWS = 128  # for larger heads than
+MAX_DIM = 128  # half as many
 TILE_BYTES = 16384  # of keys, and as many of values: with STAGES, three programs of a decode are on a processor at once
 MAX_TILE = 128
 STAGES = 5  # a tile goes through two loads, of the table and by it: so two tiles are in flight while one is computed
-WAVES = 4  # programs for each processor, so that an uneven end costs little
+FEW_STAGES = 3  # for products, where there is little memory for them
+ENOUGH_SHARED = 200 * 1024  # bytes, as data centers' have from Hopper on
+WAVES = 4  # of programs that decode, for each processor, so that an uneven end costs little
 MAX_SPLITS = 64
+MIXED_SPLITS = 4  # at least, where the host does not know how few sequences decode, and up to
+MIXED_PARTS = 4096  # of all rows
+SHORT = 512  # tokens that are not cut for the rows of prompts, of which many read them together
 OLDEST = (8, 0)  # compute capability
+
+
+class Gpu(NamedTuple):
+    processors: int
+    shared: int  # bytes of memory that the threads of a program share, at most
 
 
 class TritonAttention(Attention[TableStep]):
     name = "triton"
 
-    def __init__(self, processors: int | None = None) -> None:
-        """`processors` of the device; None: as many as it says."""
-        self._processors = processors
+    def __init__(self, gpu: Gpu | None = None) -> None:
+        """None: the one there is."""
+        self._gpu = gpu or this_gpu()
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        if step.decoding:
-            self._decode(queries[: step.decoding], cache, step, results)
-        if step.prefilling:
-            _prefill(queries[step.decoding :], cache, step, results[step.decoding :])
+        if step.counted:
+            self._decode(queries[: step.decoding], cache, step, results[: step.decoding])
+            self._prefill(queries[step.decoding :], cache, step, results[step.decoding :])
+        else:
+            splits = min(self._splits(WAVES, len(step.lengths), cache), MIXED_PARTS // len(queries))
+            parts = parts_of(results, min(max(splits, MIXED_SPLITS), -(-step.longest // SHORT)))
+            _decode(queries, cache, step, parts, len(step.lengths))
+            _prefill(queries, cache, step, parts, self._gpu)
+            _combine(parts, results, step)
         return results
 
     def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
@@ -59,32 +74,26 @@ class TritonAttention(Attention[TableStep]):
 
     def prefill(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        _prefill(queries, cache, step, results)
+        self._prefill(queries, cache, step, results)
         return results
 
     def _decode(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
-        sequences, heads, head_dim = queries.shape
-        sizes = sizes_of(queries, cache)
-        splits = self._splits(sequences, sizes, step.longest, queries.device)
-        whole = splits == 1
-        partial = results if whole else queries.new_empty(sequences, heads, splits, head_dim, dtype=torch.float32)
-        marks = results if whole else queries.new_empty(sequences, heads, splits, dtype=torch.float32)
-        decode_split[sizes.kv_heads, sequences, splits](
-            *(queries, *cache, step.tables, step.lengths, partial, marks),
-            *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), splits),
-            *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
-            rows=max(MIN_ROWS, power_of_two(sizes.group)),
-            whole=whole,
-            **launch_of(queries.dtype, warps=4),
-        )
-        if not whole:
-            sizes_of_splits = (head_dim, sizes.padded_dim, sizes.tile, power_of_two(splits))
-            combine_splits[sequences, heads](partial, marks, step.lengths, results, splits, *sizes_of_splits)
+        if len(queries):
+            splits = self._splits(WAVES, len(queries), cache)
+            parts = parts_of(results, min(splits, -(-step.longest // sizes_of(queries, cache).tile)))
+            _decode(queries, cache, step, parts, len(queries))
+            _combine(parts, results, step)
 
-    def _splits(self, sequences: int, sizes: "Sizes", longest: int, device: torch.device) -> int:
-        wanted = WAVES * (self._processors or processors(device))
-        missing = power_of_two(-(-wanted // (sequences * sizes.kv_heads)))
-        return min(missing, MAX_SPLITS, -(-longest // sizes.tile))
+    def _prefill(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
+        if len(queries):
+            splits = self._splits(1, prefill_grid(queries, cache, step).tiles, cache)
+            parts = parts_of(results, min(splits, -(-step.longest // SHORT)))
+            _prefill(queries, cache, step, parts, self._gpu)
+            _combine(parts, results, step)
+
+    def _splits(self, waves: int, programs: int, cache: LayerCache) -> int:
+        """For so many programs of each KV head."""
+        return min(MAX_SPLITS, power_of_two(-(-waves * self._gpu.processors // (programs * cache.keys.shape[2]))))
 
 
 def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAttention:
@@ -97,7 +106,8 @@ def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAt
     attention = TritonAttention()
     memory = torch.zeros(1, block_size, 1, 16, dtype=dtype, device=device)
     numbers = torch.tensor([0, 1], dtype=torch.int32, device=device)
-    step = TableStep(numbers[:1], numbers[:1], numbers[:1, None], numbers[1:], numbers, 1, 0, 0, block_size)
+    tables, counts = numbers[:1, None], (1, 0, 0, block_size)
+    step = TableStep(numbers[:1], numbers[:1], tables, numbers[1:], numbers, *counts)
     try:
         attention.decode(memory[:, 0], LayerCache(memory, memory), step)
     except (CalledProcessError, TritonError) as error:
@@ -119,35 +129,96 @@ def sizes_of(queries: Tensor, cache: LayerCache) -> Sizes:
     return Sizes(kv_heads, queries.shape[1] // kv_heads, padded_dim, tile)
 
 
-@cache
-def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def this_gpu() -> Gpu:
+    properties: Any = torch.cuda.get_device_properties()  # whose type does not know all of them
+    return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
 
-def _prefill(queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
-    head_dim = queries.shape[2]
-    sizes = sizes_of(queries, cache)
-    rows = prefill_rows(step.longest_prefill * sizes.group, queries.dtype)
-    tiles = triton.cdiv(step.longest_prefill * sizes.group, rows)
-    prefill_tile[tiles, sizes.kv_heads, len(step.lengths) - step.decoding](
-        *(queries, *cache, step.tables, step.lengths, step.starts, results),
-        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), step.decoding),
+class Parts(NamedTuple):
+    """What each split makes of each row. A single one makes the result."""
+
+    averages: Tensor  # [rows, heads, splits, head_dim]
+    marks: Tensor  # [rows, heads, splits]: log2 of what they have been divided by; of nothing, -infinity
+    splits: int
+
+    @property
+    def whole(self) -> bool:
+        return self.splits == 1
+
+
+def parts_of(results: Tensor, splits: int) -> Parts:
+    if splits == 1:
+        return Parts(results, results, 1)
+    rows, heads, head_dim = results.shape
+    averages = results.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
+    return Parts(averages, results.new_empty(rows, heads, splits, dtype=torch.float32), splits)
+
+
+class Grid(NamedTuple):
+    tiles: int
+    rows: int  # of a tile
+
+
+def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
+    """Wherever sequences begin: each has a tile that is not full, at most."""
+    group, padded_dim = sizes_of(queries, cache)[1:3]
+    rows = prefill_rows(step.longest_prefill * group, padded_dim, queries.dtype)
+    return Grid(len(queries) * group // rows + len(step.lengths) - step.decoding, rows)
+
+
+def _decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, sequences: int) -> None:
+    """Of these first sequences, those that decode."""
+    sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
+    decode_split[sizes.kv_heads, sequences, parts.splits](
+        *(queries, *cache, step.tables, step.lengths, step.starts, parts.averages, parts.marks),
+        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
         *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
-        rows=rows,
-        **launch_of(queries.dtype, warps=8 if rows == MAX_ROWS else 4),
+        rows=max(MIN_ROWS, power_of_two(sizes.group)),
+        whole=parts.whole,
+        counted=step.counted,
+        **launch_of(queries.dtype, warps=4),
     )
 
 
-def prefill_rows(longest: int, dtype: torch.dtype) -> int:
+def _prefill(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, gpu: Gpu) -> None:
+    """Of the sequences behind those that decode; the queries begin there."""
+    sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
+    tiles, rows = prefill_grid(queries, cache, step)
+    prefill_tile[tiles, sizes.kv_heads, parts.splits](
+        *(queries, *cache, step.tables, step.lengths, step.starts, parts.averages, parts.marks),
+        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
+        *(step.decoding, len(step.lengths)),
+        *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
+        rows=rows,
+        whole=parts.whole,
+        counted=step.counted,
+        **launch_of(
+            queries.dtype,
+            warps=8 if rows == MAX_ROWS or sizes.padded_dim > MAX_DIM else 4,
+            stages=STAGES if gpu.shared >= ENOUGH_SHARED else FEW_STAGES,
+        ),
+    )
+
+
+def _combine(parts: Parts, results: Tensor, step: TableStep) -> None:
+    if not parts.whole:
+        rows, heads, head_dim = results.shape
+        combine_splits[rows, heads](
+            *(parts.averages, parts.marks, step.starts, results, parts.splits, len(step.lengths)),
+            *(head_dim, max(16, power_of_two(head_dim)), power_of_two(parts.splits), step.counted),
+        )
+
+
+def prefill_rows(longest: int, padded_dim: int, dtype: torch.dtype) -> int:
     """Of a tile: few sizes, for each is compiled."""
     if dtype == torch.float32 or longest <= MIN_ROWS:
         return MIN_ROWS
-    return MAX_ROWS if longest > MAX_ROWS // 2 else MAX_ROWS // 2
+    return MAX_ROWS if longest > MAX_ROWS // 2 and padded_dim <= MAX_DIM else MAX_ROWS // 2
 
 
-def launch_of(dtype: torch.dtype, warps: int) -> dict[str, int]:
+def launch_of(dtype: torch.dtype, warps: int, stages: int = STAGES) -> dict[str, int]:
     """Products in float32, which is not rounded for the matrix units, are done in registers: more warps have more."""
-    return {"num_warps": 8, "num_stages": 3} if dtype == torch.float32 else {"num_warps": warps, "num_stages": STAGES}
+    return {"num_warps": 8, "num_stages": 3} if dtype == torch.float32 else {"num_warps": warps, "num_stages": stages}
 
 
 # ---- kernels
@@ -160,8 +231,9 @@ def decode_split(
     values: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
-    results: tl.tensor,  # [sequences, heads, splits, head_dim]
-    marks: tl.tensor,  # [sequences, heads, splits]: log2 of what the results have been divided by
+    starts: tl.tensor,
+    averages: tl.tensor,
+    marks: tl.tensor,
     scale: tl.tensor,
     row_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -176,17 +248,21 @@ def decode_split(
     tile: tl.constexpr,
     rows: tl.constexpr,
     whole: tl.constexpr,
+    counted: tl.constexpr,
 ) -> None:
     # KV heads are neighbours in memory, so they come first: those of one sequence run side by side.
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if not counted and tl.load(starts + sequence + 1) - tl.load(starts + sequence) != 1:
+        return  # it does not decode
     length = tl.load(lengths + sequence)
-    share = tokens_of_split(length, splits, tile)
-    first, end = split * share, tl.minimum(split * share + share, length)
-    if not whole and first >= length:
-        return  # `combine_splits` does not ask for it
-
+    first, end = bounds_of_split(split, splits, length, tile)
     member, dims = tl.arange(0, rows), tl.arange(0, padded_dim)
     heads = kv_head * group + member
+    if not whole and first >= end:
+        places = (sequence.to(tl.int64) * tl.num_programs(0) * group + heads) * splits + split
+        mark_nothing(marks + places, member < group, rows)
+        return
+
     inside = (member < group)[:, None] & (dims < head_dim)[None, :]
     own = tl.load(
         queries + sequence.to(tl.int64) * row_stride + heads[:, None] * head_dim + dims[None, :], mask=inside, other=0.0
@@ -201,95 +277,78 @@ def decode_split(
             *(head_dim, padded_dim, block_size, tile, True, False),
         )
 
+    totals = tl.where(totals > 0, totals, 1.0)  # of rows that have seen nothing: their peaks say so
+    average = sums / totals[:, None]
     places = (sequence.to(tl.int64) * tl.num_programs(0) * group + heads) * splits + split
-    average = sums / tl.where(totals > 0, totals, 1.0)[:, None]
-    tl.store(results + places[:, None] * head_dim + dims[None, :], average.to(results.dtype.element_ty), mask=inside)
+    tl.store(averages + places[:, None] * head_dim + dims[None, :], average.to(averages.dtype.element_ty), mask=inside)
     if not whole:
         tl.store(marks + places, peaks + tl.log2(totals), mask=member < group)
 
 
-@jit
-def tokens_of_split(length: tl.tensor, splits: tl.tensor, tile: tl.constexpr) -> tl.tensor:
-    """Whole tiles, so that only a sequence's last one is cut."""
-    return tl.cdiv(tl.cdiv(length, splits), tile) * tile
-
-
-@jit_for_any("splits")
-def combine_splits(
-    partial: tl.tensor,  # [sequences, heads, splits, head_dim]
-    marks: tl.tensor,  # [sequences, heads, splits]
-    lengths: tl.tensor,
-    results: tl.tensor,  # [sequences, heads, head_dim]
-    splits: tl.tensor,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-    tile: tl.constexpr,
-    padded_splits: tl.constexpr,
-) -> None:
-    sequence = tl.program_id(0)
-    length = tl.load(lengths + sequence)
-    used = tl.cdiv(length, tl.maximum(tokens_of_split(length, splits, tile), 1))
-    row = sequence.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    split, dims = tl.arange(0, padded_splits), tl.arange(0, padded_dim)
-    inside = (split < used)[:, None] & (dims < head_dim)[None, :]
-    logs = tl.load(marks + row * splits + split, mask=split < used, other=float("-inf"))
-    peak = tl.max(logs, axis=0)
-    weights = tl.exp2(logs - tl.where(used > 0, peak, 0.0))
-    rows = tl.load(partial + (row * splits + split)[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
-    average = tl.sum(rows * weights[:, None], axis=0) / tl.where(used > 0, tl.sum(weights, axis=0), 1.0)
-    tl.store(results + row * head_dim + dims, average.to(results.dtype.element_ty), mask=dims < head_dim)
-
-
-@jit_for_any("decoding", "table_stride")
+@jit_for_any("splits", "table_stride", "decoding", "sequences")
 def prefill_tile(
-    queries: tl.tensor,  # from the row `decoding` on, and so are the results
+    queries: tl.tensor,  # from the row `decoding` on, and so are averages and marks
     keys: tl.tensor,
     values: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
     starts: tl.tensor,
-    results: tl.tensor,
+    averages: tl.tensor,
+    marks: tl.tensor,
     scale: tl.tensor,
     row_stride: tl.tensor,
     block_stride: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     table_stride: tl.tensor,
+    splits: tl.tensor,
     decoding: tl.tensor,
+    sequences: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     rows: tl.constexpr,
+    whole: tl.constexpr,
+    counted: tl.constexpr,
 ) -> None:
-    kv_head, sequence = tl.program_id(1), tl.program_id(2) + decoding
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    sequence = sequence_of_tile(tl.program_id(0), starts, decoding, sequences, group, rows)
     begin, length = tl.load(starts + sequence), tl.load(lengths + sequence)
     tokens = tl.load(starts + sequence + 1) - begin
-    number = tl.cdiv(tokens * group, rows) - 1 - tl.program_id(0)  # the last tile sees most, and begins first
+    own_tile = tl.program_id(0) - first_tile(begin, sequence, decoding, group, rows)
+    number = tl.cdiv(tokens * group, rows) - 1 - own_tile  # the last tile sees most, and begins first
     if number < 0:
         return
+    if not counted and tokens == 1:
+        return  # it decodes
 
     # row of the tile -> packed row, token * group + member -> row of the step, and head
     packed, dims = number * rows + tl.arange(0, rows), tl.arange(0, padded_dim)
     row, heads = (begin - decoding + packed // group).to(tl.int64), kv_head * group + packed % group
-    inside = (packed < tokens * group)[:, None] & (dims < head_dim)[None, :]
-    own = tl.load(
-        queries + row[:, None] * row_stride + heads[:, None] * head_dim + dims[None, :], mask=inside, other=0.0
-    )
+    there = packed < tokens * group
     # Rows see the tokens up to their own:   0 ...... lowest ...... highest ... length
     #                                        | by all  | by some      |
     positions = length - tokens + packed // group
     lowest = length - tokens + number * rows // group
     highest = length - tokens + (number * rows + rows - 1) // group
-    by_all = tl.maximum(tl.minimum(lowest + 1, length), 0) // tile * tile
-    end = tl.minimum(highest + 1, length)
+    first, end = bounds_of_split(split, splits, tl.minimum(highest + 1, length), tile)
+    if not whole and first >= end:
+        places = (row * tl.num_programs(1) * group + heads) * splits + split
+        mark_nothing(marks + places, there, rows)
+        return
 
+    inside = there[:, None] & (dims < head_dim)[None, :]
+    own = tl.load(
+        queries + row[:, None] * row_stride + heads[:, None] * head_dim + dims[None, :], mask=inside, other=0.0
+    )
+    by_all = tl.maximum(tl.minimum(lowest + 1, end), first) // tile * tile
     peaks, totals, sums = nothing(rows, padded_dim)
     table = tables + sequence.to(tl.int64) * table_stride
     keys += kv_head * head_stride
     values += kv_head * head_stride
-    for token in range(0, by_all, tile):
+    for token in range(first, by_all, tile):
         peaks, totals, sums = absorb(
             *(own, peaks, totals, sums, keys, values, table, token, end, positions, scale, block_stride, token_stride),
             *(head_dim, padded_dim, block_size, tile, False, False),
@@ -300,10 +359,79 @@ def prefill_tile(
             *(head_dim, padded_dim, block_size, tile, True, True),
         )
 
-    average = sums / tl.where(totals > 0, totals, 1.0)[:, None]
-    # Results are contiguous: [rows, heads, head_dim], and there are as many KV heads as programs on this axis.
-    places = (row * (tl.num_programs(1) * group) + heads)[:, None] * head_dim + dims[None, :]
-    tl.store(results + places, average.to(results.dtype.element_ty), mask=inside)
+    totals = tl.where(totals > 0, totals, 1.0)  # of rows that have seen nothing: their peaks say so
+    average = sums / totals[:, None]
+    # There are as many KV heads as programs on this axis.
+    places = (row * tl.num_programs(1) * group + heads) * splits + split
+    tl.store(averages + places[:, None] * head_dim + dims[None, :], average.to(averages.dtype.element_ty), mask=inside)
+    if not whole:
+        tl.store(marks + places, peaks + tl.log2(totals), mask=there)
+
+
+@jit_for_any("splits", "sequences")
+def combine_splits(
+    averages: tl.tensor,
+    marks: tl.tensor,
+    starts: tl.tensor,
+    results: tl.tensor,  # [rows, heads, head_dim]
+    splits: tl.tensor,
+    sequences: tl.tensor,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    padded_splits: tl.constexpr,
+    counted: tl.constexpr,
+) -> None:
+    if not counted and tl.program_id(0) >= tl.load(starts + sequences):
+        return  # a row of nobody, of which there is nothing
+    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    split, dims = tl.arange(0, padded_splits), tl.arange(0, padded_dim)
+    logs = tl.load(marks + row * splits + split, mask=split < splits, other=float("-inf"))
+    peak = tl.max(logs, axis=0)
+    weights = tl.exp2(logs - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(weights, axis=0)
+    inside = (logs > float("-inf"))[:, None] & (dims < head_dim)[None, :]
+    parts = tl.load(averages + (row * splits + split)[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
+    average = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(results + row * head_dim + dims, average.to(results.dtype.element_ty), mask=dims < head_dim)
+
+
+@jit
+def first_tile(
+    begin: tl.tensor, sequence: tl.tensor, decoding: tl.tensor, group: tl.constexpr, rows: tl.constexpr
+) -> tl.tensor:
+    """Of a sequence: those before it may have so many, each with one that is not full."""
+    return (begin - decoding) * group // rows + sequence - decoding
+
+
+@jit
+def sequence_of_tile(
+    number: tl.tensor,
+    starts: tl.tensor,
+    decoding: tl.tensor,
+    sequences: tl.tensor,
+    group: tl.constexpr,
+    rows: tl.constexpr,
+) -> tl.tensor:
+    """The last one whose tiles do not begin behind this one."""
+    low, high = decoding, sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = first_tile(tl.load(starts + middle), middle, decoding, group, rows) <= number
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
+
+
+@jit
+def bounds_of_split(split: tl.tensor, splits: tl.tensor, tokens: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """Whole tiles, so that only the last one is cut."""
+    share = tl.cdiv(tl.cdiv(tokens, splits), tile) * tile
+    return split * share, tl.minimum(split * share + share, tokens)
+
+
+@jit
+def mark_nothing(marks: tl.tensor, there: tl.tensor, rows: tl.constexpr) -> None:
+    tl.store(marks, tl.full([rows], float("-inf"), tl.float32), mask=there)
 
 
 @jit

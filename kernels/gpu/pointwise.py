@@ -53,14 +53,6 @@ class TritonPointwise(Pointwise):
         queries: Tensor = qkv[:, : heads.queries * heads.head_dim].unflatten(1, (heads.queries, heads.head_dim))
         return queries
 
-    def store(self, keys: Tensor, values: Tensor, cache: LayerCache, step: Step) -> None:
-        width = keys.shape[1] * keys.shape[2]
-        if len(keys):
-            store_row[len(keys), triton.cdiv(width, COLUMNS)](
-                *(keys, values, *cache, step.slots, keys.stride(0), values.stride(0), *cache.keys.stride()[:2]),
-                *(width, cache.keys.shape[1], COLUMNS),
-            )
-
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
         if not copies:
             return
@@ -166,20 +158,19 @@ def turn_and_store_heads(
     first = tl.load(places, mask=inside, other=0.0)
     second = tl.load(places + half, mask=inside, other=0.0)
     slot = tl.load(slots + row)
-    kept = (head < tl.where(slot >= 0, heads_here, 0))[:, None] & (dims < half)[None, :]
     memory = (slot // block_size) * block_stride + (slot % block_size) * token_stride
     targets = memory + (head * (2 * half))[:, None] + dims[None, :]
     if tile >= query_tiles + key_tiles:
-        tl.store(values + targets, first, mask=kept)
-        tl.store(values + targets + half, second, mask=kept)
+        tl.store(values + targets, first, mask=inside)
+        tl.store(values + targets + half, second, mask=inside)
     else:
         weights = query_norm
         if query_norm is not None:
             weights = tl.where(tile >= query_tiles, key_norm, query_norm)
         left, right = turned(first, second, weights, turn + row * (2 * half), eps, half, padded_half)
         if tile >= query_tiles:
-            tl.store(keys + targets, left, mask=kept)
-            tl.store(keys + targets + half, right, mask=kept)
+            tl.store(keys + targets, left, mask=inside)
+            tl.store(keys + targets + half, right, mask=inside)
         else:
             tl.store(places, left, mask=inside)
             tl.store(places + half, right, mask=inside)
@@ -210,29 +201,6 @@ def half_of(numbers: tl.tensor, half: tl.constexpr, padded_half: tl.constexpr) -
     """[1, padded_half] in float32."""
     dims = tl.arange(0, padded_half)
     return tl.load(numbers + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
-
-
-@jit
-def store_row(
-    keys: tl.tensor,
-    values: tl.tensor,
-    key_memory: tl.tensor,
-    value_memory: tl.tensor,
-    slots: tl.tensor,
-    key_stride: tl.tensor,
-    value_stride: tl.tensor,
-    block_stride: tl.tensor,
-    token_stride: tl.tensor,
-    width: tl.constexpr,
-    block_size: tl.constexpr,
-    columns: tl.constexpr,
-) -> None:
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
-    slot = tl.load(slots + row)
-    inside = column < tl.where(slot >= 0, width, 0)
-    target = (slot // block_size) * block_stride + (slot % block_size) * token_stride + column
-    tl.store(key_memory + target, tl.load(keys + row * key_stride + column, mask=inside), mask=inside)
-    tl.store(value_memory + target, tl.load(values + row * value_stride + column, mask=inside), mask=inside)
 
 
 @jit_for_any("count")

@@ -1,4 +1,4 @@
-"""A model on a GPU: its weights, as much KV as fits beside them, and a graph for each size of batch that decodes."""
+"""A model on a GPU: its weights, as much KV as fits beside them, and a graph for each size of a step."""
 
 import logging
 from array import array
@@ -12,10 +12,10 @@ from kernels.pointwise import Pointwise
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
-from replica.device.ladder import ladder
+from replica.device.ladder import ladder, mixed_ladder
 from replica.device.machine import CudaMachine
 from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
-from replica.device.runner import DeviceRunner, Draw, Limits
+from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
 from replica.model.config import read_config
 from replica.model.progress import progress_of, spoken_count
@@ -46,7 +46,7 @@ def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
         weights.finish()
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
-    sizes = ladder(config.max_num_seqs) if config.graphs and choice.attention.name != "torch" else ()
+    sizes = sizes_of(limits) if config.graphs and choice.attention.name != "torch" else ()
 
     def runner_with(blocks: int) -> DeviceRunner:
         caches = new_caches(model, blocks + 1, config.block_size)
@@ -85,6 +85,13 @@ def choose_ours(dtype: torch.dtype, block_size: int) -> Choice:
         return choose("torch", "cuda", dtype, block_size)
 
 
+def sizes_of(limits: Limits) -> tuple[Size, ...]:
+    """Of all graphs, as they have to be captured: those that come later find room in what the first ones took."""
+    sizes = [Size(True, rows) for rows in mixed_ladder(limits.rows)]
+    sizes += [Size(False, requests) for requests in ladder(limits.requests)]
+    return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
+
+
 def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
     """Of all layers in one piece, so that a part of a block is copied in all of them at once."""
     config = model.config
@@ -93,12 +100,12 @@ def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[Lay
     return [LayerCache(keys, values) for keys, values in memory]
 
 
-def measured(runner: DeviceRunner, sizes: tuple[int, ...], machine: CudaMachine) -> Needs:
+def measured(runner: DeviceRunner, sizes: tuple[Size, ...], machine: CudaMachine) -> Needs:
     """By the largest steps there can be, and the two largest graphs, over a single block of KV."""
     rehearse(runner)  # compiles
     step = machine.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
     taken = []
-    for size in sizes[:-3:-1]:
+    for size in sizes[:2]:
         before = machine.memory().free
         runner.capture(size)
         taken.append(before - machine.memory().free)
@@ -136,11 +143,11 @@ def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:
     return request
 
 
-def capture_all(runner: DeviceRunner, sizes: tuple[int, ...]) -> None:
+def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     if not sizes:
         return
     progress = progress_of("capturing graphs", len(sizes), spoken=spoken_count)
-    for size in reversed(sizes):  # the smaller ones find room in what the larger ones took
+    for size in sizes:
         runner.capture(size)
         progress.advance(1)
     progress.finish()

@@ -1,10 +1,15 @@
-"""The batch sizes that graphs are captured for: a step that only decodes takes the smallest one it fits in."""
+"""The sizes of steps that graphs are captured for: a step takes the smallest one it fits in.
+
+Those in which all decode are measured in requests, and those with prompts in rows: beyond MIXED a step keeps the GPU
+busy for longer than the host takes to launch its kernels.
+"""
 
 from bisect import bisect_left
 
 SMALLEST = (1, 2, 4, 8)
 EVERY = 8  # up to EVEN, then twice as far apart
 EVEN = 256
+MIXED = (16, *range(32, 256, 32), *range(256, 513, 64))
 
 
 def ladder(largest: int) -> tuple[int, ...]:
@@ -12,7 +17,12 @@ def ladder(largest: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < largest), largest)
 
 
-def rung(sizes: tuple[int, ...], requests: int) -> int | None:
+def mixed_ladder(rows: int) -> tuple[int, ...]:
+    """Of so many at most."""
+    return tuple(size for size in MIXED if size <= rows)
+
+
+def rung(sizes: tuple[int, ...], wanted: int) -> int | None:
     """None: more than the largest."""
-    place = bisect_left(sizes, requests)
+    place = bisect_left(sizes, wanted)
     return sizes[place] if place < len(sizes) else None

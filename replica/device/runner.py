@@ -1,7 +1,8 @@
 """The runner whose steps are on the device; what the host needs of one is asked for while the next one computes.
 
 In the order of the device's work a step is: what is new of the block tables, copies of beginnings of blocks, the
-inputs, the model, the draw, the tokens to the host. Where all decode, model and draw are the replay of a graph.
+inputs, the model, the draw, the tokens to the host. Where all decode, and where few rows are of prompts, model and draw
+are the replay of a graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,13 @@ from replica.sampling import GREEDY_BELOW, is_shaped, logprobs_of, shaped, unifo
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 MOST = 2**31 - 1  # tokens in a vocabulary
+
+
+class Size(NamedTuple):
+    """Of a graph: rows of sequences that decode, one each, or of any."""
+
+    mixed: bool
+    rows: int
 
 
 class Limits(NamedTuple):
@@ -68,7 +76,8 @@ class DeviceRunner:
         self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=machine.device)
         self._received = [machine.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
         self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
-        self._graphs: dict[int, Replay] = {}
+        self._graphs: dict[Size, Replay] = {}
+        self._sizes: dict[bool, tuple[int, ...]] = {True: (), False: ()}  # of those, in ascending order
         self._pool = machine.pool()
 
     @property
@@ -101,25 +110,29 @@ class DeviceRunner:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(prompt_logprobs.are_wanted(scheduled.request) for scheduled in ordered)
-        size = rung(tuple(self._graphs), sequences) if decoding == sequences and not scores else None
-        if size is not None:
-            inputs = self._staging.send(Counts(size, size), self._arrays(ordered, seats, size))
+        mixed = decoding < sequences
+        graph = rung(self._sizes[mixed], rows) if not scores else None
+        if graph is not None:
+            size = Size(mixed, graph)
+            inputs = self._send(self._counts(size), ordered, seats)
             self._graphs[size]()
             return inputs
-        inputs = self._staging.send(Counts(rows, sequences), self._arrays(ordered, seats, rows))
+        inputs = self._send(Counts(rows, sequences), ordered, seats)
         longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
-        step = self._step(inputs, decoding, rows - decoding, longest_prefill, longest)
+        step = self._step(inputs, longest, decoding, rows - decoding, longest_prefill)
         hidden = self._run(inputs, step)
         if scores:
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
             prompt_logprobs.keep(self.model, ordered, hidden, last_rows.tolist())
         return inputs
 
-    def _step(self, inputs: Inputs, decoding: int, prefilling: int, longest_prefill: int, longest: int) -> TableStep:
+    def _step(
+        self, inputs: Inputs, longest: int, decoding: int, prefilling: int, longest_prefill: int, counted: bool = True
+    ) -> TableStep:
         tables = self._seats.table[inputs.seats, : -(-longest // self.block_size)]
-        positions, slots, lengths, starts = inputs.positions, inputs.slots, inputs.lengths, inputs.starts
-        return TableStep(positions, slots, tables, lengths, starts, decoding, prefilling, longest_prefill, longest)
+        arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
+        return TableStep(*arrays, decoding, prefilling, longest_prefill, longest, counted)
 
     def _run(self, inputs: Inputs, step: TableStep) -> Tensor:
         """The model and the draw; what the rows came to."""
@@ -139,9 +152,8 @@ class DeviceRunner:
         """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""
         places = torch.tensor(list(shaping)).to(self._logits.device)
         kept = self._logits[places]
-        rows = torch.stack(
-            [shaped(row, one.request, one.position) for row, one in zip(kept, shaping.values(), strict=True)]
-        )
+        chosen = shaping.values()
+        rows = shaped(kept, [one.request for one in chosen], [one.position for one in chosen])
         # Where nothing is left, every token would end the output too early: the model's own counts.
         self._logits[places] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows)
         self._draw_all(inputs)
@@ -175,23 +187,28 @@ class DeviceRunner:
 
     # ---- its inputs
 
-    def _arrays(self, ordered: Sequence[Scheduled], seats: Numbers, rows: int) -> dict[str, NDArray[Any]]:
-        """Up to `rows` there are rows of nobody, each of them a sequence, if there are not enough."""
+    def _send(self, counts: Counts, ordered: Sequence[Scheduled], seats: Numbers) -> Inputs:
+        """Where there are more of them than of these, rows are nobody's, and sequences have none."""
+        return self._staging.send(counts, self._arrays(counts, ordered, seats))
+
+    def _arrays(self, counts: Counts, ordered: Sequence[Scheduled], seats: Numbers) -> dict[str, NDArray[Any]]:
         tokens = np.array([scheduled.tokens for scheduled in ordered], np.int64)
         begins = np.array([scheduled.start for scheduled in ordered], np.int64)
         ends = np.cumsum(tokens)
         of_row = np.repeat(np.arange(len(ordered)), tokens)
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
         blocks = self._seats.mirror[seats[of_row], positions // self.block_size].astype(np.int64)
-        missing = rows - len(of_row)
+        missing = counts.sequences - len(ordered)
         return {
             "token_ids": self._token_ids(ordered),
             "positions": positions,
-            "slots": _and(blocks * self.block_size + positions % self.block_size, missing, self._nowhere),
+            "slots": _and(
+                blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), self._nowhere
+            ),
             "seats": _and(seats, missing, self._seats.nobody),
             "lengths": begins + tokens,
-            "starts": np.concatenate(([0], ends, np.arange(len(of_row) + 1, rows + 1))),
-            "last_rows": np.concatenate((ends - 1, np.arange(len(of_row), rows))),
+            "starts": _and(np.append(0, ends), missing, len(of_row)),
+            "last_rows": ends - 1,
             **_of_draws(ordered),
         }
 
@@ -216,16 +233,21 @@ class DeviceRunner:
     # ---- before the first step
 
     @torch.inference_mode()
-    def capture(self, size: int) -> None:
-        """A graph for this many sequences that decode; larger ones have to come first."""
-        inputs = self._staging.fixed(Counts(size, size))
-        self._staging.send(Counts(size, size), self._arrays((), np.zeros(0, np.int64), size))
+    def capture(self, size: Size) -> None:
+        """Larger ones have to come first."""
+        inputs = self._staging.fixed(self._counts(size))
+        self._send(self._counts(size), (), np.zeros(0, np.int64))
+        kinds = (0, size.rows, size.rows, False) if size.mixed else (size.rows, 0, 0)
 
         def run() -> None:
-            self._run(inputs, self._step(inputs, size, 0, 0, self.limits.tokens))
+            self._run(inputs, self._step(inputs, self.limits.tokens, *kinds))
 
         run()  # compiles, and lets libraries take the memory they want
-        self._graphs = dict(sorted({**self._graphs, size: self._machine.capture(run, self._pool)}.items()))
+        self._graphs[size] = self._machine.capture(run, self._pool)
+        self._sizes[size.mixed] = tuple(sorted(rows for mixed, rows in self._graphs if mixed == size.mixed))
+
+    def _counts(self, size: Size) -> Counts:
+        return Counts(size.rows, min(size.rows, self.limits.requests))
 
 
 def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:

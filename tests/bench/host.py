@@ -1,48 +1,59 @@
-"""What the host does in a step of a GPU in which all requests decode, without launches and the GPU's own work.
+"""What the host does in a step of a GPU that is a graph, without launches and the GPU's own work.
 
 The runner is that of a GPU, on a CPU; its graphs are replaced by nothing.
 """
 
 import random
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from replica.device.runner import DeviceRunner
+from replica.device.ladder import MIXED, rung
+from replica.device.runner import DeviceRunner, Size
 from tests.bench.measure import cpu_us, heading, row
 from tests.replica.device.hosts import on_device
 from tests.replica.models import VOCABULARY, saved, submit
 
 PROMPT = 100
 STEPS = 64
+NEW = 40  # tokens of the prompt that comes new in each step, where one does
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.8, "top_p": 0.95}}
 
 
 def run(rounds: int) -> None:
-    heading("the host's part of a decoding step of a GPU, CPU")
+    heading("the host's part of a GPU's step, CPU")
     with tempfile.TemporaryDirectory() as folder:
         model = saved("llama", Path(folder))
         for kind, sampling in KINDS.items():
             for batch in (1, 32, 128, 256):
                 target = "< 1" if batch == 128 else ""
-                row(f"{batch} requests, {kind}", decoding(model, batch, sampling, rounds), "ms", target)
+                row(f"{batch} requests decode, {kind}", steps(model, batch, sampling, rounds), "ms", target)
+        beside = steps(model, 128, KINDS["greedy"], rounds, new=NEW)
+        row(f"128 requests decode, greedy, and a prompt of {NEW} tokens is new", beside, "ms", "< 1")
     print()
 
 
-def decoding(model: Path, batch: int, sampling: dict[str, Any], rounds: int) -> list[float]:
-    engine = on_device(model, max_num_seqs=batch, num_blocks=64 * batch, max_num_batched_tokens=4096)
+def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: int = 0) -> list[float]:
+    engine = on_device(model, max_num_seqs=batch + 2, num_blocks=64 * (batch + 2), max_num_batched_tokens=4096)
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
+    if new:
+        runner.capture(Size(True, rung(MIXED, batch + new) or 0))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)
     chance = random.Random(batch)
     for number in range(batch):
         prompt = [chance.randrange(VOCABULARY) for _ in range(PROMPT)]
         submit(engine, number, prompt, max_tokens=1000, top_logprobs=None, ignore_eos=True, seed=number, **sampling)
+    numbers = count(batch)
     while any(request.remaining > 1 for request in engine.scheduler.running) or engine.scheduler.waiting:
         engine.step()
 
     def work() -> None:
         for _ in range(STEPS):
+            if new:
+                prompt = [chance.randrange(VOCABULARY) for _ in range(new)]
+                submit(engine, next(numbers), prompt, max_tokens=1, top_logprobs=None)
             engine.step()
 
     return [figure / 1000 for figure in cpu_us(lambda: work, STEPS, rounds)]

@@ -418,6 +418,20 @@ def test_a_native_stream_that_is_doubted_is_kept_until_the_snapshot_comes() -> N
     assert stream.exact
 
 
+def test_many_doubts_at_once_are_one_request_and_do_not_put_off_the_next() -> None:
+    stream = native_at(5)
+    assert kinds(stream.resync("doubted", 1.0)) == ["Partial", "Snapshot"]
+    stream.live(6, payload(6), 1.0)
+    for _ in range(8):
+        assert kinds(stream.resync("doubted", 1.0)) == ["Partial"]
+    assert kinds(stream.snapshot(7, 5, [b"s"], 1.0)) == ["Reset", "Apply", "Apply"], "what came meanwhile is kept"
+    assert (stream.exact, stream.last_seq) == (True, 6)
+    for now_s, later_s in ((1.1, 1.3), (1.4, 1.8)):
+        stream.resync("doubted", now_s)
+        assert stream.tick(later_s) == [Snapshot()]
+        stream.snapshot(7, 6, [b"s"], later_s)
+
+
 def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> None:
     for stream, request in ((following(3), Replay(0)), (native_at(5), Snapshot())):
         stream.disconnected()

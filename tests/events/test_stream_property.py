@@ -215,7 +215,7 @@ class World(RuleBasedStateMachine):
         self.wire.clear()
         self.statuses.clear()
         self.repairs = 0
-        for step_s in [0.25] * 40 + [1.0] * 15:
+        for step_s in [0.25] * 40 + [1.0] * 25:  # longer than snapshots are ever put off
             while self.replies:
                 self.answer(self.replies.pop(0))
             self.now_s += step_s

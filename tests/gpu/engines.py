@@ -11,8 +11,7 @@ from torch import Tensor
 from events.blocks import pack_tokens
 from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.device.build import capture_all, new_caches
-from replica.device.ladder import ladder
+from replica.device.build import capture_all, new_caches, sizes_of
 from replica.device.machine import Machine
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
@@ -122,7 +121,7 @@ def made(place: Place, shape: dict[str, Any], longest: int, machine: Machine | N
 def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
     runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.machine)
     if graphs:
-        capture_all(runner, ladder(limits.requests))
+        capture_all(runner, sizes_of(limits))
     return runner
 
 
@@ -157,8 +156,9 @@ def greedy(prompt: Sequence[int], max_tokens: int) -> Asked:
     return Asked(prompt, Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
 
 
-def submit(engine: Engine, asked: Sequence[Asked]) -> None:
-    for number, one in enumerate(asked):
+def submit(engine: Engine, asked: Sequence[Asked], first: int = 0) -> None:
+    """Numbered from the first."""
+    for number, one in enumerate(asked, first):
         refused = engine.submit(Submit(number, pack_tokens(one.prompt), one.sampling, priority=float(number)))
         if refused is not None:
             raise ValueError(f"request {number}: {refused.message}")

@@ -1,4 +1,4 @@
-"""Where a step's time goes when all decode: on the host, on the device; and what the start takes."""
+"""Where a step's time goes, on the host and on the device, when all decode or one prompt is new; and the start's."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from replica.device.ladder import ladder
+from replica.device.build import sizes_of
 from replica.device.machine import Machine, Replay, Wait
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
@@ -17,8 +17,9 @@ from tests.gpu.engines import BLOCK, QWEN3_06B, engine_of, greedy, made, runner_
 from tests.gpu.place import Place
 from tests.gpu.report import Figures, Table
 
-TITLE = "steps of a Qwen3-0.6B with random weights that only decode, after 512 tokens of context"
+TITLE = "steps of a Qwen3-0.6B with random weights, after 512 tokens of context"
 BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64
+PROMPT = 40  # of whom comes new in each step
 IN_BETWEEN = 8  # steps that are not counted: the first ones start what flies later
 MOST_HOST_MS = 1.0
 
@@ -90,22 +91,26 @@ class Split(NamedTuple):
 
 def run(place: Place, table: Table) -> None:
     batches, context = place.size((BATCHES, CONTEXT), ((1, 4), 24))
-    limits = Limits(place.size(16_384, 128), max(batches), context + STEPS + BLOCK)
+    limits = Limits(place.size(16_384, 128), max(batches) + 2, context + STEPS + BLOCK)
     machine = Patient(place.machine())
     of = made(place, QWEN3_06B, limits.tokens, machine)
     table.figure("start: model on the device", [of.seconds], "s")
-    caches = of.caches_of(max(batches) * -(-limits.tokens // BLOCK))
+    caches = of.caches_of(limits.requests * -(-limits.tokens // BLOCK))
     began_s = time.perf_counter()
     captured = runner_of(of, caches, limits)
     place.synchronize()
-    table.figure(f"start: {len(ladder(limits.requests))} graphs", [time.perf_counter() - began_s], "s")
+    table.figure(f"start: {len(sizes_of(limits))} graphs", [time.perf_counter() - began_s], "s")
     for name, runner in (("graphs", captured), ("no graphs", runner_of(of, caches, limits, graphs=False))):
         for batch in batches:
-            split = decoded(Watched(runner, place), machine, limits, batch, context)
+            split = steps_of(Watched(runner, place), machine, limits, batch, context)
             tell(table, f"{name}, batch {batch}", split, target=name == "graphs" and batch == BATCHES[-1])
+        batch = batches[1]
+        split = steps_of(Watched(runner, place), machine, limits, batch, context, prompt=PROMPT)
+        tell(table, f"{name}, batch {batch} beside a prompt of {PROMPT} tokens", split, target=False)
 
 
-def decoded(runner: Watched, machine: Patient, limits: Limits, batch: int, context: int) -> Split:
+def steps_of(runner: Watched, machine: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0) -> Split:
+    """So many decode; with `prompt`, one more request comes for each step, and wants one token."""
     engine, chance = engine_of(runner, limits), random.Random(0)
     asked = [greedy(tokens(chance, context, runner.vocab_size), STEPS) for _ in range(batch)]
     submit(engine, asked)
@@ -115,7 +120,10 @@ def decoded(runner: Watched, machine: Patient, limits: Limits, batch: int, conte
         engine.step()
     runner.device_s()
     split = Split([], [], [])
-    while engine.busy and len(engine.scheduler.running) == batch:
+    asked_ids = set(engine.scheduler.requests)
+    while asked_ids <= engine.scheduler.requests.keys():
+        if prompt:
+            submit(engine, [greedy(tokens(chance, prompt, runner.vocab_size), 1)], first=batch + len(split.whole))
         step_once(engine, machine, split)
     split.device.extend(runner.device_s())
     while engine.busy:

@@ -133,7 +133,7 @@ class Forgetful(Pointwise):
 
 def test_rows_that_are_stored_wrongly_are_found() -> None:
     for kernels, good in ((Pointwise(), True), (Forgetful(), False)):
-        pairs = list(row_cases.stores(PLACE, kernels, torch.float32))
+        pairs = list(row_cases.turns(PLACE, kernels, torch.float32))
         assert all(row_cases.worst_of(*pair, torch.float32) <= 1 for pair in pairs) == good
 
 

@@ -38,6 +38,20 @@ def table_step(parts: list[Part], decoding: int, shape: Shape, device: str = "cp
     )
 
 
+def uncounted(step: TableStep, more_rows: int, more_sequences: int) -> TableStep:
+    """The same as in a graph, which says nothing about how many are of which kind, and has room for more."""
+    rows, table = step.decoding + step.prefilling + more_rows, torch.zeros_like(step.tables[:1])
+    return step._replace(
+        tables=torch.cat((step.tables, *[table] * more_sequences)),
+        lengths=torch.cat((step.lengths, step.lengths.new_zeros(more_sequences))),
+        starts=torch.cat((step.starts, step.starts[-1:].expand(more_sequences))),
+        decoding=0,
+        prefilling=rows,
+        longest_prefill=rows,
+        counted=False,
+    )
+
+
 def both(
     attention: Attention[TableStep],
     shape: Shape,
@@ -46,10 +60,11 @@ def both(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     lengths_off: dict[int, int] | None = None,
+    more: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What this makes of sequences of so many tokens, of which the last so many are rows; and what it should.
 
-    `lengths_off`: by so much the step is wrong about these sequences' lengths.
+    `lengths_off`: by so much the step is wrong about these sequences' lengths. `more`: see `uncounted`.
     """
     lengths = [length for length, _ in spans]
     made = sequences(lengths, shape, seed=1, dtype=dtype)
@@ -62,11 +77,14 @@ def both(
     step = table_step(parts, decoding, shape, device)
     for number, off in (lengths_off or {}).items():
         step.lengths[number] += off
-    # As a projection leaves them: keys and values stand between two rows' queries.
     wide = torch.cat(rows).flatten(1).to(device)
+    if more is not None:
+        step = uncounted(step, *more)
+        wide = torch.cat((wide, torch.full_like(wide[:1], torch.nan).expand(more[0], -1)))
+    # As a projection leaves them: keys and values stand between two rows' queries.
     wide = torch.cat((wide, torch.full_like(wide, torch.nan)), dim=1)[:, : wide.shape[1]]
     there = LayerCache(*(part.to(device) for part in cache))
     mine = attention.attend(wide.unflatten(1, (shape.heads, shape.head_dim)), there, step)
     rest = [sequence.span(start, count) for sequence, start, count in parts]
     context = ContextStep(rest[:decoding], rest[decoding:], shape.block_size)
-    return mine.cpu(), ReferenceAttention().attend(torch.cat(rows), cache, context)
+    return mine[: sum(map(len, rows))].cpu(), ReferenceAttention().attend(torch.cat(rows), cache, context)

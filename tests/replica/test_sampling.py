@@ -14,7 +14,7 @@ from replica.chain import Chain
 from replica.messages import Sampling, TokenLogprobs
 from replica.request import Request
 from replica.runner import Sampled
-from replica.sampling import CHUNK_LOGITS, pick, sample, token_logprobs, uniform
+from replica.sampling import CHUNK_LOGITS, pick, sample, shaped, token_logprobs, uniform
 from replica.simulated import SimulatedRunner
 from tests.replica.engines import drain, engine, submit
 
@@ -211,6 +211,24 @@ def test_a_resumed_output_is_penalized_as_if_it_had_been_drawn_here() -> None:
     whole = drain(first)[0]
     submit(second, 0, [0, 1, 2], 30, seed=5, output=whole[:11], **PENALIZED)
     assert drain(second)[0] == whole[11:]
+
+
+def test_rows_are_shaped_together_as_each_alone() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 5
+    logits[4] = -math.inf
+    requests = [
+        request([1, 2, 3], [4, 4, 39], **PENALIZED),
+        request(logit_bias={0: 3.5, 39: -100.0, 40: 7.0}),
+        request(stop_token_ids=(0, 39, 40), min_tokens=9),
+        request([7], [7, 8], repetition_penalty=1e-50, frequency_penalty=-2.0, logit_bias={7: -1.0}),
+        request([5, 6], [6], stop_token_ids=(6,), min_tokens=2, presence_penalty=1.0),
+    ]
+    generated = [one.generated for one in requests]
+    together = shaped(logits, requests, generated)
+    for row, one in enumerate(requests):
+        assert torch.equal(together[row], shaped(logits[row : row + 1], [one], generated[row : row + 1])[0])
+        assert not torch.equal(together[row], logits[row]) or row == 4
+    assert shaped(logits[:1], [request()], [0]).equal(logits[:1])
 
 
 def test_sampler_and_scheduler_agree_on_min_tokens() -> None:

@@ -14,7 +14,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {
     torch.float32: "fp32",
@@ -32,12 +31,21 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]
     options: dict[str, Any]  # warps and stages
 
+    def __str__(self) -> str:
+        kinds = [f"{name}={kind_of(value)}" for name, value in self.arguments.items()]
+        return f"{self.kernel.__name__}({', '.join(kinds)}), {self.options}"
+
 
 class Compiled(NamedTuple):
     cubin: bytes
     shared: int
     registers: int
     stack: int  # registers that did not fit
+
+
+def kind_of(value: Any) -> Any:
+    """Of a tensor, its type."""
+    return str(value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager
@@ -60,7 +68,7 @@ def noted() -> Iterator[list[Launch]]:
         JITFunction.run = run
 
 
-def compiled(launch: Launch) -> Compiled:
+def compiled(launch: Launch, capability: int = 90) -> Compiled:
     """As Triton would when it launches: it looks whether numbers are 1, and they and pointers multiples of 16."""
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(launch.kernel.params):
@@ -74,7 +82,7 @@ def compiled(launch: Launch) -> Compiled:
         if specialized and _sixteenfold(value):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    kernel = triton.compile(source, target=HOPPER, options=launch.options)
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     return Compiled(kernel.asm["cubin"], kernel.metadata.shared, *_usage(kernel.asm["cubin"]))
 
 

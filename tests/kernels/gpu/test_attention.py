@@ -6,7 +6,8 @@ pytest.importorskip("triton", reason="there is no Triton here: see `make triton-
 
 import torch
 
-from kernels.gpu.attention import TritonAttention, tried
+from kernels.gpu import attention
+from kernels.gpu.attention import Gpu, TritonAttention, tried
 from tests.kernels.gpu.device import DEVICE, HALF, INTERPRETED, needs_device
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
@@ -25,11 +26,15 @@ SHAPES = (
 TOLERANCES = {torch.float32: 4e-6, HALF: 4e-3 if INTERPRETED else 2e-2}
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-FEW, MANY = 1, 64  # processors of a device: with many of them a sequence that decodes is cut
+FEW, MANY = 1, 64  # processors of a device: with many of them few sequences are cut
+
+
+def attention_for(processors: int) -> TritonAttention:
+    return TritonAttention(Gpu(processors, shared=0))
 
 
 def check(shape: Shape, spans: list[tuple[int, int]], decoding: int, dtype: torch.dtype, processors: int = FEW) -> None:
-    mine, expected = both(TritonAttention(processors), shape, spans, decoding, dtype, DEVICE)
+    mine, expected = both(attention_for(processors), shape, spans, decoding, dtype, DEVICE)
     torch.testing.assert_close(mine, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
@@ -38,6 +43,29 @@ def check(shape: Shape, spans: list[tuple[int, int]], decoding: int, dtype: torc
 @pytest.mark.parametrize("processors", [FEW, MANY])
 def test_a_mixed_batch_equals_the_reference(shape: Shape, dtype: torch.dtype, processors: int) -> None:
     check(shape, [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (9, 1)], 3, dtype, processors)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@dtypes
+@pytest.mark.parametrize("processors", [FEW, MANY])
+def test_so_does_one_of_which_the_host_counts_nothing(shape: Shape, dtype: torch.dtype, processors: int) -> None:
+    spans = [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (600, 2)]
+    mine, expected = both(attention_for(processors), shape, spans, 3, dtype, DEVICE, more=(5, 3))
+    torch.testing.assert_close(mine, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("spans", [[(9, 1)], [(9, 1), (1, 1), (30, 1)], [(40, 7)], [(3, 3), (700, 65)]], ids=str)
+@pytest.mark.parametrize("more", [(0, 0), (3, 0), (0, 3), (40, 20)], ids=str)
+def test_all_may_be_of_one_kind_and_much_of_it_nobodys(spans: list[tuple[int, int]], more: tuple[int, int]) -> None:
+    decoding = sum(rows == 1 for _, rows in spans)
+    mine, expected = both(attention_for(MANY), Shape(), spans, decoding, device=DEVICE, more=more)
+    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
+
+
+@dtypes
+@pytest.mark.parametrize(("cached", "rows"), [(511, 1), (511, 2), (600, 33), (1500, 7)])
+def test_what_few_rows_have_before_them_is_cut(cached: int, rows: int, dtype: torch.dtype) -> None:
+    check(Shape(2, 1, 32, 16), [(cached + rows, rows), (40 + rows, rows)], 0, dtype, MANY)
 
 
 @dtypes
@@ -57,6 +85,11 @@ def test_long_prompts_go_through_several_tiles(heads: int, kv_heads: int, dtype:
     check(Shape(heads, kv_heads, 64, 16), spans, 0, dtype)
 
 
+def test_tiles_find_their_sequences_among_many() -> None:
+    spans = [(1 + 5 * number % 23, 1 + 5 * number % 23) for number in range(40)]
+    check(Shape(3, 1, 16, 4), spans, 0, torch.float32)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 64, 65])
 def test_chunks_of_any_length(tokens: int) -> None:
     check(Shape(2, 2, 32, 8), [(tokens, tokens), (tokens + 50, tokens)], 0, HALF)
@@ -66,8 +99,8 @@ def test_chunks_of_any_length(tokens: int) -> None:
 @pytest.mark.parametrize("nobody", range(4))
 def test_rows_of_a_sequence_without_tokens_come_out_finite(nobody: int, processors: int) -> None:
     spans = [(9, 1), (7, 1), (30, 4), (11, 5)]
-    attention, off = TritonAttention(processors), {nobody: -spans[nobody][0]}
-    mine, expected = both(attention, Shape(), spans, 2, device=DEVICE, lengths_off=off)
+    off = {nobody: -spans[nobody][0]}
+    mine, expected = both(attention_for(processors), Shape(), spans, 2, device=DEVICE, lengths_off=off)
     begin = sum(count for _, count in spans[:nobody])
     end = begin + spans[nobody][1]
     assert mine[begin:end].isfinite().all()
@@ -84,6 +117,7 @@ def test_the_rows_of_either_kind_alone(decoding: int) -> None:
 @dtypes
 def test_it_is_tried_before_it_is_taken(block_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    monkeypatch.setattr(attention, "this_gpu", lambda: Gpu(1, 0))
     assert tried(dtype, block_size, DEVICE).name == "triton"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(RuntimeError, match=r"need compute capability 8\.0; this device has 7\.5"):

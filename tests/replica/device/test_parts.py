@@ -8,7 +8,7 @@ import torch
 
 from replica.chain import Chain
 from replica.device.inputs import TYPES, Counts, Staging, places_of
-from replica.device.ladder import ladder, rung
+from replica.device.ladder import MIXED, ladder, mixed_ladder, rung
 from replica.device.machine import Memory
 from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.device.seats import NEWS_BYTES, Seats
@@ -144,6 +144,15 @@ def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
         assert size is not None and requests <= size <= max(requests + 15, 2 * requests - 1)
     assert rung(sizes, largest + 1) is None
     assert rung((), 1) is None
+
+
+@pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 16_384])
+def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
+    sizes = mixed_ladder(largest)
+    assert sizes == tuple(sorted(set(sizes))) and all(size <= min(largest, MIXED[-1]) for size in sizes)
+    for rows in range(1, sizes[-1] + 1 if sizes else 1):
+        size = rung(sizes, rows)
+        assert size is not None and rows <= size <= max(16, rows + 63)
 
 
 # ---- memory

@@ -8,7 +8,7 @@ import pytest
 
 from replica.engine import Engine
 from replica.messages import TokenLogprobs
-from tests.replica.device.hosts import HostMachine, on_device
+from tests.replica.device.hosts import FEW_ROWS, HostMachine, on_device
 from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, native, saved, submit
 
 CLOSE = 1e-3  # of log probabilities: sums are added in other orders
@@ -129,14 +129,23 @@ def test_log_probabilities_of_a_prompt(folder: Path) -> None:
             same_logprobs(mine, other)
 
 
-def test_steps_that_only_decode_replay_the_smallest_graph_they_fit_in(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "fields", "eager"),
+    [
+        (1, {}, 0),
+        (FEW_ROWS // 5, {}, 0),
+        (FEW_ROWS // 5 + 1, {}, 1),
+        (FEW_ROWS // 5, {"prompt_logprobs": 1}, 1),
+    ],
+)
+def test_all_steps_but_large_ones_with_prompts_are_replays(
+    length: int, fields: dict[str, Any], eager: int, folder: Path
+) -> None:
+    """But what is asked for of prompts is what a graph does not give."""
     machine = HostMachine()
     engine = on_device(folder, machine, max_num_seqs=6)
-    ask(engine, prompts(7, 5), max_tokens=12)
-    assert machine.replays == engine.steps - 1  # all but the prompts
-    machine.replays = 0
-    ask(engine, prompts(8, 5), max_tokens=12, prompt_logprobs=1)
-    assert machine.replays == engine.steps - 1 - 12, "only the prompts need what a graph does not give"
+    ask(engine, [[number] * length for number in range(5)], max_tokens=12, **fields)
+    assert (engine.steps, machine.replays) == (12, 12 - eager)
 
 
 def test_a_step_is_begun_before_the_last_one_is_waited_for(folder: Path) -> None:
