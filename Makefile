@@ -16,9 +16,10 @@ CHECKOV := build/k8s/bin/checkov
 TRITON := build/triton/.installed
 SLOW := chaos or browser or peers
 HARDWARE := bench or gpu
+PROPERTIES := $(wildcard tests/*/test_*_property.py tests/*/*/test_*_property.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage test-slow test-all lint fmt types k8s-check triton-check kubectl bench gpu-kit lock clean
+.PHONY: help up test coverage test-slow search test-all lint fmt types k8s-check triton-check kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -35,8 +36,11 @@ coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly 
 test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
 	$(BIN)/pytest -n 2 --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" --ignore tests/chaos
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" tests/chaos
-	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(wildcard tests/*/test_*_property.py tests/*/*/test_*_property.py)
+	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 1000000
+
+search: $(INSTALLED)  ## run the property tests on examples nobody has tried; what fails is kept, and tried first the next time
+	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)
 
 test-all: test test-slow  ## run every test that needs no GPU
 
