@@ -128,14 +128,25 @@ class RayHost:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return HostLost(f"its actor cannot begin: {last_line(error)}")
 
+    async def _last_words(self, actor: Actor) -> HostGone | HostLost:
+        """Ray says at once why one is dead, whatever it is asked for."""
+        try:
+            async with asyncio.timeout(GONE_WITHIN_S):
+                await actor.report.remote(None)
+        except ActorDiedError as error:
+            return await self._death(error)
+        except (TimeoutError, RayError):
+            pass
+        self._actor = None
+        return HostGone("its actor is dead")
+
     async def _explain_silence(self, actor: Actor, error: TimeoutError) -> None:
         """Returns if it has no node yet: then there is nothing to be heard."""
         state = await asyncio.to_thread(state_of, actor)
         if state in UNPLACED:
             return
         if state == "DEAD":
-            self._actor = None
-            raise HostGone("its actor is dead") from error
+            raise await self._last_words(actor) from error
         if state == "RESTARTING":
             self._silent_since_s = None
             why = await asyncio.to_thread(lambda: lacking(needs(self._task.plan.resources), nodes()))

@@ -77,6 +77,13 @@ async def cannot_begin(made: Hosts) -> None:
     say(there=await made.there())
 
 
+async def dies_unheard(_: Hosts) -> None:
+    """Nobody waits for what it says, so that it is dead before that is known."""
+    host = RayHosts("dies_unheard", Patience(report_s=0.0, silent_s=60.0)).begin(task("no/file"))
+    await hear(host, HEAR_FOR_S)
+    await host.stop(0.0)
+
+
 async def has_no_place(made: Hosts) -> None:
     host = made.begin(task("sim-0", gpus=3.0))
     await hear(host, 1.0)
@@ -93,7 +100,7 @@ async def is_refused(made: Hosts) -> None:
 def main(folder: str, act: str) -> None:
     watch_over(lead_a_session())
     init(Path(folder))
-    acts = {each.__name__: each for each in (hangs, cannot_begin, has_no_place, is_refused)}
+    acts = {each.__name__: each for each in (hangs, cannot_begin, dies_unheard, has_no_place, is_refused)}
     try:
         for name in act.split(","):
             say(act=name)
