@@ -8,6 +8,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class Mixed(NamedTuple):
+    """Of a graph of steps with prompts: then `decoding` of the step is 0, and all of its rows are `prefilling`."""
+
+    decoding: Tensor  # int32 [1]: so many sequences decode
+    prompts: int  # sequences behind those, at most
+
+
 class TableStep(NamedTuple):
     """The sequences that decode stand first. One of length 0 is nobody's: its rows come out as anything finite.
 
@@ -23,4 +30,4 @@ class TableStep(NamedTuple):
     prefilling: int
     longest_prefill: int  # rows of one sequence; 0 where none prefills
     longest: int  # tokens of one sequence, at most; width * block_size or less
-    counted: bool = True  # False: the host knows of none that it decodes, and those of one row do
+    mixed: Mixed | None = None

@@ -1,8 +1,8 @@
 """From logits to tokens, with the semantics of vLLM's V1 sampler. Imported by the engine's process only.
 
-What a row draws depends on that row and its request alone, to the last bit: all that rounds happens on one row at a
-time, and what happens on many at once (maxima, the largest k, comparisons) is exact. Whatever is made faster must keep
-that.
+What a row draws depends on that row and its request alone, to the last bit: sums and exponentials are of one row at a
+time, and what happens on many at once (maxima, the largest k, comparisons, arithmetic of single elements) comes out the
+same wherever an element stands. Whatever is made faster must keep that.
 """
 
 import logging

@@ -27,8 +27,8 @@ from kernels.tables import TableStep
 
 LOG2_E = 1.4426950408889634  # exp2 is what the hardware has
 MIN_ROWS = 16  # of a product
-MAX_ROWS = 128  # for larger heads than
-MAX_DIM = 128  # half as many
+MAX_ROWS = 128
+MAX_DIM = 128  # of heads; for larger ones half as many rows
 TILE_BYTES = 16384  # of keys, and as many of values: with STAGES, three programs of a decode are on a processor at once
 MAX_TILE = 128
 STAGES = 5  # a tile goes through two loads, of the table and by it: so two tiles are in flight while one is computed
@@ -36,8 +36,10 @@ FEW_STAGES = 3  # for products, where there is little memory for them
 ENOUGH_SHARED = 200 * 1024  # bytes, as data centers' have from Hopper on
 WAVES = 4  # of programs that decode, for each processor, so that an uneven end costs little
 MAX_SPLITS = 64
-MIXED_SPLITS = 4  # at least, where the host does not know how few sequences decode, and up to
-MIXED_PARTS = 4096  # of all rows
+# Where the host does not know how few sequences decode, at most:
+MIXED_SPLITS = 16
+MIXED_PROGRAMS = 4096  # most of which may find that there is nothing for them to do
+MIXED_PARTS = 4096  # rows times splits
 SHORT = 512  # tokens that are not cut for the rows of prompts, of which many read them together
 OLDEST = (8, 0)  # compute capability
 
@@ -56,15 +58,14 @@ class TritonAttention(Attention[TableStep]):
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
         results = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        if step.counted:
+        if step.mixed is None:
             self._decode(queries[: step.decoding], cache, step, results[: step.decoding])
             self._prefill(queries[step.decoding :], cache, step, results[step.decoding :])
         else:
-            splits = min(self._splits(WAVES, len(step.lengths), cache), MIXED_PARTS // len(queries))
-            parts = parts_of(results, min(max(splits, MIXED_SPLITS), -(-step.longest // SHORT)))
-            _decode(queries, cache, step, parts, len(step.lengths))
-            _prefill(queries, cache, step, parts, self._gpu)
-            _combine(parts, results, step)
+            parts = parts_of(results, mixed_splits(len(queries), cache, step))
+            launch_decode(queries, cache, step, parts, len(step.lengths))
+            launch_prefill(queries, cache, step, parts, prefill_grid(queries, cache, step), self._gpu)
+            add_up(parts, results, step)
         return results
 
     def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
@@ -81,19 +82,25 @@ class TritonAttention(Attention[TableStep]):
         if len(queries):
             splits = self._splits(WAVES, len(queries), cache)
             parts = parts_of(results, min(splits, -(-step.longest // sizes_of(queries, cache).tile)))
-            _decode(queries, cache, step, parts, len(queries))
-            _combine(parts, results, step)
+            launch_decode(queries, cache, step, parts, len(queries))
+            add_up(parts, results, step)
 
     def _prefill(self, queries: Tensor, cache: LayerCache, step: TableStep, results: Tensor) -> None:
         if len(queries):
-            splits = self._splits(1, prefill_grid(queries, cache, step).tiles, cache)
-            parts = parts_of(results, min(splits, -(-step.longest // SHORT)))
-            _prefill(queries, cache, step, parts, self._gpu)
-            _combine(parts, results, step)
+            grid = prefill_grid(queries, cache, step)
+            parts = parts_of(results, min(self._splits(1, grid.tiles, cache), -(-step.longest // SHORT)))
+            launch_prefill(queries, cache, step, parts, grid, self._gpu)
+            add_up(parts, results, step)
 
     def _splits(self, waves: int, programs: int, cache: LayerCache) -> int:
         """For so many programs of each KV head."""
         return min(MAX_SPLITS, power_of_two(-(-waves * self._gpu.processors // (programs * cache.keys.shape[2]))))
+
+
+def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
+    programs = len(step.lengths) * cache.keys.shape[2]
+    most = min(MIXED_SPLITS, MIXED_PROGRAMS // programs, MIXED_PARTS // rows, -(-step.longest // SHORT))
+    return max(1, most)
 
 
 def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAttention:
@@ -163,49 +170,49 @@ def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
     """Wherever sequences begin: each has a tile that is not full, at most."""
     group, padded_dim = sizes_of(queries, cache)[1:3]
     rows = prefill_rows(step.longest_prefill * group, padded_dim, queries.dtype)
-    return Grid(len(queries) * group // rows + len(step.lengths) - step.decoding, rows)
+    prompts = len(step.lengths) - step.decoding if step.mixed is None else step.mixed.prompts
+    return Grid(len(queries) * group // rows + prompts, rows)
 
 
-def _decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, sequences: int) -> None:
+def launch_decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, sequences: int) -> None:
     """Of these first sequences, those that decode."""
     sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
     decode_split[sizes.kv_heads, sequences, parts.splits](
-        *(queries, *cache, step.tables, step.lengths, step.starts, parts.averages, parts.marks),
+        *(queries, *cache, step.tables, step.lengths, step.mixed and step.mixed.decoding, parts.averages, parts.marks),
         *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
         *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
         rows=max(MIN_ROWS, power_of_two(sizes.group)),
         whole=parts.whole,
-        counted=step.counted,
         **launch_of(queries.dtype, warps=4),
     )
 
 
-def _prefill(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, gpu: Gpu) -> None:
+def launch_prefill(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, grid: Grid, gpu: Gpu) -> None:
     """Of the sequences behind those that decode; the queries begin there."""
     sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
-    tiles, rows = prefill_grid(queries, cache, step)
-    prefill_tile[tiles, sizes.kv_heads, parts.splits](
-        *(queries, *cache, step.tables, step.lengths, step.starts, parts.averages, parts.marks),
-        *(head_dim**-0.5 * LOG2_E, queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
-        *(step.decoding, len(step.lengths)),
+    prefill_tile[grid.tiles, sizes.kv_heads, parts.splits](
+        *(queries, *cache, step.tables, step.lengths, step.starts, step.mixed and step.mixed.decoding),
+        *(parts.averages, parts.marks, head_dim**-0.5 * LOG2_E),
+        *(queries.stride(0), *cache.keys.stride()[:3], step.tables.stride(0), parts.splits),
+        *(step.decoding, step.mixed.prompts if step.mixed else 0, len(step.lengths)),
         *(sizes.group, head_dim, sizes.padded_dim, cache.keys.shape[1], sizes.tile),
-        rows=rows,
+        rows=grid.rows,
         whole=parts.whole,
-        counted=step.counted,
         **launch_of(
             queries.dtype,
-            warps=8 if rows == MAX_ROWS or sizes.padded_dim > MAX_DIM else 4,
+            warps=8 if grid.rows == MAX_ROWS or sizes.padded_dim > MAX_DIM else 4,
             stages=STAGES if gpu.shared >= ENOUGH_SHARED else FEW_STAGES,
         ),
     )
 
 
-def _combine(parts: Parts, results: Tensor, step: TableStep) -> None:
+def add_up(parts: Parts, results: Tensor, step: TableStep) -> None:
     if not parts.whole:
         rows, heads, head_dim = results.shape
         combine_splits[rows, heads](
-            *(parts.averages, parts.marks, step.starts, results, parts.splits, len(step.lengths)),
-            *(head_dim, max(16, power_of_two(head_dim)), power_of_two(parts.splits), step.counted),
+            *(parts.averages, parts.marks, step.starts if step.mixed else None, results),
+            *(parts.splits, len(step.lengths)),
+            *(head_dim, max(16, power_of_two(head_dim)), power_of_two(parts.splits)),
         )
 
 
@@ -231,7 +238,7 @@ def decode_split(
     values: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
-    starts: tl.tensor,
+    decoders: tl.tensor,  # or None: all sequences there are programs for decode
     averages: tl.tensor,
     marks: tl.tensor,
     scale: tl.tensor,
@@ -248,12 +255,11 @@ def decode_split(
     tile: tl.constexpr,
     rows: tl.constexpr,
     whole: tl.constexpr,
-    counted: tl.constexpr,
 ) -> None:
     # KV heads are neighbours in memory, so they come first: those of one sequence run side by side.
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if not counted and tl.load(starts + sequence + 1) - tl.load(starts + sequence) != 1:
-        return  # it does not decode
+    if decoders is not None and sequence >= tl.load(decoders):
+        return
     length = tl.load(lengths + sequence)
     first, end = bounds_of_split(split, splits, length, tile)
     member, dims = tl.arange(0, rows), tl.arange(0, padded_dim)
@@ -285,7 +291,7 @@ def decode_split(
         tl.store(marks + places, peaks + tl.log2(totals), mask=member < group)
 
 
-@jit_for_any("splits", "table_stride", "decoding", "sequences")
+@jit_for_any("splits", "table_stride", "decoding", "prompts", "sequences")
 def prefill_tile(
     queries: tl.tensor,  # from the row `decoding` on, and so are averages and marks
     keys: tl.tensor,
@@ -293,6 +299,7 @@ def prefill_tile(
     tables: tl.tensor,
     lengths: tl.tensor,
     starts: tl.tensor,
+    decoders: tl.tensor,  # or None
     averages: tl.tensor,
     marks: tl.tensor,
     scale: tl.tensor,
@@ -302,7 +309,8 @@ def prefill_tile(
     head_stride: tl.tensor,
     table_stride: tl.tensor,
     splits: tl.tensor,
-    decoding: tl.tensor,
+    decoding: tl.tensor,  # sequences that are others' work
+    prompts: tl.tensor,  # behind the `decoders`, at most
     sequences: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -311,9 +319,12 @@ def prefill_tile(
     tile: tl.constexpr,
     rows: tl.constexpr,
     whole: tl.constexpr,
-    counted: tl.constexpr,
 ) -> None:
     kv_head, split = tl.program_id(1), tl.program_id(2)
+    first_row = decoding
+    if decoders is not None:
+        decoding = tl.load(decoders)
+        sequences = tl.minimum(decoding + prompts, sequences)
     sequence = sequence_of_tile(tl.program_id(0), starts, decoding, sequences, group, rows)
     begin, length = tl.load(starts + sequence), tl.load(lengths + sequence)
     tokens = tl.load(starts + sequence + 1) - begin
@@ -321,12 +332,10 @@ def prefill_tile(
     number = tl.cdiv(tokens * group, rows) - 1 - own_tile  # the last tile sees most, and begins first
     if number < 0:
         return
-    if not counted and tokens == 1:
-        return  # it decodes
 
     # row of the tile -> packed row, token * group + member -> row of the step, and head
     packed, dims = number * rows + tl.arange(0, rows), tl.arange(0, padded_dim)
-    row, heads = (begin - decoding + packed // group).to(tl.int64), kv_head * group + packed % group
+    row, heads = (begin - first_row + packed // group).to(tl.int64), kv_head * group + packed % group
     there = packed < tokens * group
     # Rows see the tokens up to their own:   0 ...... lowest ...... highest ... length
     #                                        | by all  | by some      |
@@ -372,17 +381,16 @@ def prefill_tile(
 def combine_splits(
     averages: tl.tensor,
     marks: tl.tensor,
-    starts: tl.tensor,
+    starts: tl.tensor,  # or None: there are only rows that belong to a sequence
     results: tl.tensor,  # [rows, heads, head_dim]
     splits: tl.tensor,
     sequences: tl.tensor,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     padded_splits: tl.constexpr,
-    counted: tl.constexpr,
 ) -> None:
-    if not counted and tl.program_id(0) >= tl.load(starts + sequences):
-        return  # a row of nobody, of which there is nothing
+    if starts is not None and tl.program_id(0) >= tl.load(starts + sequences):
+        return
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, dims = tl.arange(0, padded_splits), tl.arange(0, padded_dim)
     logs = tl.load(marks + row * splits + split, mask=split < splits, other=float("-inf"))

@@ -58,6 +58,7 @@ def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
         before, machine.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
     runner = runner_with(blocks)
+    rehearse_copy(runner)
     capture_all(runner, sizes)
     say(config, model, choice, needs, blocks * config.block_size * bytes_per_token, len(sizes))
     return runner
@@ -113,25 +114,30 @@ def measured(runner: DeviceRunner, sizes: tuple[Size, ...], machine: CudaMachine
 
 
 def rehearse(runner: DeviceRunner) -> None:
-    """The largest steps there can be, and small ones: what is compiled depends on how much there is to compute."""
+    """The largest steps there can be, and small ones, cold and warm: what is compiled depends on what is computed."""
     rows, requests, longest = runner.limits
     prompt = min(rows, longest - 1)
     batches = [
         [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))],
         [made_up(1, runner) for _ in range(requests)],
         *([made_up(tokens, runner)] for tokens in doubled(prompt)),
+        *([made_up(longest - 1, runner, computed=longest - 1 - tokens)] for tokens in doubled(prompt)),
         *([made_up(tokens, runner, computed=tokens - 1)] for tokens in doubled(longest)),
     ]
     for batch in batches:
         runner.start([request.launch(request.remaining) for request in batch])()
         for request in batch:
             request.blocks = []  # which gives its seat back
+
+
+def rehearse_copy(runner: DeviceRunner) -> None:
+    """Between the memory there will be: its size is part of what is compiled."""
     runner.model.pointwise.copy(runner.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
 
 
 def doubled(most: int) -> list[int]:
-    """2, 4, 8, ..., below `most`."""
-    return [1 << power for power in range(1, (most - 1).bit_length())]
+    """2, 4, 8, ..., and `most`."""
+    return [*(1 << power for power in range(1, (most - 1).bit_length())), most]
 
 
 def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:

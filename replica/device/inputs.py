@@ -35,6 +35,7 @@ class Inputs(NamedTuple):
     top_ps: Tensor
     min_ps: Tensor
     points: Tensor  # in [0, 1): where the tokens are drawn
+    decoding: Tensor  # one number: sequences
 
 
 TYPES: dict[str, type[np.generic]] = {
@@ -50,8 +51,15 @@ TYPES: dict[str, type[np.generic]] = {
     "top_ps": np.float32,
     "min_ps": np.float32,
     "points": np.float64,
+    "decoding": np.int32,
 }
 BY_ROW = ("token_ids", "positions", "slots")
+
+
+def length_of(name: str, counts: Counts) -> int:
+    if name in BY_ROW:
+        return counts.rows
+    return 1 if name == "decoding" else counts.sequences + (name == "starts")
 
 
 class Place(NamedTuple):
@@ -62,18 +70,21 @@ class Place(NamedTuple):
 def places_of(counts: Counts) -> dict[str, Place]:
     places, begin = {}, 0
     for name, kind in TYPES.items():
-        length = counts.rows if name in BY_ROW else counts.sequences + (name == "starts")
-        end = begin + length * np.dtype(kind).itemsize
+        end = begin + length_of(name, counts) * np.dtype(kind).itemsize
         places[name] = Place(begin, end)
         begin = -(-end // ALIGNED) * ALIGNED
     return places
+
+
+def end_of(places: Mapping[str, Place]) -> int:
+    return max(place.end for place in places.values())
 
 
 class Staging:
     """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
 
     def __init__(self, largest: Counts, machine: Machine) -> None:
-        size = places_of(largest)["points"].end
+        size = end_of(places_of(largest))
         self._hosts = [machine.host_bytes(size) for _ in range(2)]
         self._device = torch.zeros(size, dtype=torch.uint8, device=machine.device)
         self._views: dict[Counts, Inputs] = {}  # of those that graphs are made of
@@ -92,7 +103,7 @@ class Staging:
             given = arrays[name]
             into[: len(given)] = given
             into[len(given) :] = 0
-        size = places["points"].end
+        size = end_of(places)
         self._device[:size].copy_(self._hosts[0][:size], non_blocking=True)
         return self._views.get(counts) or self._views_of(places)
 

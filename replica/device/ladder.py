@@ -1,7 +1,7 @@
 """The sizes of steps that graphs are captured for: a step takes the smallest one it fits in.
 
-Those in which all decode are measured in requests, and those with prompts in rows: beyond MIXED a step keeps the GPU
-busy for longer than the host takes to launch its kernels.
+Those in which all decode are measured in requests, and those with prompts in rows. Beyond MIXED_ROWS a step should keep
+the GPU busy for longer than the host takes to launch its kernels.
 """
 
 from bisect import bisect_left
@@ -9,7 +9,9 @@ from bisect import bisect_left
 SMALLEST = (1, 2, 4, 8)
 EVERY = 8  # up to EVEN, then twice as far apart
 EVEN = 256
-MIXED = (16, *range(32, 256, 32), *range(256, 513, 64))
+MIXED_ROWS = 512
+MIXED = (16, *range(32, 256, 32), *range(256, MIXED_ROWS, 64))
+MIXED_PROMPTS = 8  # in a step, at most: what a graph has room for, its kernels look at
 
 
 def ladder(largest: int) -> tuple[int, ...]:
@@ -18,8 +20,9 @@ def ladder(largest: int) -> tuple[int, ...]:
 
 
 def mixed_ladder(rows: int) -> tuple[int, ...]:
-    """Of so many at most."""
-    return tuple(size for size in MIXED if size <= rows)
+    """Of steps of so many at most."""
+    largest = min(rows, MIXED_ROWS)
+    return (*(size for size in MIXED if size < largest), largest)
 
 
 def rung(sizes: tuple[int, ...], wanted: int) -> int | None:

@@ -1,8 +1,8 @@
 """The runner whose steps are on the device; what the host needs of one is asked for while the next one computes.
 
 In the order of the device's work a step is: what is new of the block tables, copies of beginnings of blocks, the
-inputs, the model, the draw, the tokens to the host. Where all decode, and where few rows are of prompts, model and draw
-are the replay of a graph.
+inputs, the model, the draw, the tokens to the host. Where all decode, and in small steps with few prompts, model and
+draw are the replay of a graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged import Attention, LayerCache
-from kernels.tables import TableStep
+from kernels.tables import Mixed, TableStep
 from replica import prompt_logprobs
 from replica.device.inputs import Counts, Inputs, Staging
-from replica.device.ladder import rung
+from replica.device.ladder import MIXED_PROMPTS, rung
 from replica.device.machine import Machine, Replay
 from replica.device.seats import Numbers, Seats
 from replica.messages import TokenLogprobs
@@ -82,8 +82,8 @@ class DeviceRunner:
 
     @property
     def own_bytes(self) -> int:
-        """Beside weights and KV; the logits twice, because some steps keep a copy."""
-        return 2 * self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
+        """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
+        return 4 * self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
 
     # ---- one step
 
@@ -110,29 +110,34 @@ class DeviceRunner:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
         scores = any(prompt_logprobs.are_wanted(scheduled.request) for scheduled in ordered)
-        mixed = decoding < sequences
-        graph = rung(self._sizes[mixed], rows) if not scores else None
-        if graph is not None:
-            size = Size(mixed, graph)
+        size = None if scores else self._size_for(rows, sequences - decoding)
+        if size is not None:
             inputs = self._send(self._counts(size), ordered, seats)
             self._graphs[size]()
             return inputs
         inputs = self._send(Counts(rows, sequences), ordered, seats)
         longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
-        step = self._step(inputs, longest, decoding, rows - decoding, longest_prefill)
+        step = self._step(inputs, longest, decoding, longest_prefill)
         hidden = self._run(inputs, step)
         if scores:
             last_rows = np.cumsum([scheduled.tokens for scheduled in ordered]) - 1
             prompt_logprobs.keep(self.model, ordered, hidden, last_rows.tolist())
         return inputs
 
+    def _size_for(self, rows: int, prompts: int) -> Size | None:
+        """Of the smallest graph that there is for such a step."""
+        if prompts > MIXED_PROMPTS:
+            return None
+        place = rung(self._sizes[prompts > 0], rows)
+        return None if place is None else Size(prompts > 0, place)
+
     def _step(
-        self, inputs: Inputs, longest: int, decoding: int, prefilling: int, longest_prefill: int, counted: bool = True
+        self, inputs: Inputs, longest: int, decoding: int, longest_prefill: int, mixed: Mixed | None = None
     ) -> TableStep:
         tables = self._seats.table[inputs.seats, : -(-longest // self.block_size)]
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
-        return TableStep(*arrays, decoding, prefilling, longest_prefill, longest, counted)
+        return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
 
     def _run(self, inputs: Inputs, step: TableStep) -> Tensor:
         """The model and the draw; what the rows came to."""
@@ -209,6 +214,7 @@ class DeviceRunner:
             "lengths": begins + tokens,
             "starts": _and(np.append(0, ends), missing, len(of_row)),
             "last_rows": ends - 1,
+            "decoding": np.array([np.count_nonzero(tokens == 1)]),
             **_of_draws(ordered),
         }
 
@@ -237,10 +243,11 @@ class DeviceRunner:
         """Larger ones have to come first."""
         inputs = self._staging.fixed(self._counts(size))
         self._send(self._counts(size), (), np.zeros(0, np.int64))
-        kinds = (0, size.rows, size.rows, False) if size.mixed else (size.rows, 0, 0)
+        mixed = Mixed(inputs.decoding, MIXED_PROMPTS) if size.mixed else None
+        decoding, longest_prefill = (0, size.rows) if size.mixed else (size.rows, 0)
 
         def run() -> None:
-            self._run(inputs, self._step(inputs, self.limits.tokens, *kinds))
+            self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed))
 
         run()  # compiles, and lets libraries take the memory they want
         self._graphs[size] = self._machine.capture(run, self._pool)

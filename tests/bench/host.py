@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from replica.device.ladder import MIXED, rung
+from replica.device.ladder import mixed_ladder, rung
 from replica.device.runner import DeviceRunner, Size
 from tests.bench.measure import cpu_us, heading, row
 from tests.replica.device.hosts import on_device
@@ -39,7 +39,9 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     if new:
-        runner.capture(Size(True, rung(MIXED, batch + new) or 0))
+        rows = rung(mixed_ladder(runner.limits.rows), batch + new)
+        assert rows is not None, f"{batch + new} rows are too many for a graph"
+        runner.capture(Size(True, rows))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)
     chance = random.Random(batch)
     for number in range(batch):

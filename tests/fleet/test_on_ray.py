@@ -301,7 +301,13 @@ def acts() -> dict[str, list[dict[str, Any]]]:
     """What was heard in each act of `driving_ray`."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="r-", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.fleet.driving_ray", folder, "hangs,cannot_begin,dies_unheard,has_no_place,is_refused"],
+            [
+                sys.executable,
+                "-m",
+                "tests.fleet.driving_ray",
+                folder,
+                "hangs,cannot_begin,dies_unheard,has_no_place,is_refused",
+            ],
             env=os.environ | local_environment(),
             capture_output=True,
             timeout=50,

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kernels.paged import Attention, LayerCache
 from kernels.tables import TableStep
-from tests.gpu.place import Place, backends, poisoned
-from tests.kernels.tables import uncounted
+from tests.gpu.place import Place, backends
+from tests.kernels.poison import poisoned
+from tests.kernels.tables import as_mixed
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # and the tolerance, of 1 + what is expected
 RATIOS = (1, 2, 4, 7, 8)  # query heads to a KV head
@@ -177,7 +178,7 @@ def step_of(device: torch.device, shape: Shape, batch: Batch, blocks: Sequence[S
         longest_prefill=max(prefills, default=0),
         longest=width * shape.block_size,
     )
-    return uncounted(step, SPARE, SPARE) if batch.in_graph else step
+    return as_mixed(step, SPARE, SPARE) if batch.in_graph else step
 
 
 def reference(case: Case, batch: Batch) -> Tensor:

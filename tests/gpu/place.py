@@ -2,9 +2,6 @@
 
 import os
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -90,16 +87,3 @@ def _plain() -> Kernels:
     from kernels.sampling import draw
 
     return Kernels(PlainAttention(), Pointwise(), draw)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Memory that torch gives without a value is no number in here: whatever is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # of which that is a part
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before)

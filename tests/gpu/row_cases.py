@@ -10,7 +10,8 @@ from kernels.paged import LayerCache
 from kernels.pointwise import Heads, Pointwise
 from kernels.spans import Copy
 from kernels.tables import TableStep
-from tests.gpu.place import Place, chosen, poisoned
+from tests.gpu.place import Place, chosen
+from tests.kernels.poison import poisoned
 
 # Of 1 + what is expected. Heads are rounded after the norm and after the turn; so is a residual before it is squared.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -104,9 +104,9 @@ def run(place: Place, table: Table) -> None:
         for batch in batches:
             split = steps_of(Watched(runner, place), machine, limits, batch, context)
             tell(table, f"{name}, batch {batch}", split, target=name == "graphs" and batch == BATCHES[-1])
-        batch = batches[1]
-        split = steps_of(Watched(runner, place), machine, limits, batch, context, prompt=PROMPT)
-        tell(table, f"{name}, batch {batch} beside a prompt of {PROMPT} tokens", split, target=False)
+        for batch in batches[1:]:
+            split = steps_of(Watched(runner, place), machine, limits, batch, context, prompt=PROMPT)
+            tell(table, f"{name}, batch {batch} beside a prompt of {PROMPT} tokens", split, target=False)
 
 
 def steps_of(runner: Watched, machine: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0) -> Split:

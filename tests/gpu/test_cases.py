@@ -27,7 +27,8 @@ from tests.gpu.attention_cases import (
     reference,
 )
 from tests.gpu.draw_cases import NEAR, SHAPES, Inputs, distance
-from tests.gpu.place import Place, poisoned
+from tests.gpu.place import Place
+from tests.kernels.poison import poisoned
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, quick=True, until_s=time.monotonic() + 1000)

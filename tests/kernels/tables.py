@@ -7,7 +7,8 @@ from kernels.contexts import ContextStep
 from kernels.paged import Attention, LayerCache
 from kernels.pointwise import Pointwise
 from kernels.reference import ReferenceAttention
-from kernels.tables import TableStep
+from kernels.tables import Mixed, TableStep
+from tests.kernels.poison import poisoned
 from tests.kernels.sequences import Sequence, Shape, memory, sequences
 
 Part = tuple[Sequence, int, int]  # so many tokens, from the one at `start` on
@@ -38,9 +39,10 @@ def table_step(parts: list[Part], decoding: int, shape: Shape, device: str = "cp
     )
 
 
-def uncounted(step: TableStep, more_rows: int, more_sequences: int) -> TableStep:
-    """The same as in a graph, which says nothing about how many are of which kind, and has room for more."""
+def as_mixed(step: TableStep, more_rows: int, more_sequences: int) -> TableStep:
+    """The same as in a graph, which has room for more."""
     rows, table = step.decoding + step.prefilling + more_rows, torch.zeros_like(step.tables[:1])
+    decoding = torch.tensor([step.decoding], dtype=torch.int32, device=step.lengths.device)
     return step._replace(
         tables=torch.cat((step.tables, *[table] * more_sequences)),
         lengths=torch.cat((step.lengths, step.lengths.new_zeros(more_sequences))),
@@ -48,7 +50,7 @@ def uncounted(step: TableStep, more_rows: int, more_sequences: int) -> TableStep
         decoding=0,
         prefilling=rows,
         longest_prefill=rows,
-        counted=False,
+        mixed=Mixed(decoding, len(step.lengths) - step.decoding + more_sequences // 2),
     )
 
 
@@ -64,7 +66,7 @@ def both(
 ) -> tuple[Tensor, Tensor]:
     """What this makes of sequences of so many tokens, of which the last so many are rows; and what it should.
 
-    `lengths_off`: by so much the step is wrong about these sequences' lengths. `more`: see `uncounted`.
+    `lengths_off`: by so much the step is wrong about these sequences' lengths. `more`: see `as_mixed`.
     """
     lengths = [length for length, _ in spans]
     made = sequences(lengths, shape, seed=1, dtype=dtype)
@@ -79,12 +81,13 @@ def both(
         step.lengths[number] += off
     wide = torch.cat(rows).flatten(1).to(device)
     if more is not None:
-        step = uncounted(step, *more)
+        step = as_mixed(step, *more)
         wide = torch.cat((wide, torch.full_like(wide[:1], torch.nan).expand(more[0], -1)))
     # As a projection leaves them: keys and values stand between two rows' queries.
     wide = torch.cat((wide, torch.full_like(wide, torch.nan)), dim=1)[:, : wide.shape[1]]
     there = LayerCache(*(part.to(device) for part in cache))
-    mine = attention.attend(wide.unflatten(1, (shape.heads, shape.head_dim)), there, step)
+    with poisoned():
+        mine = attention.attend(wide.unflatten(1, (shape.heads, shape.head_dim)), there, step)
     rest = [sequence.span(start, count) for sequence, start, count in parts]
     context = ContextStep(rest[:decoding], rest[decoding:], shape.block_size)
     return mine[: sum(map(len, rows))].cpu(), ReferenceAttention().attend(torch.cat(rows), cache, context)

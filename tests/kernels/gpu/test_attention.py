@@ -48,7 +48,7 @@ def test_a_mixed_batch_equals_the_reference(shape: Shape, dtype: torch.dtype, pr
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @dtypes
 @pytest.mark.parametrize("processors", [FEW, MANY])
-def test_so_does_one_of_which_the_host_counts_nothing(shape: Shape, dtype: torch.dtype, processors: int) -> None:
+def test_so_does_one_in_a_graph(shape: Shape, dtype: torch.dtype, processors: int) -> None:
     spans = [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (600, 2)]
     mine, expected = both(attention_for(processors), shape, spans, 3, dtype, DEVICE, more=(5, 3))
     torch.testing.assert_close(mine, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])

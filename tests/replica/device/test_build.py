@@ -13,7 +13,8 @@ from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
 from replica.device import build
-from replica.device.build import doubled, kernels_for, rehearse
+from replica.device.build import doubled, kernels_for, rehearse, rehearse_copy, sizes_of
+from replica.device.runner import Limits
 from tests.replica.device.hosts import HostMachine, runner_of
 from tests.replica.models import config_of, saved
 
@@ -23,7 +24,7 @@ def choice(name: str) -> Choice:
     return Choice(attention, {})
 
 
-@pytest.mark.parametrize(("tokens", "longest"), [(512, 512), (40, 512), (16, 17), (300, 99)])
+@pytest.mark.parametrize(("tokens", "longest"), [(200, 256), (40, 512), (16, 17), (300, 99)])
 def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longest: int, tmp_path: Path) -> None:
     """However long a text may get: its KV need not fit anywhere yet."""
     config = config_of(
@@ -32,13 +33,23 @@ def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longes
     runner = runner_of(config, HostMachine())
     rehearse(runner)
     rehearse(runner)  # all seats have been given back
+    rehearse_copy(runner)
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"), [(1, []), (2, []), (3, [2]), (9, [2, 4, 8]), (512, [2**n for n in range(1, 9)])]
+    ("most", "expected"), [(1, [1]), (2, [2]), (3, [2, 3]), (9, [2, 4, 8, 9]), (512, [2**n for n in range(1, 10)])]
 )
 def test_short_texts_are_rehearsed_by_doubling(most: int, expected: list[int]) -> None:
     assert doubled(most) == expected
+
+
+def test_graphs_are_captured_from_the_largest_on() -> None:
+    """The others find room in what it took, and what all take is reckoned by the first two."""
+    sizes = sizes_of(Limits(rows=300, requests=40, tokens=512))
+    assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
+    assert {size.rows for size in sizes if not size.mixed} == {1, 2, 4, 8, 16, 24, 32, 40}
+    assert {size.rows for size in sizes if size.mixed} == {16, 32, 64, 96, 128, 160, 192, 224, 256, 300}
+    assert len(set(sizes)) == len(sizes)
 
 
 def test_without_triton_all_is_torchs() -> None:

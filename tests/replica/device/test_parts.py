@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from replica.chain import Chain
-from replica.device.inputs import TYPES, Counts, Staging, places_of
-from replica.device.ladder import MIXED, ladder, mixed_ladder, rung
+from replica.device.inputs import TYPES, Counts, Staging, length_of, places_of
+from replica.device.ladder import MIXED_ROWS, ladder, mixed_ladder, rung
 from replica.device.machine import Memory
 from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.device.seats import NEWS_BYTES, Seats
@@ -119,8 +119,8 @@ def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
 def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
     staging = Staging(Counts(8, 8), HostMachine())
     fixed = staging.fixed(Counts(4, 4))
-    staging.send(Counts(8, 8), {name: np.arange(8) for name in TYPES})
-    sent = staging.send(Counts(4, 4), {name: np.arange(4) for name in TYPES})
+    staging.send(Counts(8, 8), {name: np.arange(length_of(name, Counts(8, 8))) for name in TYPES})
+    sent = staging.send(Counts(4, 4), {name: np.arange(length_of(name, Counts(4, 4))) for name in TYPES})
     assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
 
 
@@ -149,8 +149,8 @@ def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
 @pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 16_384])
 def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
     sizes = mixed_ladder(largest)
-    assert sizes == tuple(sorted(set(sizes))) and all(size <= min(largest, MIXED[-1]) for size in sizes)
-    for rows in range(1, sizes[-1] + 1 if sizes else 1):
+    assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MIXED_ROWS)
+    for rows in range(1, sizes[-1] + 1):
         size = rung(sizes, rows)
         assert size is not None and rows <= size <= max(16, rows + 63)
 
