@@ -37,25 +37,13 @@ from replica.runner import ImmediateRunner, Sampled
 from tests.bench.measure import heading, row
 from tests.chaos.replicas import cpu_s
 from tests.replica.natives import Native
+from tests.replica.shapes import QWEN3_06B
 
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
+QWEN3 = QWEN3_06B | {
     "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000,
     "hidden_act": "silu",
     "attention_bias": False,
-    "tie_word_embeddings": True,
     "eos_token_id": None,
-    "dtype": "bfloat16",
 }
 SMALL = {
     "hidden_size": 512,

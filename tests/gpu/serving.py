@@ -20,10 +20,11 @@ from safetensors.torch import save_file
 from events.messages import BlockStored, decode_batch
 from replica.model.config import parse_config
 from replica.model.transformer import Transformer
-from tests.gpu.engines import QWEN3_06B, RandomWeights, fields_of
+from tests.gpu.engines import RandomWeights, fields_of
 from tests.gpu.kit import ROOT
 from tests.gpu.place import Place
 from tests.gpu.report import Table
+from tests.replica.shapes import QWEN3_06B
 
 TITLE = "`warmroute replica` in processes of its own"
 POLL_S = 0.02

@@ -13,9 +13,10 @@ from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
 from replica.request import Scheduled
 from replica.runner import Finish
-from tests.gpu.engines import BLOCK, QWEN3_06B, engine_of, greedy, made, runner_of, submit, tokens
+from tests.gpu.engines import BLOCK, engine_of, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Figures, Table
+from tests.replica.shapes import QWEN3_06B
 
 TITLE = "steps of a Qwen3-0.6B with random weights, after 512 tokens of context"
 BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64

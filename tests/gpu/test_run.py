@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from replica.model.config import parse_config
-from tests.gpu.engines import QWEN3_06B
 from tests.gpu.kit import ROOT
 from tests.gpu.report import Report, Row, Section, Table, markdown, read
 from tests.gpu.run import NAMES
 from tests.gpu.throughput import LONGEST, REQUESTS, requests, roofline
+from tests.replica.shapes import QWEN3_06B
 
 SCRIPT = ("-m", "tests.gpu.run")
 QUICK = ("--quick", "--device", "cpu")

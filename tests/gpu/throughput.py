@@ -13,9 +13,10 @@ from replica.engine import Engine
 from replica.messages import Output, Sampling
 from replica.model.config import ModelConfig
 from tests.gpu.ceilings import measured
-from tests.gpu.engines import BLOCK, QWEN3_06B, Asked, engine_of, finish, made, runner_of, submit
+from tests.gpu.engines import BLOCK, Asked, engine_of, finish, made, runner_of, submit
 from tests.gpu.place import Place
 from tests.gpu.report import Table
+from tests.replica.shapes import QWEN3_06B
 
 TITLE = "256 requests to a Qwen3-0.6B with random weights, 100 to 1,024 tokens in and out"
 REQUESTS, VOCABULARY = 256, 10_000

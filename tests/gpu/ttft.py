@@ -8,9 +8,10 @@ from typing import NamedTuple
 from replica.device.runner import Limits
 from replica.engine import Engine
 from replica.messages import Output
-from tests.gpu.engines import BLOCK, LLAMA31_8B, engine_of, finish, greedy, made, runner_of, submit, tokens
+from tests.gpu.engines import BLOCK, engine_of, finish, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Table
+from tests.replica.shapes import LLAMA31_8B
 
 TITLE = "first token of a Llama-3.1-8B with random weights, and 64 tokens of its own after a shared prefix"
 PREFIXES, OWN = (512, 2048, 8192), 64
