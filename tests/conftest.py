@@ -11,7 +11,7 @@ QUICK_TO_SHRINK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("default", COMMON, max_examples=60, derandomize=True)
-settings.register_profile("thorough", COMMON, max_examples=1000, derandomize=True)
+settings.register_profile("thorough", COMMON, max_examples=400, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
 settings.load_profile("default")
 
