@@ -26,6 +26,8 @@ from replica.sizing import GIGABYTE
 
 log = logging.getLogger(__name__)
 
+WARM = 1024  # rows of a prompt up to which its kernels may be others if something is cached before it
+
 
 def build(config: EngineConfig) -> DeviceRunner:
     """ValueError, OSError or MemoryError where that cannot be."""
@@ -121,7 +123,7 @@ def rehearse(runner: DeviceRunner) -> None:
         [made_up(prompt, runner) for _ in range(min(requests, max(1, rows // prompt)))],
         [made_up(1, runner) for _ in range(requests)],
         *([made_up(tokens, runner)] for tokens in doubled(prompt)),
-        *([made_up(longest - 1, runner, computed=longest - 1 - tokens)] for tokens in doubled(prompt)),
+        *([made_up(longest - 1, runner, computed=longest - 1 - tokens)] for tokens in doubled(min(prompt, WARM))),
         *([made_up(tokens, runner, computed=tokens - 1)] for tokens in doubled(longest)),
     ]
     for batch in batches:
