@@ -108,6 +108,8 @@ def prefill_tile(
     whole: tl.constexpr,
 ) -> None:
     kv_head, split = tl.program_id(1), tl.program_id(2)
+    if decoders is not None and tl.load(decoders) >= sequences:
+        return  # nobody has a prompt
     first_row = decoding
     if decoders is not None:
         decoding = tl.load(decoders)
