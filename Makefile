@@ -16,6 +16,11 @@ CHECKOV := build/k8s/bin/checkov
 TRITON := build/triton/.installed
 SLOW := chaos or browser or peers
 HARDWARE := bench or gpu
+# Tests wait for other processes half of the time.
+WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
+# These look at the clock, and want the machine for themselves.
+ALONE := tests/chaos tests/hostile/test_silence.py tests/hostile/test_ray.py tests/hostile/test_large_bodies.py \
+	tests/hostile/test_memory.py tests/hostile/test_connections.py
 PROPERTIES := $(wildcard tests/*/test_*_property.py tests/*/*/test_*_property.py)
 
 .DEFAULT_GOAL := help
@@ -28,14 +33,14 @@ up: $(INSTALLED)  ## start two replicas of the demo model, on Ray, and a router 
 	$(BIN)/warmroute up $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests
-	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))"
+	$(BIN)/pytest -n $(WORKERS) -m "not ($(SLOW) or $(HARDWARE))"
 
 coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly twice as long
 	$(BIN)/pytest -n auto -m "not ($(SLOW) or $(HARDWARE))" --cov --cov-report=term
 
 test-slow: $(INSTALLED)  ## run the slow tests only: real processes, long property tests and fuzzing
-	$(BIN)/pytest -n 2 --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" --ignore tests/chaos
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" tests/chaos
+	$(BIN)/pytest -n 2 --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" $(addprefix --ignore ,$(ALONE))
+	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(ALONE)
 	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 1000000
 

@@ -51,8 +51,13 @@ def unpack_ids(packed: bytes) -> list[int]:
 
 
 def wrap(native: Native, body: bytes) -> bytes:
+    return envelope(native) + body
+
+
+def envelope(native: Native) -> bytes:
+    """Return the bytes in front of the client's body."""
     header = _encode(native)
-    return b"".join((_LENGTH.pack(len(header)), header, body))
+    return _LENGTH.pack(len(header)) + header
 
 
 def unwrap(body: bytes) -> tuple[Native, bytes]:

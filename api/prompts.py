@@ -1,7 +1,8 @@
 """Requests to token ids: the one place where router and replica agree on a prompt's tokens.
 
 A chat template makes one string of the messages. So with a `tokenizer.json` a message that spells a special token
-becomes that token, as in every server of such models; with the byte tokenizer it does not.
+becomes that token, as in every server of such models, or is refused (`api.spelled`). With the byte tokenizer it is
+neither.
 """
 
 import json
@@ -13,6 +14,7 @@ import msgspec
 from api import chatml
 from api.errors import ApiError, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
+from api.spelled import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
 
@@ -30,8 +32,13 @@ class Prompts:
         template: str | None = None,
         vocab_size: int = 0,
         template_name: str = "the chat template",
+        special_tokens_in_text: SpecialTokensInText = "parse",
     ) -> None:
         self.tokenizer = tokenizer
+        self.special_tokens_in_text = special_tokens_in_text
+        self._spelled = SpelledTokens(tokenizer.special_texts) if special_tokens_in_text == "refuse" else None
+        self.given_template = template
+        self.template_name = template_name
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         source = tokenizer.chat_template if template is None else template
         with_tools = tokenizer.tool_chat_template if template is None else None
@@ -48,6 +55,8 @@ class Prompts:
         """What `chat` encodes, checked; or its token ids, where they are given or no text can express them."""
         self._check(request)
         if request.prompt_token_ids is not None:
+            if self._spelled is not None:  # a router may have made them of the messages
+                self._spelled.check(self._conversation(request))
             check_room(len(request.prompt_token_ids), max_model_len, "messages")
             return self._checked(request.prompt_token_ids, "prompt_token_ids")
         return self._conversation_text(request, max_model_len)
@@ -106,10 +115,15 @@ class Prompts:
     def _shown(self, request: ChatRequest | TokenizeRequest) -> str | list[chatml.Segment]:
         template = self._template_for(request)
         try:
-            conversation = _conversation(request, self._writes_developer(request))
+            conversation = self._conversation(request)
+            if self._spelled is not None:
+                self._spelled.check(conversation)
             return chatml.segments(conversation) if template is None else template.render(conversation)
         except RecursionError:
             raise invalid("tools or tool_calls are nested too deeply; flatten them", "tools") from None
+
+    def _conversation(self, request: ChatRequest | TokenizeRequest) -> Conversation:
+        return _conversation(request, self._writes_developer(request))
 
     def _template_for(self, request: ChatRequest | TokenizeRequest) -> ChatTemplate | None:
         template = self._tool_template if request.tools else self._template

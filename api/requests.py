@@ -22,6 +22,9 @@ else:
     Nullable = Optional
 
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 2**16
+MAX_LOGIT_BIAS = 300
+MAX_STOP_TOKEN_IDS = 1024
 MAX_INT = 2**31 - 1
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -50,16 +53,18 @@ class Sampled(Unsupported, kw_only=True):
     presence_penalty: Nullable[Penalty] = 0.0
     frequency_penalty: Nullable[Penalty] = 0.0
     repetition_penalty: Nullable[Annotated[float, Meta(gt=0)]] = 1.0
-    logit_bias: Nullable[Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)]] = (
-        field(default_factory=dict)
-    )
+    logit_bias: Nullable[
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIAS)]
+    ] = field(default_factory=dict)
     seed: Seed | None = None
     n: Nullable[Annotated[int, Meta(ge=1, le=128)]] = 1
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     min_tokens: Nullable[Annotated[int, Meta(ge=0, le=MAX_INT)]] = 0
     ignore_eos: Nullable[bool] = False
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Nullable[Annotated[list[TokenId], Meta(max_length=1024)]] = field(default_factory=list)
+    stop_token_ids: Nullable[Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]] = field(
+        default_factory=list
+    )
     include_stop_str_in_output: Nullable[bool] = False
     skip_special_tokens: Nullable[bool] = True
     add_special_tokens: bool | None = None
@@ -225,7 +230,7 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
     msgspec.convert({"tools": tools}, _Tools)  # its error says where
 
 
-Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1)]
+Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatRequest(Sampled, kw_only=True):

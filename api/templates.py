@@ -1,24 +1,18 @@
 """Chat templates, rendered as transformers renders them, in Jinja's sandbox.
 
-The sandbox keeps a template from Python's internals, and clients send data, never templates. A template that loops for
-ever or builds a gigantic string is not stopped: it comes from whoever runs the server, who must choose it with care.
+The sandbox keeps a template from Python's internals, and from taking more time and memory than `api.sandbox` grants.
 """
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
 from msgspec import Struct
 
 from api.errors import invalid
+from api.sandbox import TooMuch, environment, grant
+
+MOST_BYTES = 1024 * 1024  # of a template; the largest in use have some ten thousand
 
 # Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
 # trimmed the message shows at the space that ends this; a message that contains it harms only its own request.
@@ -41,7 +35,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template") -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+        if len(source) > MOST_BYTES:
+            raise ValueError(f"{name} has {len(source)} characters; at most {MOST_BYTES} are read")
         try:
+            grant()
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno} of {name} is not Jinja: {error.message}") from error
@@ -49,6 +46,18 @@ class ChatTemplate:
             # Jinja makes Python of it, which has limits of its own (20 nested loops), and computes constants.
             reason = str(error) or type(error).__name__
             raise ValueError(f"{name} cannot be compiled: {reason}; make it simpler") from error
+        self._try(name)
+
+    def _try(self, name: str) -> None:
+        """Refuses what no message could be shown with."""
+        fields = dict.fromkeys(("tools", "documents")) | {"add_generation_prompt": True} | self._special_tokens
+        try:
+            grant()
+            self._template.render(fields, messages=[{"role": "user", "content": "a"}])
+        except (TooMuch, MemoryError) as error:
+            raise ValueError(f"{name} cannot be used: {error}") from error
+        except Exception:  # a template is a program: it may refuse this message for any other reason
+            pass
 
     def render(self, conversation: Conversation) -> str:
         if conversation.tools and "tools" not in self.source:
@@ -67,6 +76,7 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         try:
+            grant()
             return self._rendered(conversation, messages)
         except Exception as error:
             # A template is a program that runs on the client's data: it may fail in any way.
@@ -96,72 +106,4 @@ def _cut(text: str, message: str) -> str:
     return text[:end] if kept_spaces else text[:end].rstrip()
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant says, for training; here it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  # as the base class declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own escapes HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with two short ways that lead to the same place: most of what a template does is `message.role`."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
-            return super().getattr(obj, attribute)
-        value = obj.get(attribute, _MISSING)
-        return self.undefined(obj=obj, name=attribute) if value is _MISSING else value
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if type(obj) in _DECIDED_BY_TYPE:
-            return self._is_safe_of_type(type(obj), attr)  # type: ignore[arg-type]  # types are hashable
-        return super().is_safe_attribute(obj, attr, value)
-
-    @lru_cache(maxsize=1024)  # noqa: B019  # there is one environment, which lives as long as the process
-    def _is_safe_of_type(self, of_type: type, attr: str) -> bool:
-        return super().is_safe_attribute(_DECIDED_BY_TYPE[of_type], attr, None)
-
-
-_MISSING = object()
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-# The sandbox's verdict on an attribute asks for the object's type alone; an object of each type to ask with.
-_DECIDED_BY_TYPE: dict[type, Any] = {
-    str: "",
-    dict: {},
-    list: [],
-    jinja2.runtime.LoopContext: jinja2.runtime.LoopContext((), jinja2.Undefined, None),
-}
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = environment()

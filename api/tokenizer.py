@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Tokenizers
 
 from api.bounds import max_bytes_per_token
 from api.cuts import safe_cuts
+from api.model_files import MOST_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES, check_size, read_model_file
 from api.pieces import byte_level, piece_rule
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -29,6 +30,10 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def special_token_ids(self) -> frozenset[int]: ...
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts that `encode` makes special tokens of."""
+
     @property
     def special_tokens(self) -> Mapping[str, str]:
         """`bos_token`, `eos_token` and so on, as chat templates know them."""
@@ -68,6 +73,7 @@ class ByteTokenizer:
     vocab_size = 260
     eos_token_ids: tuple[int, ...] = (eos, im_end)
     special_token_ids = frozenset((bos, eos, im_start, im_end))
+    special_texts: tuple[str, ...] = ()
     special_tokens: Mapping[str, str] = {"bos_token": specials[0], "eos_token": specials[1]}
     chat_template: str | None = None
     tool_chat_template: str | None = None
@@ -106,6 +112,7 @@ class HfTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.cuts: tuple[str, ...] = safe_cuts(added.values())
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
         self._read_folder(file.parent, config.get("chat_template"))
         self._rule = piece_rule(_decoder(self._tokenizer))
         self.joins_bytes = self._rule is not None
@@ -181,6 +188,7 @@ def _tokenizer_file(path: Path) -> Path:
 
 
 def _loaded(file: Path) -> Tokenizers:
+    check_size(file, MOST_TOKENIZER_BYTES)
     try:
         return Tokenizers.from_file(str(file))
     except Exception as error:  # it raises nothing more exact
@@ -191,7 +199,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_model_file(file))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -232,7 +240,7 @@ def _add_tokens(tokenizer: Tokenizers, config: Mapping[str, Any], named: Mapping
 
 def read_template(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_model_file(file, MOST_TEMPLATE_BYTES)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not a chat template: it is not UTF-8 ({error.reason})") from error
 

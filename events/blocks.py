@@ -30,7 +30,6 @@ Extras: TypeAlias = Mapping[int, Sequence[ExtraKey]]
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
-@lru_cache(maxsize=4096)
 def root_key(model: str, lora_name: str | None = None, cache_salt: str | None = None, block_size: int = 16) -> int:
     """The key that stands before block 0: prompts with different roots share nothing."""
     return xxh3_64_intdigest(_encode_msgpack((model, lora_name, cache_salt, block_size)))

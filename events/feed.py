@@ -1,6 +1,7 @@
 """One replica's frames, from whichever socket or recording, carried into its view: everything but the sockets."""
 
 import logging
+import math
 from collections.abc import Callable
 
 from events.messages import Frames
@@ -10,7 +11,8 @@ from events.view import CacheView, Request
 
 log = logging.getLogger(__name__)
 
-MAX_SNAPSHOT_BYTES = 2 * 2**30
+MAX_SNAPSHOT_BYTES = 256 * 2**20  # some three million blocks
+STRANGE_PAUSE_S = 10.0  # between two lines of the log about messages that are none
 END_SEQ = b"\xff" * 8
 
 
@@ -25,6 +27,8 @@ class Feed:
         self._snapshot: list[bytes] = []
         self._snapshot_bytes = 0
         self._model_given = bool(view.resolver.model)
+        self._strange_after_s = -math.inf
+        self._strange = 0  # since the last line
         self._takers = {
             "events": self._event,
             "replay": self._replayed,
@@ -56,14 +60,14 @@ class Feed:
 
     def _event(self, frames: Frames, now_s: float) -> list[Request]:
         if len(frames) != 3 or len(frames[1]) != 8:
-            return self._strange("events", frames)
+            return self._ignored("events", frames, now_s)
         seq = int.from_bytes(frames[1], "big")
         return self.view.perform(self.view.stream.live(seq, frames[2], now_s))
 
     def _replayed(self, frames: Frames, now_s: float) -> list[Request]:
         """`[b"", topic, seq, payload]`, or before vLLM 0.26 without the topic."""
         if len(frames) not in (3, 4) or frames[0] != b"" or len(frames[-2]) != 8:
-            return self._strange("replay", frames)
+            return self._ignored("replay", frames, now_s)
         stream = self.view.stream
         if frames[-2] == END_SEQ and frames[-1] == b"":
             self.replay_ended = True
@@ -74,28 +78,30 @@ class Feed:
         try:
             status = decode_status(frames[-1])
         except ValueError:
-            return self._strange("status", frames)
+            return self._ignored("status", frames, now_s)
         digest = Digest(status.digest_blocks, status.digest_xor)
-        requests = self.view.perform(self.view.stream.status(status.incarnation, status.seq, digest, now_s))
+        requests: list[Request] = []
+        if not self.view.busy:  # within a batch no digest is true
+            requests = self.view.perform(self.view.stream.status(status.incarnation, status.seq, digest, now_s))
         if self._on_status is not None:
             self._on_status(status)
         return requests
 
     def _snapshot_part(self, frames: Frames, now_s: float) -> list[Request]:
         if len(frames) != 2:
-            return self._strange("snapshot", frames)
+            return self._ignored("snapshot", frames, now_s)
         self.view.stream.progress(now_s)
         if self._header is None:
             try:
                 self._header = decode_snapshot_header(frames[1])
             except ValueError:  # as every error of msgspec and of UTF-8
-                return self._strange("snapshot", frames)
+                return self._ignored("snapshot", frames, now_s)
         else:
             self._snapshot.append(frames[1])
             self._snapshot_bytes += len(frames[1])
             if self._snapshot_bytes > MAX_SNAPSHOT_BYTES:
                 self.asked("snapshot")
-                return self._strange("snapshot", frames)
+                return self._ignored("snapshot", frames, now_s)
         header, payloads = self._header, self._snapshot
         if len(payloads) < header.batches:
             return []
@@ -104,7 +110,16 @@ class Feed:
             self.view.resolver.model = header.model
         return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
 
-    def _strange(self, socket: str, frames: Frames) -> list[Request]:
-        sizes = [len(frame) for frame in frames]
-        log.warning("%s: a message on the %s socket has frames of %s bytes; ignored", self.view.name, socket, sizes)
+    def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
+        self._strange += 1
+        if now_s >= self._strange_after_s:
+            sizes = [len(frame) for frame in frames[:8]]
+            log.warning(
+                "%s: a message on the %s socket has frames of %s bytes; ignored, as %d in all",
+                self.view.name,
+                socket,
+                sizes,
+                self._strange,
+            )
+            self._strange_after_s = now_s + STRANGE_PAUSE_S
         return []

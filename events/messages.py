@@ -6,11 +6,11 @@ last, with a default; nothing is renamed. `docs/wire.md` says what each engine s
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 Hash: TypeAlias = int | bytes
 # SGLang's EAGLE sends pairs of (token, next token), TensorRT-LLM may send strings.
@@ -77,6 +77,14 @@ class EventBatch(Struct, array_like=True, gc=False):
     data_parallel_rank: int | None = None
 
 
+# A batch that is longer is read event by event.
+WHOLE_BYTES = 256 * 1024
+MOST_EVENTS = 262_144  # in such a batch
+# Of one of its events: a million nested lists are 80 ms of work in one piece.
+MOST_NESTED_BYTES = 2**20
+MOST_TOLERANT_BYTES = 2 * 2**20
+
+
 class BadBatch(ValueError):
     """A payload that is no event batch."""
 
@@ -86,7 +94,23 @@ class _WireBatch(EventBatch, array_like=True, forbid_unknown_fields=True, gc=Fal
 
 
 class _StoredSkimmed(BlockStored, tag="BlockStored", omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    token_ids: msgspec.Raw
+    token_ids: Raw
+
+
+class _StoredLarge(BlockStored, tag="BlockStored", omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """Its lists of lists are counted before they are made."""
+
+    token_ids: Raw
+    extra_keys: Raw = Raw()  # type: ignore[assignment]
+    lookahead_token_ids: Raw = Raw()  # type: ignore[assignment]
+    metadata: Raw = Raw()  # type: ignore[assignment]
+    mm_keys: Raw = Raw()  # type: ignore[assignment]
+
+
+class _Outline(Struct, array_like=True, gc=False):
+    ts: float
+    events: Annotated[list[Raw], Meta(max_length=MOST_EVENTS)]
+    rank: int | None = None
 
 
 class _WireBatchSkimmed(EventBatch, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -106,6 +130,15 @@ _decode_wire = msgspec.msgpack.Decoder(_WireBatch).decode
 _decode_skimmed = msgspec.msgpack.Decoder(_WireBatchSkimmed).decode
 _decode_anything = msgspec.msgpack.Decoder().decode
 _decode_token_ids = msgspec.msgpack.Decoder(list[Token]).decode
+_decode_plain_ids = msgspec.msgpack.Decoder(list[int]).decode
+_decode_outline = msgspec.msgpack.Decoder(_Outline).decode
+_decode_large = msgspec.msgpack.Decoder(_StoredLarge | BlockRemoved | AllBlocksCleared).decode
+_decode_nested: dict[str, Callable[[Raw], Any]] = {
+    "extra_keys": msgspec.msgpack.Decoder(ExtraKeys | None).decode,
+    "lookahead_token_ids": msgspec.msgpack.Decoder(list[list[int]] | None).decode,
+    "metadata": msgspec.msgpack.Decoder(dict[str, Any] | None).decode,
+    "mm_keys": msgspec.msgpack.Decoder(list[Any] | None).decode,
+}
 
 _EVENT_TYPES: dict[str, type[KnownEvent]] = {t.__name__: t for t in (BlockStored, BlockRemoved, AllBlocksCleared)}
 
@@ -128,6 +161,7 @@ class Decoder:
     def __init__(self, *, skim: bool = False) -> None:
         self._preferred: Callable[[bytes], Any] = _decode_skimmed if skim else _decode_wire
         self._strict: Callable[[bytes], Any] | None = self._preferred
+        self._skim = skim
         self.unknown_types: Counter[str] = Counter()
         self.unknown_fields: Counter[str] = Counter()
         self.rejected_events = 0
@@ -147,6 +181,33 @@ class Decoder:
             except (msgspec.DecodeError, RecursionError) as error:
                 raise BadBatch(f"{name}: not msgpack: {error}") from error
         return self._decode_tolerant(payload, name)
+
+    def events(self, payload: bytes, name: str = "batch") -> Iterator[Event]:
+        """The events of a batch; those of a long one are decoded one by one, as they are asked for."""
+        if len(payload) <= WHOLE_BYTES:
+            yield from self.decode(payload, name).events
+            return
+        try:
+            outline = _decode_outline(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadBatch(f"{name}: no batch of at most {MOST_EVENTS:,} events: {error}") from error
+        for raw in outline.events:
+            yield self._large_event(raw)
+
+    def _large_event(self, raw: Raw) -> Event:
+        try:
+            if self._strict is not None:
+                try:
+                    event = _decode_large(raw)
+                    return _unpacked(event, self._skim) if isinstance(event, _StoredLarge) else event
+                except (msgspec.ValidationError, UnicodeDecodeError):
+                    self._strict = None
+            if len(bytes(raw)) > MOST_TOLERANT_BYTES:
+                raise ValueError(f"an event of {len(bytes(raw)):,} bytes; at most {MOST_TOLERANT_BYTES:,} are read")
+            return self._event(_decode_anything(raw))
+        except (ValueError, TypeError, RecursionError) as error:  # as every error of msgspec
+            self.rejected_events += 1
+            return RejectedEvent(str(error))
 
     def _decode_tolerant(self, payload: bytes, name: str) -> EventBatch:
         try:
@@ -202,6 +263,25 @@ def decode_tokens(event: BlockStored) -> BlockStored:
             raise ValueError(f"token_ids are not token ids: {error}") from error
         return BlockStored(**{**fields, "token_ids": tokens})
     return event
+
+
+def _unpacked(event: _StoredLarge, skim: bool) -> BlockStored:
+    """The event with everything decoded but, where they are skimmed, its token ids. ValueError: it is too deep."""
+    fields = {field: getattr(event, field) for field in BlockStored.__struct_fields__}
+    for field, decode in _decode_nested.items():
+        raw = bytes(fields[field])
+        if len(raw) > MOST_NESTED_BYTES and raw.count(b"\xc0") < len(raw) - 5:  # more than a length and nulls
+            raise ValueError(f"{field} of {len(raw):,} bytes; at most {MOST_NESTED_BYTES:,} are read")
+        fields[field] = decode(fields[field]) if raw else None
+    if skim:
+        return _StoredSkimmed(**fields)
+    try:
+        fields["token_ids"] = _decode_plain_ids(event.token_ids)
+    except msgspec.ValidationError:
+        if len(bytes(event.token_ids)) > MOST_TOLERANT_BYTES:
+            raise
+        fields["token_ids"] = _decode_token_ids(event.token_ids)
+    return BlockStored(**fields)
 
 
 def _named_fields(raw: object) -> tuple[str, dict[str, Any]]:

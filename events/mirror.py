@@ -22,6 +22,8 @@ from events.pool import Digest, digest_of, low64, pool_name
 
 RUN_BLOCKS = 64
 SNAPSHOT_BATCH_BLOCKS = 2048
+SNAPSHOT_BATCH_TOKENS = 512 * 1024  # readers take messages of 8 MiB
+MOST_CONTEXTS = 1024  # then sharing them begins anew: salts and adapters in them have any number of names
 # What the blocks of one event have in common.
 CONTEXT_FIELDS = (
     "block_size",
@@ -86,6 +88,8 @@ class Mirror:
             raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
         context = _context_of(event)
         if context != self._context:
+            if len(self._contexts) >= MOST_CONTEXTS:
+                self._contexts.clear()
             self._context = self._contexts.setdefault(context, context)
         packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
         pool = self._pools.get((event.medium, event.group_idx)) or self._pool(event.medium, event.group_idx)
@@ -129,13 +133,14 @@ class Mirror:
         """The same as encoded batches of about SNAPSHOT_BATCH_BLOCKS blocks."""
         batches: list[bytes] = []
         events: list[Event] = []
-        blocks = 0
+        blocks = tokens = 0
         for event in self.events():
             events.append(event)
             blocks += len(event.block_hashes)
-            if blocks >= SNAPSHOT_BATCH_BLOCKS:
+            tokens += len(event.token_ids)
+            if blocks >= SNAPSHOT_BATCH_BLOCKS or tokens >= SNAPSHOT_BATCH_TOKENS:
                 batches.append(encode_batch(EventBatch(ts, events)))
-                events, blocks = [], 0
+                events, blocks, tokens = [], 0, 0
         return [*batches, encode_batch(EventBatch(ts, events))] if events else batches
 
 

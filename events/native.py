@@ -6,29 +6,35 @@ Snapshot socket (ROUTER): a DEALER sends `[b"", b"snapshot"]`; the answer is `[b
 """
 
 from collections.abc import Callable
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 SNAPSHOT_REQUEST = b"snapshot"
+
+MOST_SNAPSHOT_BATCHES = 65_536
+# A status with a figure that no engine can have is not read at all: the router computes with these.
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e8)]
 
 
 class Load(Struct, frozen=True, omit_defaults=True):
     """How busy the engine is; counted by it, carried by Status."""
 
-    running: int = 0
-    waiting: int = 0
-    queued_prefill_tokens: int = 0
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    prefill_tokens_per_s: float = 0.0
+    running: Count = 0
+    waiting: Count = 0
+    queued_prefill_tokens: Count = 0
+    free_blocks: Count = 0
+    cached_blocks: Count = 0
+    prefill_tokens_per_s: Rate = 0.0
 
 
 class Status(Struct, frozen=True):
     """Heartbeat, load, and proof: the digest is true at sequence number `seq` (-1: nothing sent yet)."""
 
     incarnation: int
-    seq: int
+    seq: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
     ts: float
     digest_blocks: int
     digest_xor: int
@@ -37,9 +43,9 @@ class Status(Struct, frozen=True):
 
 class SnapshotHeader(Struct, frozen=True):
     incarnation: int
-    seq: int
+    seq: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
     ts: float
-    batches: int
+    batches: Annotated[int, Meta(ge=0, le=MOST_SNAPSHOT_BATCHES)]
     model: str = ""  # the name that is part of the block keys
 
 

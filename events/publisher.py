@@ -9,23 +9,28 @@ bound. A data-parallel rank r adds r to every port that is not 0.
 """
 
 import logging
+import math
 import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 from msgspec import Struct
 
-from events.curve import Curve, secure_server
+from events.answers import WAITING_MESSAGES, Answers, Message
+from events.bound import BoundSocket
+from events.curve import Curve
+from events.kept import KeptBatches
 from events.messages import EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
-from events.native import SNAPSHOT_REQUEST, Load, SnapshotHeader, Status, encode_native
+from events.native import Load, SnapshotHeader, Status, encode_native
+from events.publisher_stats import PublisherStats
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -35,10 +40,8 @@ log = logging.getLogger(__name__)
 UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 END_OF_REPLAY = (b"", (-1).to_bytes(8, "big", signed=True), b"")
 BATCHES_PER_TURN = 256
-REQUESTS_PER_TURN = 1000
-MAX_REQUESTS = 1000
-MAX_REQUEST_BYTES = 1024
-SNAPSHOT_MESSAGES = 2000  # 4 million blocks
+WAITING_STATUSES = 100
+INSPECT_S = 0.25
 
 
 class PublisherConfig(Struct, frozen=True):
@@ -51,8 +54,10 @@ class PublisherConfig(Struct, frozen=True):
     topic: str = ""
     model: str = ""
     data_parallel_rank: int | None = None
-    high_water_mark: int = 100_000
+    high_water_mark: int = 1000  # batches that wait for one peer; what is lost beyond is repaired by a replay
+    max_peers: int = 64  # at each socket
     replay_batches: int = 10_000
+    replay_bytes: int = 16 * 2**20  # of payloads; each takes twice its bytes, in Python and in ZeroMQ
     queue_batches: int = 100_000
     curve: Curve | None = None
 
@@ -62,16 +67,6 @@ class Endpoints(Struct):
     replay: str | None = None
     status: str | None = None
     snapshot: str | None = None
-
-
-class PublisherStats(Struct):
-    batches: int = 0
-    events: int = 0
-    payload_bytes: int = 0
-    skipped_batches: int = 0
-    unencodable_events: int = 0
-    replays: int = 0
-    snapshots: int = 0
 
 
 class Publisher:
@@ -85,18 +80,19 @@ class Publisher:
         self.seq = -1
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=self.config.replay_batches)
+        self._buffer = KeptBatches(self.config.replay_batches, self.config.replay_bytes)
         self._queue: deque[tuple[float, Sequence[KnownEvent]] | Load | None] = deque()
         self._sleeping = False
         self._closed = False
         self._context = zmq.Context()
-        self._sockets: list[zmq.Socket[bytes]] = []
-        self._requests: dict[tuple[str, bytes], bytes] = {}  # the newest of each peer
+        self._bound: list[BoundSocket] = []
+        self._inspect_at_s = 0.0
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if self.config.curve is not None:
                 self._authenticator = self.config.curve.authenticator(self._context)
             self._open()
+            self._answers = self._make_answers()
         except BaseException:
             self._shut()
             raise
@@ -154,23 +150,18 @@ class Publisher:
             self._shut()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_read, zmq.POLLIN)
-        answering = {"replay": self._replay_socket, "snapshot": self._snapshot_socket}
-        for socket in answering.values():
-            if socket is not None:
-                poller.register(socket, zmq.POLLIN)
         while True:
             # Order matters: an item queued before `_sleeping` is set is seen here, one queued after it writes the pipe.
             self._sleeping = True
-            ready = dict(poller.poll(0 if self._queue or self._requests else None))
+            ready = dict(self._poller().poll(self._wait_ms()))
             self._sleeping = False
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-            for name, socket in answering.items():
-                if socket is not None and socket in ready:
-                    self._receive(name, socket)
-            self._answer_one()
+            self._watch_peers(ready)
+            for bound in (self._replays, self._snapshots):
+                if bound is not None and bound.socket in ready:
+                    self._answers.receive(bound.socket)
+            self._answers.turn()
             for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
                 item = self._queue.popleft()
                 if item is None:
@@ -179,6 +170,35 @@ class Publisher:
                     self._send_status(item)
                 else:
                     self._send_batch(*item)
+
+    def _poller(self) -> zmq.Poller:
+        """Requests beyond their rate are not looked for: they wait with those who send them."""
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        for bound in self._bound:
+            poller.register(bound.door.monitor, zmq.POLLIN)
+        for asked in (self._replays, self._snapshots):
+            if asked is not None and self._answers.may_receive:
+                poller.register(asked.socket, zmq.POLLIN)
+        return poller
+
+    def _wait_ms(self) -> int | None:
+        if self._queue:
+            return 0
+        waits = [self._answers.wait_s()]
+        if any(bound.door.peers for bound in self._bound):
+            waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
+        return min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
+
+    def _watch_peers(self, ready: Mapping[Any, int]) -> None:
+        for bound in self._bound:
+            if bound.door.monitor in ready:
+                bound.door.watch()
+        now_s = time.monotonic()
+        if now_s >= self._inspect_at_s:
+            self._inspect_at_s = now_s + INSPECT_S
+            for bound in self._bound:
+                bound.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
         if len(self._queue) > self.config.queue_batches:
@@ -196,8 +216,12 @@ class Publisher:
                 self._mirror.apply(batch.events)  # type: ignore[arg-type]
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
         self.seq += 1
-        self._buffer.append((self.seq, payload))
-        self._events_socket.send_multipart((self._topic, self.seq.to_bytes(8, "big"), payload), copy=True)
+        shared = zmq.Frame(payload, copy=True)
+        self._buffer.append(self.seq, shared)
+        socket = self._events.socket
+        socket.send(self._topic, zmq.SNDMORE)
+        socket.send(self.seq.to_bytes(8, "big"), zmq.SNDMORE)
+        socket.send(shared, copy=False)
         self.stats.batches += 1
         self.stats.events += len(batch.events)
         self.stats.payload_bytes += len(payload)
@@ -228,108 +252,67 @@ class Publisher:
         return True
 
     def _send_status(self, load: Load) -> None:
-        if self._status_socket is None or self._mirror is None:
+        if self._status is None or self._mirror is None:
             return
         digest = self._mirror.digest()
         status = Status(self.incarnation, self.seq, time.time(), digest.blocks, digest.xor, load)
-        self._status_socket.send_multipart((self._topic, encode_native(status)))
+        self._status.socket.send_multipart((self._topic, encode_native(status)))
 
-    def _receive(self, name: str, socket: "zmq.Socket[bytes]") -> None:
-        for _ in range(REQUESTS_PER_TURN):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            known = len(frames) == 3 and frames[1] == b"" and (name == "replay" or frames[2] == SNAPSHOT_REQUEST)
-            if known and len(self._requests) < MAX_REQUESTS:
-                self._requests[name, frames[0]] = frames[2]
+    def _make_answers(self) -> Answers:
+        replays = None if self._replays is None else self._replays.socket
+        snapshots = None if self._snapshots is None else self._snapshots.socket
+        return Answers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
 
-    def _answer_one(self) -> None:
-        """One replay a turn, or one snapshot for all who wait for it: events go on in between."""
-        if not self._requests:
-            return
-        (name, identity), request = next(iter(self._requests.items()))
-        if name == "replay":
-            del self._requests[name, identity]
-            self._answer(self._replay_socket, identity, self._replay(request))
-            return
-        messages = self._snapshot()
-        for peer in [peer for socket, peer in self._requests if socket == "snapshot"]:
-            del self._requests["snapshot", peer]
-            self._answer(self._snapshot_socket, peer, messages)
+    def _replay(self, request: bytes) -> Iterator[Message]:
+        for seq, payload in self._buffer.since(int.from_bytes(request, "big")):
+            yield self._topic, seq.to_bytes(8, "big"), payload
+        yield (*END_OF_REPLAY[:-1], zmq.Frame(END_OF_REPLAY[-1]))
 
-    def _answer(
-        self, socket: "zmq.Socket[bytes] | None", identity: bytes, messages: Iterable[tuple[bytes, ...]]
-    ) -> None:
-        assert socket is not None
-        try:
-            for message in messages:
-                socket.send_multipart((identity, b"", *message), zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # the peer is gone, or does not read: it may ask again
-            log.info("an answer was not sent to the end: %s", error)
-
-    def _replay(self, request: bytes) -> Iterator[tuple[bytes, ...]]:
-        if len(request) > 8:
-            return
-        start = int.from_bytes(request, "big")
-        self.stats.replays += 1
-        for seq, payload in self._buffer:
-            if seq >= start:
-                yield self._topic, seq.to_bytes(8, "big"), payload
-        yield END_OF_REPLAY
-
-    def _snapshot(self) -> list[tuple[bytes, ...]]:
+    def _snapshot(self) -> list[Message]:
         assert self._mirror is not None
-        self.stats.snapshots += 1
         now = time.time()
         batches = self._mirror.snapshot(now)
         header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model)
-        return [(encode_native(header),), *((payload,) for payload in batches)]
+        return [(zmq.Frame(payload, copy=True),) for payload in (encode_native(header), *batches)]
 
     # ---- sockets
 
     def _open(self) -> None:
         config = self.config
-        self._events_socket = self._bind(zmq.PUB, config.events, config.high_water_mark)
-        # One whole answer fits below the high-water mark; a peer that reads none of it gets no second one.
-        answer = config.replay_batches + 1
-        self._replay_socket = self._bind(zmq.ROUTER, config.replay, answer) if config.replay else None
-        self._status_socket = self._bind(zmq.PUB, config.status, 1000) if config.status else None
-        self._snapshot_socket = self._bind(zmq.ROUTER, config.snapshot, SNAPSHOT_MESSAGES) if config.snapshot else None
-        self.endpoints = Endpoints(*(_bound(s) for s in (self._events_socket, self._replay_socket)))  # type: ignore[arg-type]
-        self.endpoints.status = _bound(self._status_socket)
-        self.endpoints.snapshot = _bound(self._snapshot_socket)
+        self._events = self._bind(zmq.PUB, config.events, config.high_water_mark)
+        self._replays = self._bind(zmq.ROUTER, config.replay, WAITING_MESSAGES) if config.replay else None
+        self._status = self._bind(zmq.PUB, config.status, WAITING_STATUSES) if config.status else None
+        self._snapshots = self._bind(zmq.ROUTER, config.snapshot, WAITING_MESSAGES) if config.snapshot else None
+        self.endpoints = Endpoints(
+            self._events.endpoint,
+            *(None if bound is None else bound.endpoint for bound in (self._replays, self._status, self._snapshots)),
+        )
 
-    def _bind(self, kind: int, endpoint: str, high_water_mark: int) -> "zmq.Socket[bytes]":
+    def _bind(self, kind: int, endpoint: str, waiting_messages: int) -> BoundSocket:
         endpoint = offset_port(endpoint, self.config.data_parallel_rank or 0)
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        self._sockets.append(socket)
-        socket.sndhwm = high_water_mark
-        socket.linger = 500
-        if kind == zmq.ROUTER:
-            socket.router_mandatory = True
-            socket.maxmsgsize = MAX_REQUEST_BYTES
-            socket.heartbeat_ivl, socket.heartbeat_timeout = 5000, 15_000
-        if self.config.curve is not None:
-            secure_server(socket, self.config.curve)
-        elif not is_local(endpoint):
+        if self.config.curve is None and not is_local(endpoint):
             log.warning("%s is readable by anyone who reaches it, and events carry prompts; use CURVE keys", endpoint)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
-        return socket
+        elif self.config.curve is not None and self.config.curve.clients is None:
+            log.warning("%s is readable by whoever knows its public key, and events carry prompts", endpoint)
+        bound = BoundSocket(
+            self._context,
+            kind,
+            endpoint,
+            waiting_messages=waiting_messages,
+            most_peers=self.config.max_peers,
+            curve=self.config.curve,
+            clock=time.monotonic,
+            stats=self.stats,
+        )
+        self._bound.append(bound)
+        return bound
 
     def _shut(self) -> None:
-        for socket in self._sockets:
-            socket.close()
+        for bound in self._bound:
+            bound.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
-
-
-def _bound(socket: "zmq.Socket[bytes] | None") -> str | None:
-    return None if socket is None else socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def offset_port(endpoint: str, rank: int) -> str:

@@ -32,6 +32,13 @@ from events.messages import (
 )
 from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
 
+MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
+MOST_POOLS = 64
+MOST_MEDIA = 8  # every prompt is looked up in each of them
+MOST_MEDIUM_CHARS = 64
+SLACK_BLOCKS = 64  # beside a twentieth: what an engine announces before it has evicted for it
+ORPHAN_TOKENS = 16  # so many count as a block
+
 # Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
 PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
 
@@ -75,6 +82,7 @@ class ResolverStats(Struct):
     removed_unknown: int = 0
     unknown_events: int = 0
     rejected_events: int = 0
+    refused_blocks: int = 0  # beyond what the replica can hold
 
 
 class Resolver:
@@ -100,6 +108,8 @@ class Resolver:
         self.orphan_limit = orphan_limit
         self.stats = ResolverStats()
         self.lost: str | None = None
+        self.overclaim: str | None = None  # it has claimed more than it can hold
+        self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.pools: dict[tuple[str, int], Pool] = {}
         # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
         self._waiting: dict[Hash, list[BlockStored]] = {}
@@ -111,6 +121,8 @@ class Resolver:
     @property
     def inexact(self) -> str | None:
         """Why the resident set cannot be trusted to be the replica's, or None."""
+        if self.overclaim is not None:
+            return self.overclaim
         if self.reannounces:
             return "the engine announces hits again as stores: copies cannot be counted"
         return self.lost
@@ -135,8 +147,13 @@ class Resolver:
         self._waiting.clear()
         self._waiting_blocks = 0
         self._verified = None
-        self.lost = None
+        self.lost = self.overclaim = None
         return cleared
+
+    def limit(self, gpu_blocks: int | None) -> None:
+        """Of GPU memory, no more blocks than these are taken from now on; None: it is not known."""
+        self.gpu_blocks = gpu_blocks
+        self._excess("GPU", 0)
 
     def apply(self, events: Iterable[Event]) -> list[Change]:
         changes: list[Change] = []
@@ -197,7 +214,10 @@ class Resolver:
         hashes = event.block_hashes
         if not hashes:
             return
-        pool = self._pool(event.medium, event.group_idx)
+        pool = self._pool_with_room(event)
+        if pool is None:
+            self.stats.refused_blocks += len(hashes)
+            return
         self.stats.stored_blocks += len(hashes)
         trusted = self.native and _indexable(event)
         if trusted and self._are_keys(event):
@@ -349,7 +369,7 @@ class Resolver:
         assert for_hash is not None
         self.stats.orphan_blocks += blocks
         self._waiting.setdefault(for_hash, []).append(event)
-        self._waiting_blocks += blocks
+        self._waiting_blocks += _weight(event)
         if self._waiting_blocks > self.orphan_limit and self._gone > self.orphan_limit // 10:
             self._purge_gone()
         while self._waiting_blocks > self.orphan_limit:
@@ -379,7 +399,7 @@ class Resolver:
         return any(block_hash in pool for block_hash in event.block_hashes)
 
     def _forget_waiting(self, event: BlockStored) -> None:
-        self._waiting_blocks -= len(event.block_hashes) if event.token_ids else 1
+        self._waiting_blocks -= _weight(event)
 
     def _wake(self, hashes: list[Hash], keys: list[int], changes: list[Change]) -> None:
         """Names what waited for these hashes, and what waited for those in turn."""
@@ -434,6 +454,45 @@ class Resolver:
         if keys and (gone := self._only_here(pool, keys)):
             changes.append(Removed(pool.medium, gone))
 
+    # ---- what it can hold
+
+    def _pool_with_room(self, event: BlockStored) -> Pool | None:
+        """The event's pool; None, and it is said why, where the replica cannot hold so much."""
+        name = pool_name(event.medium, event.group_idx)
+        pool = self.pools.get(name)
+        if pool is None:
+            media = {medium for medium, _ in self.pools} | {name[0]}
+            if len(self.pools) >= MOST_POOLS or len(media) > MOST_MEDIA or len(name[0]) > MOST_MEDIUM_CHARS:
+                self.overclaim = f"it claims more than {MOST_MEDIA} media or {MOST_POOLS} pools of blocks"
+                return None
+            pool = self._pool(event.medium, event.group_idx)
+        elif len(self.pools) == 1 and len(pool) + len(event.block_hashes) <= min(
+            self.gpu_blocks or MOST_BLOCKS, MOST_BLOCKS
+        ):
+            return pool  # without adding up
+        if not self._excess(pool.medium, len(event.block_hashes)):
+            return pool
+        more = sum(block_hash not in pool for block_hash in event.block_hashes)  # copies take no room here
+        return None if more and self._excess(pool.medium, more, say=True) else pool
+
+    def _excess(self, medium: str, more: int, *, say: bool = False) -> bool:
+        """Whether that would be more than it can hold, or than is kept of it."""
+        total = more + self.resident_blocks()
+        say = say or not more
+        if medium == "GPU" and self.gpu_blocks is not None and total > self.gpu_blocks:
+            most = self.gpu_blocks + self.gpu_blocks // 20 + SLACK_BLOCKS
+            if more + sum(len(pool) for pool in self.pools.values() if pool.medium == "GPU") > most:
+                if say:
+                    self.overclaim = f"it claims to hold more than the {self.gpu_blocks:,} blocks that its pool has"
+                return True
+        if total <= MOST_BLOCKS:
+            return False
+        if say:  # it may well hold them
+            self.lost = (
+                f"it says it holds more than {MOST_BLOCKS:,} blocks, which is the most that is kept of a replica"
+            )
+        return True
+
     # ---- the rest
 
     def _pool(self, medium: str | None, group: int | None) -> Pool:
@@ -461,12 +520,15 @@ class Resolver:
             assert len(pool) == len(pool.resident), f"{pool.medium}: a hash is counted twice"
             assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
             assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
-        waiting = sum(
-            len(event.block_hashes) if event.token_ids else 1 for events in self._waiting.values() for event in events
-        )
+        waiting = sum(_weight(event) for events in self._waiting.values() for event in events)
         assert waiting == self._waiting_blocks <= self.orphan_limit, (
             f"{waiting} blocks wait, {self._waiting_blocks} counted"
         )
+
+
+def _weight(event: BlockStored) -> int:
+    """How much of the limit an orphan takes."""
+    return max(len(event.block_hashes), len(event.token_ids) // ORPHAN_TOKENS) if event.token_ids else 1
 
 
 def _can_be_keys(hashes: list[Hash]) -> bool:

@@ -253,6 +253,14 @@ class Stream:
         if self._repair is not None:
             self._repair.deadline_s = now_s + self.config.repair_timeout_s
 
+    def delayed(self, by_s: float) -> None:
+        """Nobody has listened for so long: nothing of what was awaited meanwhile is overdue."""
+        if self._repair is not None:
+            self._repair.deadline_s += by_s
+        if self._behind_since_s is not None:
+            self._behind_since_s += by_s
+        self._status_s += by_s
+
     def snapshot(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float) -> list[Action]:
         """A native replica's whole cache, true at `seq`."""
         self._heard(now_s)

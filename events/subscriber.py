@@ -5,9 +5,12 @@ and a DEALER for snapshots. Every decision is the stream's; here bytes come and 
 """
 
 import asyncio
+import math
 import re
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 import msgspec
@@ -26,8 +29,19 @@ from events.stream import Stream, StreamConfig
 from events.view import CacheView, Request
 
 TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
+KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
+UNANSWERED_MS = 4000  # what we sent: a request
+CONNECT_TIMEOUT_MS = 1000  # the system would try for minutes, and less and less often
 MESSAGES_PER_TURN = 200
-MAX_FRAME_BYTES = 64 * 2**20
+# A prompt of a million tokens in one event; ZeroMQ ends the connection of whoever sends more.
+MAX_FRAME_BYTES = 8 * 2**20
+MAX_UNREAD = 2000  # messages that ZeroMQ keeps of each SUB socket; then its publisher has to wait, or drops some
+MAX_UNREAD_ANSWERS = 256  # of a replay or snapshot; few, as they may be long, and are read as soon as there is room
+MAX_WAITING_BYTES = 64 * 2**20  # of messages that wait while a long batch is applied; an event beyond is a gap
+# An answer beyond is not read yet: the publisher still has it, but would not send it again.
+MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
+RECONNECT_S = 2.0  # ZeroMQ gives up a connection that broke its rules for good: it is opened anew after so long
+ANSWERS = "replay", "snapshot"
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
 
 _TCP = re.compile(r"tcp://[A-Za-z0-9_.:;%\[\]-]+:([0-9]{1,5})")
@@ -162,6 +176,14 @@ class _Sockets:
         self._readers: dict[str, _Reader] = {}
         self._connections = 0
         self._closed = False
+        self._lost_s = time.monotonic()  # when the event socket was connected last
+        self._status_s = self._lost_s  # when a status came last, or the socket was opened anew
+        self._waiting: deque[tuple[str, Frames]] = deque()  # for the end of a long batch
+        self._waiting_bytes = 0
+        self._taking: asyncio.Handle | None = None  # of what waits
+        self._going = False  # a slice is to be done soon
+        self._busy_since_s = 0.0
+        self._doubt: str | None = None  # why all is to be asked for again then
         try:
             self._open()
         except BaseException:
@@ -191,26 +213,106 @@ class _Sockets:
             self._close(name)
 
     def resync(self, reason: str) -> None:
-        self._send(self._feed.resync(reason, time.monotonic()))
+        if self._feed.view.busy:
+            self._doubt = reason
+        else:
+            self._act(self._feed.resync(reason, time.monotonic()))
+
+    # ---- a long batch
+
+    def _act(self, requests: list[Request]) -> None:
+        """Send what came of a step; the rest of a long one is done in slices."""
+        self._send(requests)
+        if self._feed.view.busy and not self._going and not self._closed:
+            self._going = True
+            self._busy_since_s = time.monotonic()
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._closed:
+            return
+        view = self._feed.view
+        try:
+            self._send(view.go_on())
+        finally:
+            if view.busy:
+                self.loop.call_soon(self._go_on)
+            else:
+                self._going = False
+                view.stream.delayed(time.monotonic() - self._busy_since_s)
+                self._take_soon()
+
+    def _take_soon(self) -> None:
+        if self._taking is None:
+            self._taking = self.loop.call_soon(self._take_waiting)
+
+    def _take_waiting(self) -> None:
+        """Take what came while a long batch was applied, one by one: it may be another one."""
+        self._taking = None
+        if self._closed or self._feed.view.busy:
+            return
+        if self._doubt is not None:
+            reason, self._doubt = self._doubt, None
+            self._take_soon()
+            self.resync(reason)
+        elif self._waiting:
+            name, frames = self._waiting.popleft()
+            self._waiting_bytes -= _size(frames)
+            self._take_soon()  # first: what is raised for one ends nothing of the others
+            self._read_on()
+            self._take(name, frames)
+
+    def _read_on(self) -> None:
+        """There is room for answers again."""
+        for name in ANSWERS:
+            if name in self._readers:
+                self._readers[name].read_on()
+
+    def _keep(self, name: str, messages: list[Frames]) -> None:
+        for frames in messages:
+            size = _size(frames)
+            if name != "events" or self._waiting_bytes + size <= MAX_WAITING_BYTES:
+                self._waiting.append((name, frames))
+                self._waiting_bytes += size
+
+    def _take(self, name: str, frames: Frames) -> None:
+        if name == "monitor":
+            self._monitor(frames)
+        elif name in self._readers:
+            self._mark(name, frames)
+            self._act(self._feed.receive(name, frames, time.monotonic()))
+
+    @property
+    def _must_wait(self) -> bool:
+        return self._feed.view.busy or bool(self._waiting)
 
     # ---- what comes in
 
     def _monitored(self, messages: list[Frames]) -> bool:
         """True if the socket is connected again: whatever is still unread came by the old connection."""
         again = False
-        for frames in messages:
+        for position, frames in enumerate(messages):
             if self._closed:
                 break
-            if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-                self._mark("disconnected", [])
-                self._feed.disconnected()
-                continue
-            if self._connections and (self._source.native or self._source.replay):
-                again = True
-                self._readers["events"].read_all()  # the repair covers it
-            self._connections += 1
-            self._mark("connected", [])
-            self._send(self._feed.connected(time.monotonic()))
+            if self._must_wait:
+                self._keep("monitor", messages[position:])
+                break
+            again = self._monitor(frames) or again
+        return again
+
+    def _monitor(self, frames: Frames) -> bool:
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            self._lost_s = time.monotonic()
+            self._mark("disconnected", [])
+            self._feed.disconnected()
+            return False
+        again = bool(self._connections and (self._source.native or self._source.replay))
+        if again:
+            self._readers["events"].read_all()  # the repair covers it
+            self._forget_waiting("events")
+        self._connections += 1
+        self._mark("connected", [])
+        self._act(self._feed.connected(time.monotonic()))
         return again
 
     def _events(self, messages: list[Frames]) -> None:
@@ -220,11 +322,20 @@ class _Sockets:
 
     def _receive(self, socket: str, messages: list[Frames]) -> None:
         reader = self._readers[socket]
-        for frames in messages:
+        if socket == "status":
+            self._status_s = time.monotonic()
+        for position, frames in enumerate(messages):
             if self._readers.get(socket) is not reader:  # closed, or a request of ours voided the rest
                 return
-            self._mark(socket, frames)
-            self._send(self._feed.receive(socket, frames, time.monotonic()))
+            if socket != "status" and self._must_wait:
+                self._keep(socket, messages[position:])
+                return
+            self._take(socket, frames)
+
+    def _answered(self, socket: str, messages: list[Frames]) -> None:
+        """Read ahead, as a publisher drops what its peer is slow to read: what is read is applied in its turn."""
+        self._keep(socket, messages)
+        self._take_soon()
 
     def _mark(self, socket: str, frames: Frames) -> None:
         if self._tap is not None:
@@ -232,7 +343,7 @@ class _Sockets:
 
     def tick(self) -> None:
         """Time passes."""
-        if not self._closed:
+        if not self._closed and not self._must_wait:
             self._pass(time.monotonic())
 
     def _pass(self, now_s: float) -> None:
@@ -243,7 +354,20 @@ class _Sockets:
             return
         if requests or stream.exact != exact:
             self._mark("tick", [])
-        self._send(requests)
+        self._act(requests)
+        if not stream.online and now_s - self._lost_s > RECONNECT_S:
+            self._lost_s = now_s
+            self._connect_anew("events", self._source.events)
+        if self._source.status is not None and now_s - self._status_s > RECONNECT_S + stream.config.status_timeout_s:
+            self._status_s = now_s
+            self._connect_anew("status", self._source.status)
+
+    def _connect_anew(self, name: str, endpoint: str) -> None:
+        """Where ZeroMQ may have ended the connection for good, without a word."""
+        socket = self._readers[name].socket
+        with suppress(zmq.ZMQError):  # there is none any more
+            socket.disconnect(endpoint)
+        socket.connect(endpoint)
 
     # ---- what goes out
 
@@ -254,10 +378,22 @@ class _Sockets:
             if isinstance(request, Replay):
                 if not self._feed.replay_ended:  # replies to an older request may still come: they go with their socket
                     self._close("replay")
+                    self._forget_waiting("replay")
                 self._ask("replay", self._source.replay, request.start.to_bytes(8, "big"))
             else:
                 self._close("snapshot")
+                self._forget_waiting("snapshot")
                 self._ask("snapshot", self._source.snapshot, SNAPSHOT_REQUEST)
+
+    def _forget_waiting(self, name: str) -> None:
+        kept = [one for one in self._waiting if one[0] != name]
+        if len(kept) != len(self._waiting):
+            self._waiting = deque(kept)
+            self._waiting_bytes = sum(_size(frames) for _, frames in kept)
+            self._read_on()
+
+    def _room_for_answers(self) -> int:
+        return MAX_WAITING_ANSWER_BYTES - self._waiting_bytes
 
     def _ask(self, name: str, endpoint: str | None, request: bytes) -> None:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"
@@ -268,7 +404,9 @@ class _Sockets:
             except zmq.ZMQError:
                 socket.close()
                 raise
-            self._readers[name] = self._reader(name, socket)
+            self._readers[name] = _Reader(
+                self.loop, socket, lambda messages: self._answered(name, messages), self._room_for_answers
+            )
         self._feed.asked(name)
         self._readers[name].send([b"", request])
 
@@ -277,14 +415,17 @@ class _Sockets:
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.linger = 0
-        socket.rcvhwm = 100_000 if kind == zmq.SUB else 0
+        socket.rcvhwm = MAX_UNREAD if kind == zmq.SUB else MAX_UNREAD_ANSWERS
         socket.sndhwm = 0
         socket.reconnect_ivl = 50
         socket.reconnect_ivl_max = 500
+        socket.connect_timeout = CONNECT_TIMEOUT_MS
         socket.maxmsgsize = MAX_FRAME_BYTES
-        # A peer that is gone without a word (a cut cable) counts as disconnected.
-        socket.heartbeat_ivl = 1000
-        socket.heartbeat_timeout = 3000
+        # A peer that is gone without a word (a cut cable) counts as disconnected after a while. The kernel asks, not
+        # ZeroMQ: libzmq 4.3.5 aborts the process when a heartbeat is due on a connection that broke while it was full.
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE_S
+        socket.tcp_maxrt = UNANSWERED_MS
         if self._source.curve is not None:
             secure_client(socket, self._source.curve)
         return socket
@@ -298,18 +439,28 @@ class _Sockets:
             reader.close()
 
 
+def _size(frames: Frames) -> int:
+    return sum(map(len, frames))
+
+
 class _Reader:
-    """Calls `receive` with the messages of a socket, some hundred at a time so that others get their turn."""
+    """Calls `receive` with the messages of a socket, some hundred at a time so that others get their turn.
+
+    It reads no more than `room` says, in bytes, and then waits for `read_on`.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         socket: "zmq.Socket[bytes]",
         receive: Callable[[list[Frames]], object],
+        room: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.socket = socket
         self._loop = loop
         self._receive = receive
+        self._room = room
+        self._full = False  # there may be more, but no room for it
         self._fd = socket.FD
         self._again: asyncio.Handle | None = None
         loop.add_reader(self._fd, self._drain)
@@ -326,6 +477,10 @@ class _Reader:
             messages += part
         return messages
 
+    def read_on(self) -> None:
+        if self._full:
+            self._wake()
+
     def close(self) -> None:
         if self._again is not None:
             self._again.cancel()
@@ -340,17 +495,21 @@ class _Reader:
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        messages = self._read(MESSAGES_PER_TURN)
-        if len(messages) == MESSAGES_PER_TURN:
+        room = self._room()
+        messages = self._read(MESSAGES_PER_TURN, room)
+        self._full = sum(map(_size, messages)) >= room
+        if len(messages) == MESSAGES_PER_TURN and not self._full:
             self._wake()
         if messages:
             self._receive(messages)
 
-    def _read(self, limit: int) -> list[Frames]:
+    def _read(self, limit: int, room: float = math.inf) -> list[Frames]:
         messages: list[Frames] = []
         try:
-            while len(messages) < limit:
-                messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
+            while len(messages) < limit and room > 0:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                messages.append(frames)
+                room -= _size(frames)
         except zmq.Again:
             pass
         return messages

@@ -1,13 +1,17 @@
 """One replica's cache as its stream tells it: the stream's actions carried out on a decoder and a resolver."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
-from events.messages import AllBlocksCleared, BadBatch, Decoder, EventBatch
-from events.resolver import Change, Resolver
+from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
+from events.resolver import Change, Cleared, Removed, Resolver
+from events.slices import SLICE_BLOCKS, blocks_of, slices
 from events.stream import Stream
 
 Request = Replay | Snapshot
+
+SHORT_BYTES = 16 * 1024  # of a batch that is applied in one piece
+SHORTEST_BLOCK_BYTES = 16
 
 
 class CacheView:
@@ -15,6 +19,9 @@ class CacheView:
 
     `on_change` gets every change of keys, `on_action` every action after it was carried out (with the decoded batch for
     Apply, None otherwise); both are called in the stream's order.
+
+    `sliced`: what is long is done in slices. While the view is `busy` it may be given nothing more, until `go_on` has
+    done the rest; then `on_action` gets no batches, and a cleared cache is told of as removed blocks first.
     """
 
     def __init__(
@@ -24,6 +31,7 @@ class CacheView:
         resolver: Resolver | None = None,
         *,
         skim: bool = False,
+        sliced: bool = False,
         on_change: Callable[[Change], None] | None = None,
         on_action: Callable[[Action, EventBatch | None], None] | None = None,
     ) -> None:
@@ -33,16 +41,32 @@ class CacheView:
         self.decoder = Decoder(skim=skim)
         self._on_change = on_change
         self._on_action = on_action
+        self._sliced = sliced
+        self._rest: Iterator[int] | None = None
+        self._requests: list[Request] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a slice is to be done yet."""
+        return self._rest is not None
 
     @property
     def inexact(self) -> str | None:
         """Why the view may differ from the replica's cache, or None while it is exact."""
-        if self.resolver.inexact is not None or self.stream.exact:
+        if self.resolver.inexact is not None:
             return self.resolver.inexact
-        return self.stream.doubt
+        if self._rest is not None:
+            return "a long batch is being applied"
+        return None if self.stream.exact else self.stream.doubt
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
         """Carries out the actions; returns the requests that the caller has to send."""
+        assert self._rest is None, "the last batch is not applied yet"
+        if self._sliced:
+            if isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
+                return []
+            self._rest = self._slices(actions)
+            return self.go_on()
         requests: list[Request] = []
         for action in actions:
             batch = None
@@ -53,25 +77,112 @@ class CacheView:
                 self.decoder.restart()
                 self._changed([cleared])
             elif isinstance(action, Compare):
-                if self.resolver.digest() == action.digest:
-                    self.stream.matched()
-                else:
-                    requests += self.perform(self.stream.mismatch())
+                requests += self.perform(self._compared(action))
             elif isinstance(action, Replay | Snapshot):
                 requests.append(action)
             if self._on_action is not None:
                 self._on_action(action, batch)
         return requests
 
-    def _apply(self, action: Apply) -> EventBatch | None:
-        where = f"batch {action.seq} of {self.name}" if action.seq >= 0 else f"a snapshot batch of {self.name}"
+    def _compared(self, action: Compare) -> Iterable[Action]:
+        if self.resolver.digest() == action.digest:
+            self.stream.matched()
+            return ()
+        return self.stream.mismatch()
+
+    # ---- in slices
+
+    def go_on(self) -> list[Request]:
+        """Does one slice of what is left; returns the requests that came of it."""
+        rest, self._rest = self._rest, None
+        blocks = 0
+        for done in rest or ():
+            blocks += done
+            if blocks >= SLICE_BLOCKS:
+                self._rest = rest
+                break
+        requests, self._requests = self._requests, []
+        return requests
+
+    def _performed_short(self, action: Action) -> bool:
+        """The usual case: one short batch."""
+        if not isinstance(action, Apply) or len(action.payload) > SHORT_BYTES or not self._apply_short(action):
+            return False
+        if self._on_action is not None:
+            self._on_action(action, None)
+        return True
+
+    def _slices(self, actions: Iterable[Action]) -> Iterator[int]:
+        """Carries out the actions; yields about how many blocks that took, again and again."""
+        for action in actions:
+            if isinstance(action, Apply):
+                if len(action.payload) <= SHORT_BYTES and self._apply_short(action):
+                    yield len(action.payload) // SHORTEST_BLOCK_BYTES
+                else:
+                    yield from self._apply_slices(action)
+            elif isinstance(action, Reset):
+                self.decoder.restart()
+                yield from self._reset_slices()
+            elif isinstance(action, Compare):
+                yield from self._slices(self._compared(action))
+            elif isinstance(action, Replay | Snapshot):
+                self._requests.append(action)
+            if self._on_action is not None:
+                self._on_action(action, None)
+
+    def _apply_short(self, action: Apply) -> bool:
+        """False, and nothing is done, where the batch clears the cache or cannot be read."""
         try:
-            batch = self.decoder.decode(action.payload, where)
+            events = self.decoder.decode(action.payload).events
+        except BadBatch:
+            return False
+        if _clear(events):
+            return False
+        self._changed(self.resolver.apply(events))
+        return True
+
+    def _apply_slices(self, action: Apply) -> Iterator[int]:
+        clears = False
+        try:
+            for events in slices(self.decoder.events(action.payload, self._name_of(action))):
+                if not _clear(events):
+                    self._changed(self.resolver.apply(events))
+                    yield sum(map(blocks_of, events))
+                    continue
+                clears = True
+                for event in events:
+                    if isinstance(event, AllBlocksCleared):
+                        self.resolver.stats.cleared += 1
+                        yield from self._reset_slices()
+                    else:
+                        self._changed(self.resolver.apply([event]))
+        except BadBatch as error:
+            yield from self._slices(self.stream.refused(str(error)))
+            return
+        if clears:
+            self.stream.cleared(action.seq)
+
+    def _reset_slices(self) -> Iterator[int]:
+        for medium, keys in self.resolver.reset().held:
+            while keys:
+                part = [keys.pop() for _ in range(min(len(keys), SLICE_BLOCKS))]
+                self._changed([Removed(medium, part)])
+                yield len(part)
+        self._changed([Cleared()])
+
+    def _name_of(self, action: Apply) -> str:
+        return f"batch {action.seq} of {self.name}" if action.seq >= 0 else f"a snapshot batch of {self.name}"
+
+    # ---- in one piece
+
+    def _apply(self, action: Apply) -> EventBatch | None:
+        try:
+            batch = self.decoder.decode(action.payload, self._name_of(action))
         except BadBatch as error:
             self.perform(self.stream.refused(str(error)))
             return None
         self._changed(self.resolver.apply(batch.events))
-        if any(isinstance(event, AllBlocksCleared) for event in batch.events):
+        if _clear(batch.events):
             self.stream.cleared(action.seq)
         return batch
 
@@ -79,3 +190,7 @@ class CacheView:
         if self._on_change is not None:
             for change in changes:
                 self._on_change(change)
+
+
+def _clear(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, AllBlocksCleared) for event in events)

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 Engine: TypeAlias = Literal["native", "simulated", "vllm", "sglang"]
 
 FOREIGN: tuple[Engine, ...] = ("vllm", "sglang")
+MOST_MODELS = 1000
 MOST_REPLICAS = 1000  # of a model
 LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 128 characters
 LONGEST_S = 1e8  # three years
@@ -67,7 +68,7 @@ class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    models: tuple[ModelPlan, ...]
+    models: Annotated[tuple[ModelPlan, ...], Meta(max_length=MOST_MODELS)]
     router: tuple[str, ...] = ()  # more of the router's own command line
 
     def model(self, name: str) -> ModelPlan | None:
@@ -88,6 +89,8 @@ def check(plan: FleetPlan) -> None:
     for model in plan.models:
         if not model.name.isprintable():
             raise ValueError(f"the name {model.name!r} has a character that cannot be printed; leave it out")
+        if model.name.startswith("-"):
+            raise ValueError(f"the name {model.name!r} begins as an option does; leave the dash out")
         if model.name in names:
             raise ValueError(f"two models have the name {model.name!r}; give each one of its own")
         names.add(model.name)

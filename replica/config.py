@@ -58,6 +58,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     replica: str = ""  # the name in the topic; empty: the host name and the process id
     curve_secret: str | None = None  # files written by `warmroute events keygen`
     curve_clients: str | None = None
+    curve_any_client: bool = False
+    events_max_peers: int = 64
     log_interval_s: float = 10.0
     log_level: str = "info"
 
@@ -70,7 +72,9 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     port: int = 8001  # 0: any free one
     tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
     chat_template: str | None = None  # a file; None: the tokenizer's own
+    special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     api_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
     drain_timeout_s: float = 60.0
     die_with_parent: bool = False

@@ -8,6 +8,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from api.http.bodies import check_limits
 from api.options import nested_fields
 from api.settings import LARGEST, Unusable
 from api.tokenizer import load_tokenizer
@@ -43,8 +44,8 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
 def check_together(ctx: click.Context) -> None:
     """What can be said before a model is looked for."""
     values = ctx.params
-    if values["curve_clients"] and not values["curve_secret"]:
-        raise Unusable("--curve-clients needs a key to encrypt with; give --curve-secret too")
+    _check_curve(values)
+    check_limits(values)
     tokens, requests = values["max_num_batched_tokens"], values["max_num_seqs"]
     if tokens < requests:
         raise Unusable(
@@ -57,6 +58,20 @@ def check_together(ctx: click.Context) -> None:
         raise Unusable(
             f"--kv-bytes-per-token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
             "the native engine asks its model"
+        )
+
+
+def _check_curve(values: Mapping[str, Any]) -> None:
+    secret, clients, anyone = (values[f"curve_{key}"] for key in ("secret", "clients", "any_client"))
+    for given, option in ((clients, "--curve-clients"), (anyone, "--curve-any-client")):
+        if given and not secret:
+            raise Unusable(f"{option} needs a key to encrypt with; give --curve-secret too")
+    if clients and anyone:
+        raise Unusable(f"--curve-clients {clients} lets in some and --curve-any-client all; give one of them")
+    if secret and not (clients or anyone):
+        raise Unusable(
+            f"--curve-secret {secret} alone would let in whoever knows the public key, and events carry prompts; give "
+            "--curve-clients DIR with the public keys of those to let in, or say --curve-any-client"
         )
 
 

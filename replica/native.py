@@ -48,13 +48,15 @@ def build_on_cpu(config: EngineConfig) -> "NativeRunner":
     if not can_pack(dtype):
         log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
     torch.set_num_threads(os.cpu_count() or 1)  # packing is all there is to do now
+    model_config = read_config(folder)
+    bytes_per_token = model_config.kv_bytes_per_token(config.dtype)
+    num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
     with Weights(folder, dtype) as weights:
-        model = Transformer(read_config(folder), weights, config.max_model_len)
+        # No request is longer than the cache, whatever a config.json claims: each position has a row of its own.
+        model = Transformer(model_config, weights, min(config.max_model_len, num_blocks * config.block_size))
         weights.finish()
     torch.set_num_threads(config.threads)
-    bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
-    default = blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token)
-    runner = NativeRunner(model, choice.attention, config.num_blocks or max(1, default), config.block_size)
+    runner = NativeRunner(model, choice.attention, num_blocks, config.block_size)
     log.info(
         "%s: %s, %.1f M parameters, %s, attention %s, %d torch threads, %.2f GB of KV",
         folder.name,

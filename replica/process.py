@@ -110,6 +110,7 @@ def publisher_config(config: EngineConfig) -> PublisherConfig:
         topic=config.topic or f"kv@{replica}@{config.model}",
         model=config.model,
         curve=curve,
+        max_peers=config.events_max_peers,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from api.allocator import map_large_blocks
 from api.http.server import HttpServer, Signals, connection_limits, http_server, listen
 from api.lifeline import die_with_parent
 from api.prompts import Prompts
@@ -25,6 +26,7 @@ __all__ = ["build_app", "serve"]
 
 def serve(config: ReplicaConfig) -> int:
     """Runs until told to end; returns the exit status."""
+    map_large_blocks()
     if config.die_with_parent:
         die_with_parent(os.getppid())
     logging.basicConfig(level=config.engine.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
@@ -46,9 +48,10 @@ def load_prompts(config: ReplicaConfig) -> Prompts:
     """ValueError or OSError, with the file's name, where one of the files cannot be used."""
     tokenizer = load_tokenizer(config.tokenizer)
     if config.chat_template is None:
-        return Prompts(tokenizer, vocab_size=config.engine.vocabulary[1])
-    template = read_template(Path(config.chat_template))
-    return Prompts(tokenizer, template, config.engine.vocabulary[1], template_name=config.chat_template)
+        template, name = None, "the chat template"
+    else:
+        template, name = read_template(Path(config.chat_template)), config.chat_template
+    return Prompts(tokenizer, template, config.engine.vocabulary[1], name, config.special_tokens_in_text)
 
 
 async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socket) -> int:

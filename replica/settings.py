@@ -68,6 +68,13 @@ SETTINGS: dict[str, list[Setting]] = {
             "chat_template", "chat_template", FILE, "FILE", "A chat template in Jinja.  [default: the tokenizer's own]"
         ),
         Setting(
+            "special_tokens_in_text",
+            "special_tokens_in_text",
+            click.Choice(["parse", "refuse"]),
+            "parse|refuse",
+            "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
+        ),
+        Setting(
             "max_model_len",
             "",
             click.IntRange(2, LARGEST),
@@ -126,6 +133,14 @@ SETTINGS: dict[str, list[Setting]] = {
             secret=True,
         ),
         Setting("max_body_bytes", "max_body_bytes", COUNT, "BYTES", "The largest request body."),
+        Setting(
+            "max_bodies_bytes",
+            "max_bodies_bytes",
+            click.IntRange(1, 2**40),
+            "BYTES",
+            "The memory that all request bodies in progress may take together; beyond it requests are refused with "
+            "status 429. A quarter is kept for bodies of at most 1 MiB.",
+        ),
         Setting(
             "drain_timeout",
             "drain_timeout_s",
@@ -227,6 +242,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "DIR",
             "Let in only clients whose public keys are here.",
         ),
+        Setting(
+            "curve_any_client",
+            "engine.curve_any_client",
+            click.BOOL,
+            "",
+            "With --curve-secret and without --curve-clients: let in whoever knows the public key.",
+        ),
+        Setting("events_max_peers", "engine.events_max_peers", COUNT, "N", "Connections to each of the event sockets."),
     ],
     "Simulated engine": [
         Setting(

@@ -81,4 +81,5 @@ def settle(routing: Request, now_s: float) -> bool:
     tally.blocks_predicted += routing.predicted_blocks
     tally.blocks_reported += reported_blocks
     tally.compared_tokens += routing.prompt.tokens
+    member.accuracy.claimed(routing.claimed_blocks, reported_blocks)
     return member.accuracy.compare(routing.predicted_blocks, reported_blocks) or not routing.sure

@@ -4,6 +4,9 @@ from collections import deque
 
 WINDOW = 1000
 FEWEST = 3  # differences within the window before anything is done
+NEWEST = 0.1  # weight of the last answer in the share of claimed blocks that are found
+TRUSTED = 0.7  # from this share on the claims count in full: evictions on the way are no lies
+DISBELIEVED = 0.1  # below it they do not count at all
 
 
 class Accuracy:
@@ -16,6 +19,14 @@ class Accuracy:
         self.error_blocks = 0  # sum of the absolute differences
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._recent_different = 0
+        self._found = 1.0  # share of the blocks that its events claimed, by its newest answers
+
+    @property
+    def trust(self) -> float:
+        """What its claims are multiplied by in a choice; 1 while they are mostly true."""
+        if self._found >= TRUSTED:
+            return 1.0
+        return self._found if self._found >= DISBELIEVED else 0.0
 
     @property
     def recent(self) -> float:
@@ -37,6 +48,12 @@ class Accuracy:
         self._recent.append(same)
         self._recent_different += not same
         return same
+
+    def claimed(self, claimed_blocks: int, reported_blocks: int) -> None:
+        """What its events alone let expect of an answer, and what it found; without a claim nothing is learned."""
+        if claimed_blocks > 0:
+            found = min(1.0, reported_blocks / claimed_blocks)
+            self._found += NEWEST * (found - self._found)
 
     def forget(self) -> None:
         """The cache was read anew: what was wrong before says nothing about it."""

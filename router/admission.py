@@ -1,4 +1,4 @@
-"""Who may ask for what: the one function that guards every route, the raw ones included.
+"""Who is let in: the one function that guards every route, the raw ones included. The tables of routes say for whom.
 
 It runs for every request: no allocation that is not needed, no clock, no I/O.
 """
@@ -9,56 +9,21 @@ import math
 import secrets
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from api.errors import ApiError, unauthorized
+from api.http.routes import Who
 from router.keys import Key, Keys, parse_keys
 from router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as ASGI has them
+Address: TypeAlias = Sequence[Any]  # of a socket; its first part is the host
 
-# What probes and Prometheus ask for, without a key: nothing there tells what clients say.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-# What tells of all tenants' requests, or changes where they go.
-OWN_ADMIN_PATHS = frozenset({"/decisions", "/explain", "/prefixes", "/replicas", "/debug"})
-# What changes a replica for all who use it: engines have these names, some below /v1, which is passed on.
-ENGINE_ADMIN_PATHS = frozenset(
-    {
-        "/v1/collective_rpc",
-        "/v1/flush_cache",
-        "/v1/load_lora_adapter",
-        "/v1/load_lora_adapter_from_tensors",
-        "/v1/lora/load",
-        "/v1/lora/unload",
-        "/v1/model/load",
-        "/v1/model/unload",
-        "/v1/release_memory_occupation",
-        "/v1/reset_encoder_cache",
-        "/v1/reset_mm_cache",
-        "/v1/reset_prefix_cache",
-        "/v1/resume_memory_occupation",
-        "/v1/scale_elastic_ep",
-        "/v1/sleep",
-        "/v1/start_profile",
-        "/v1/stop_profile",
-        "/v1/unload_lora_adapter",
-        "/v1/update_weights",
-        "/v1/update_weights_from_disk",
-        "/v1/update_weights_from_distributed",
-        "/v1/update_weights_from_tensor",
-        "/v1/wake_up",
-    }
-)
-ADMIN_PATHS = OWN_ADMIN_PATHS | ENGINE_ADMIN_PATHS
-ADMIN_PREFIXES = ("/replicas/", "/decisions/", "/debug/", "/dashboard/")
-# The dashboard's files are open like what probes ask for: they tell nothing. What they show is asked for here.
-PAGES, PAGES_BELOW = "/dashboard", "/dashboard/"
-FEED, REPLICA_PAGES = "/dashboard/feed", "/dashboard/replicas/"
-READABLE = frozenset({"/replicas", FEED})  # with GET, and the pages of replicas: whoever has a key may see them
+ANYONE, CLIENT = Who.ANYONE, Who.CLIENT  # every request is compared with them
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
@@ -134,11 +99,11 @@ class Admission:
     def admit(
         self,
         headers: Headers,
-        path: str,
-        client: str | None,
+        who: Who,
+        client: Address | None,
         now_s: float,
         *,
-        method: str = "POST",
+        path: str = "this",
         http_version: str = "1.1",
     ) -> Admitted:
         """Raises ApiError 401, 403, 429 or 431. `client` is the peer's address, None for a Unix socket."""
@@ -154,21 +119,20 @@ class Admission:
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
             raise _headers_too_large(header_bytes, len(headers))
         admitted = Admitted(self._request_id(request_id))
-        if is_open(path):
+        if who is ANYONE:
             return admitted
-        administration = path in ADMIN_PATHS or path.startswith(ADMIN_PREFIXES)
         key = None
         if authorization is not None and len(self.keys):
             given = bearer(authorization) if authorizations == 1 else None
             key = None if given is None else self.keys.find(given)
             admitted.shows_key = key is not None or authorizations > 1  # of several, any may be ours
-        if not (self._demand_key or administration):
+        if who is CLIENT and not self._demand_key:
             return admitted
         if key is None and self._demand_key:
             raise unauthorized()
-        if administration:
-            local = not self._admin_exists and is_local(headers, client, http_version)
-            admitted.admin = self._is_admin(key, path, method, local=local)
+        if who is not CLIENT:
+            local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
+            admitted.admin = self._is_admin(key, who, path, local=local)
         elif key is not None:
             self._count(admitted, key, now_s)
         admitted.key = key
@@ -203,7 +167,7 @@ class Admission:
             return given.decode("ascii")
         return f"{self._prefix}{next(self._numbers)}"
 
-    def _is_admin(self, key: Key | None, path: str, method: str, *, local: bool) -> bool:
+    def _is_admin(self, key: Key | None, who: Who, path: str, *, local: bool) -> bool:
         """Raises ApiError where only an administrator may go on."""
         if self._admin_exists:
             if key is not None and key.admin:
@@ -213,7 +177,7 @@ class Admission:
             if local:
                 return True
             refused = "is only for clients on the router's own machine; start it with --admin-key"
-        if method == "GET" and is_readable(path):
+        if who is Who.READER:
             return False
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
 
@@ -261,21 +225,6 @@ class WatchedKeys:
         return [*self._beside, *keys]
 
 
-# ---- what is asked for
-
-
-def is_open(path: str) -> bool:
-    return path in OPEN_PATHS or (path.startswith(PAGES) and _is_page(path))
-
-
-def _is_page(path: str) -> bool:
-    return path == PAGES or (path.startswith(PAGES_BELOW) and path != FEED and not path.startswith(REPLICA_PAGES))
-
-
-def is_readable(path: str) -> bool:
-    return path in READABLE or path.startswith(REPLICA_PAGES)
-
-
 # ---- what is said of a request
 
 
@@ -294,9 +243,11 @@ def is_local(headers: Headers, client: str | None, http_version: str = "1.1") ->
     if http_version == "1.0":  # what nginx speaks to whom it passes requests on, unless it is told otherwise
         return False
     names: dict[bytes, bytes] = dict(headers)
+    if sum(name == b"host" for name, _ in headers) != 1:
+        return False
     if any(name in names for name in (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")):
         return False
-    host = names.get(b"host", b"")
+    host = names[b"host"]
     # A name that is not ours may have been made to point here by whoever's page is asking.
     if not is_loopback(host_of(host.decode("latin-1"))):
         return False

@@ -12,6 +12,7 @@ from msgspec import Struct
 from router.reuse import Reuse
 
 PAGE_TOKENS = 1024
+MOST_PAGES = 2**17  # of a replica, whatever size it claims; some 25 MB
 MOST_GROUPS = 64  # about so many different times are told apart
 SHORTEST_S = 1.0
 
@@ -63,7 +64,7 @@ class CacheAges:
             self.clear()
             return
         self.page_tokens = page_tokens(block_tokens)
-        self.capacity_pages = capacity_tokens / self.page_tokens
+        self.capacity_pages = min(MOST_PAGES, capacity_tokens / self.page_tokens)
 
     def clear(self) -> None:
         self._pages.clear()

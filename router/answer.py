@@ -7,10 +7,10 @@ Of a stream from our own replicas only the token ids are kept; one of a foreign 
 import random
 import time
 
-from api.native import Native, pack_ids, unpack_ids, wrap
+from api.native import Native, envelope, pack_ids, unpack_ids
 from api.responses import chat_id, completion_id
 from router.attempt import Attempt
-from router.continuation import COMPLETIONS_PATH, Continuation, why_alone, with_ids
+from router.continuation import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
 from router.members import Member
 from router.prompt import Prompt, salted
 from router.tokens import Tokens
@@ -60,9 +60,17 @@ class Answer:
             self.continuation = self._continuation_of_ours(has_bytes)
         return self.continuation is not None and self.continuation.fits(member.native, member.spec)
 
+    def may_move(self, attempt: Attempt, member: Member) -> bool:
+        """Whether, as far as is known now, this replica could go on with what the client has begun to read."""
+        if not self._may_resume:
+            return False
+        if self.continuation is not None:
+            return self.continuation.why_not is None and (member.native or member.spec.engine in TAKE_IDS)
+        return attempt.framed and member.native
+
     def _new_continuation(self) -> Continuation | None:
         prompts = self._tokens.prompts
-        if prompts is None or why_alone(self._prompt, self._body) is not None:
+        if prompts is None or self._prompt.read_apart or why_alone(self._prompt, self._body) is not None:
             return None
         return Continuation(self._chat, self._prompt, self._body, prompts.tokenizer)
 
@@ -93,8 +101,8 @@ class Answer:
         continuation.relay()
         return with_ids(body) if says_ids(member, self._chat) else body, None
 
-    def enveloped(self, priority: float) -> bytes:
-        """For a replica of ours: with the prompt's token ids, and those of the answer that there are already."""
+    def envelope(self, priority: float) -> bytes:
+        """For a replica of ours, before the body: the prompt's token ids, and those of the answer that there are."""
         prompt = self._prompt
         if not self._response_id:
             self._response_id = chat_id() if self._chat else completion_id()
@@ -110,7 +118,7 @@ class Answer:
             priority=priority,
             cache_salt=prompt.salt,
         )
-        return wrap(native, self._body)
+        return envelope(native)
 
     def _resumed(self) -> list[bytes]:
         if self.continuation is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from api.native import FrameReader
+from api.native import Frame, FrameReader
 from router.headers import value_of
 from router.upstream import Broken, Header, Sending
 
@@ -21,11 +21,16 @@ log = logging.getLogger(__name__)
 
 MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
 FRAMES_TYPE = b"application/x-warmroute-frames"
+MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
+MAX_CHOICES = 4096
+SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
 
 
 class Owner(Protocol):
     """The request that an attempt is for."""
 
+    @property
+    def model_name(self) -> str | None: ...
     @property
     def exchange(self) -> "Exchange": ...
 
@@ -33,15 +38,21 @@ class Owner(Protocol):
         """The answer is a good one: its head may be sent on."""
 
     def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
+    def holds(self, pending_bytes: int) -> bool:
+        """Whether there is room to wait for the rest of a frame."""
+
     def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
         """Status 400 or more, with as much of its body as was worth waiting for."""
 
     def failed(self, attempt: "Attempt", broken: Broken) -> None: ...
+    def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
+        """Whether it could go on at one of these replicas, so that it need not wait for its own."""
 
 
 class Attempt:
     __slots__ = (
         "_frames",
+        "_ids",
         "_refusal",
         "awaited_s",
         "begun_order",
@@ -64,6 +75,7 @@ class Attempt:
         "spoken",
         "status",
         "streams",
+        "takes_frames",
         "token_ids",
         "touched_s",
         "uncached_tokens",
@@ -91,17 +103,24 @@ class Attempt:
         self.status = 0
         self.headers: list[Header] = []
         self.framed = False
+        self.takes_frames = member.native  # it was asked for an answer in frames
         self.streams = streams  # bytes come as they are made, so silence means something
         self.cached_tokens: int | None = None
         self.token_ids: dict[int, list[bytes]] = {}  # by choice, packed
         self.sending: Sending | None = None
         self.owner = owner
         self._frames: FrameReader | None = None
+        self._ids = 0  # token ids in its frames
         self._refusal: bytearray | None = None
 
     @property
     def is_paused(self) -> bool:
         return self.sending is not None and self.sending.paused
+
+    @property
+    def goes_on(self) -> bool:
+        """Its answer has begun, and more of it should come all the time."""
+        return self.streams and self.status > 0
 
     def cancel(self) -> None:
         if self.sending is not None:
@@ -138,11 +157,11 @@ class Attempt:
         if status >= 400:
             self._refusal = bytearray()
             return
-        self.framed = value_of(headers, b"content-type") == FRAMES_TYPE
+        self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
         if self.framed:
             self._frames = FrameReader()
         cached = value_of(headers, b"x-warmroute-cached-tokens")
-        if cached is not None and cached.isdigit():
+        if cached is not None and len(cached) < 10 and cached.isdigit():
             self.cached_tokens = int(cached)
         self.owner.begun(self)
 
@@ -161,17 +180,25 @@ class Attempt:
     def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
         try:
             frames = reader.feed(body)
+            for frame in frames:
+                if frame.packed_ids:
+                    self._note_ids(frame)
+            if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
+                raise ValueError("the answers under way have no room left for so long a frame")
         except ValueError as error:
             self.cancel()
             self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))
             return
-        for frame in frames:
-            if frame.packed_ids:
-                self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
         if complete and reader.pending_bytes:
             self.owner.failed(self, Broken("its answer ended within a frame"))
         else:
             self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
+
+    def _note_ids(self, frame: Frame) -> None:
+        self._ids += len(frame.packed_ids) // 4
+        if self._ids > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
+            raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
+        self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
 
 
 class _Error(msgspec.Struct):

@@ -32,12 +32,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     curve_secret: str | None = None  # and the router's own secret one
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
+    special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     # HTTP
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress
     max_connections: int = 8192
     cors_origins: tuple[str, ...] = ()
     drain_delay_s: float = 0.0
@@ -47,13 +49,14 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     keys: tuple[Key, ...] = ()  # of --api-key and --admin-key
     api_keys_file: str | None = None
     demand_key: bool = False  # an --admin-key alone guards only what is an administrator's
+    client_paths: tuple[str, ...] = ()  # below /v1, beside those of the table
     # Choosing
     policy: Policy = "cost"
     replica_limit: int = 512  # this router's requests at one replica; 0: no limit
     queue_size: int = 1024
     queue_timeout_s: float = 30.0
     optimistic_ttl_s: float = 30.0
-    message_cache_bytes: int = 256 * MEGABYTE
+    message_cache_bytes: int = 64 * MEGABYTE
     accuracy_objective: float = 0.999
     # Failure
     resume: bool = True

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from api.http.bodies import check_limits
 from api.options import nested_fields
 from api.settings import Unusable
 from events.curve import load_curve_client
@@ -45,6 +46,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise Unusable(f"{given} needs {missing} too")
     if values["admin_key"] in values["api_key"]:
         raise Unusable("--admin-key is one of the keys of --api-key; give administrators one of their own")
+    check_limits(values)
     if values["log_prompts"] and not values["request_log"]:
         raise Unusable("--log-prompts is of no use alone; give --request-log too")
     if values["kubernetes_service"] and values["kubernetes_pods"]:

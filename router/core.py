@@ -4,23 +4,26 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.types import Scope
 
 from api.errors import ApiError, queue_full, too_long
+from api.http.bodies import Bodies
 from router.access_log import Line, line_of
 from router.accounting import remembered, routed, settle, told
 from router.admission import Admission, Admitted
 from router.ages import pages_of
 from router.approximate import Approximate
 from router.attempt import Attempt, Owner
+from router.budget import Budget
 from router.config import RouterConfig
+from router.cost import takes
 from router.exchange import Exchange
 from router.feeds import Feeds
 from router.index import Matches, PrefixIndex
@@ -29,10 +32,14 @@ from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
 from router.optimistic import awaited_s
 from router.policy import Decision, Question, place
 from router.prefixes.recent import Recent
-from router.prompt import Prompt
+from router.prompt import Peek, Prompt
+from router.reading.client import Reading
+from router.reading.messages import Found, Make
+from router.reading.prompts import make_for, prompt_from
 from router.record import Remembered
 from router.request import Request
 from router.request_log import RequestLog
+from router.retries import RetryBudget
 from router.reuse import Reuse
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
@@ -44,10 +51,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Work: TypeAlias = Callable[[], Coroutine[None, None, None]]
+
 THREADS = 2
 APPROXIMATE_BLOCKS = 16 * 1024  # for each replica: about a million tokens
+PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a request is tried again that nobody took; it doubles each time
+QUIET_S = 0.3  # without a byte: such a request may be taken away from a replica that is silent
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
 INDEX_WITHIN_S = 30.0  # from the start: then it serves with what it knows
+HELD_BYTES = 256 * 1024 * 1024  # of answers that are not passed on as they come: whole ones, and long frames
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
@@ -75,8 +87,11 @@ class Router:
         self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
         self.approximate = Approximate(self.guesses, APPROXIMATE_BLOCKS)
         self.reuse = Reuse()
+        self.retry_budget = RetryBudget()
         self.waiting: Waiting[Request] = Waiting(config.queue_size)
         self.started = int(time())
+        self.bodies = Bodies(config.max_bodies_bytes)
+        self.reading = Reading(config.queue_timeout_s)
         self.counts = Counts()
         self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
         self.recent = Recent(config.recent_prompts)
@@ -88,6 +103,8 @@ class Router:
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
         self.open_requests = 0
+        self.held = Budget(HELD_BYTES)
+        self.doubted: dict[int, float] = {}  # by slot: what claims are multiplied by, where they were wrong
         self._loop = asyncio.get_running_loop()
         self.now_s = self._loop.time
         self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # by who asks whether it is ready
@@ -121,6 +138,40 @@ class Router:
         self._waiting_bytes += size
         made = self._loop.run_in_executor(self._threads, make)
         made.add_done_callback(partial(self._made, routing, size))
+
+    def read_apart(self, routing: Request, body: bytes) -> None:
+        """Have a large body read in another process; then `routing.made`."""
+        self.aside(routing.exchange, routing.refuse, partial(self._read_apart, routing, body))
+
+    async def _read_apart(self, routing: Request, body: bytes) -> None:
+        salt: str | None = None
+
+        def want(found: Found) -> Make:
+            nonlocal salt
+            peek = Peek(**found.fields)
+            salt = routing.admitted.cache_salt(peek.cache_salt)
+            return make_for(routing.found(peek), routing.chat, salt)
+
+        made = await self.reading.read(body, want)
+        routing.exchange.aside = None
+        assert made is not None and routing.model is not None, "it was wanted"
+        routing.made(made.body, prompt_from(made, routing.model, routing.peek, salt))
+
+    def aside(self, exchange: Exchange, refuse: Callable[[ApiError], None], work: Work) -> None:
+        """Do what takes a while for this request, unless it ends before."""
+
+        async def watched() -> None:
+            try:
+                await work()
+            except ApiError as error:
+                exchange.aside = None
+                refuse(error)
+            except Exception:
+                exchange.aside = None
+                log.exception("A body could not be read")
+                exchange.fail()
+
+        exchange.aside = self._loop.create_task(watched())
 
     def _made(self, routing: Request, size: int, made: "asyncio.Future[Prompt]") -> None:
         self._waiting_bytes -= size
@@ -180,6 +231,8 @@ class Router:
                 if matches.sure is not matches.gpu:
                     for slot, blocks in matches.gpu.items():
                         awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
+        if self.doubted:
+            self._discount(matched, lower, awaited)
         self._turn += 1
         question = Question(
             tokens=prompt.tokens,
@@ -195,25 +248,53 @@ class Router:
         )
         return question, by_size
 
+    def _discount(self, *claims: dict[int, float]) -> None:
+        distinct = {id(claim): claim for claim in claims}
+        for slot, trust in self.doubted.items():
+            for claim in distinct.values():
+                if slot in claim:
+                    claim[slot] *= trust
+
+    def trust(self, member: Member, trust: float) -> None:
+        """Count the member's claims by this factor from now on."""
+        if trust != member.trust:
+            member.trust = trust
+            if trust == 1.0:
+                del self.doubted[member.slot]
+            else:
+                self.doubted[member.slot] = trust
+
     def choose(self, model: ServedModel, question: Question) -> Decision:
         lot = Lot(self.rng.getrandbits(LOT_BITS))
         ring = model.ring if self.config.policy == "session" else None
         return place(self.config.policy, question, model.candidates, lot, ring)
 
     def _wait(self, routing: Request, decision: Decision) -> None:
-        match decision.nobody:
-            case "full":
-                now_s = self.now_s()
-                routing.queued_s = routing.queued_s or now_s
-                routing.since_s = routing.since_s or now_s  # who has waited keeps its place
-                deadline_s = routing.queued_s + self.config.queue_timeout_s
-                refused = self.waiting.offer(routing, 0.0, now_s, deadline_s, since_s=routing.since_s)
-                if refused is not None:
-                    refused.give_up(self.busy())
-            case "too_long":
-                raise too_long(decision.refusal(), "messages" if routing.chat else "prompt")
-            case _:
-                raise no_replica(decision.refusal())
+        """Replicas that are full will have room, and those that are silent or gone may come back."""
+        if decision.nobody == "too_long":
+            raise too_long(decision.refusal(), "messages" if routing.chat else "prompt")
+        if decision.nobody == "tried" and all(one.name in routing.unfit for one in decision.candidates):
+            raise no_replica(decision.refusal())
+        now_s = self.now_s()
+        routing.queued_s = routing.queued_s or now_s
+        begun, name = routing.exchange.response_started, routing.peek.model
+        # What has waited keeps its place, and an answer that has begun goes before new requests.
+        routing.since_s = routing.since_s or (routing.came_s if begun else now_s)
+        routing.waits_until_s = routing.waits_until_s or now_s + self.config.queue_timeout_s
+        if decision.question.tried:
+            routing.again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**routing.fruitless)
+            routing.fruitless = min(routing.fruitless + 1, 16)
+        refused: Request | None = routing
+        if now_s < routing.waits_until_s and (begun or decision.nobody == "full" or self._may_wait(name)):
+            refused = self.waiting.offer(
+                routing, 0.0, now_s, routing.waits_until_s, since_s=routing.since_s, group=name
+            )
+        if refused is not None:
+            refused.give_up(self.nobody_took(refused))
+
+    def _may_wait(self, model: str) -> bool:
+        """Those who wait for a model that nobody serves now leave half of the queue to others."""
+        return 2 * self.waiting.groups[model] <= self.waiting.capacity
 
     # ---- attempts
 
@@ -281,8 +362,10 @@ class Router:
         if attempt.streams:
             attempt.member.load.begun(attempt.id, now_s)
 
-    def attempt_over(self, attempt: Attempt, fault: str | None = None, *, refused: bool = False) -> None:
-        """However it ended; `fault` is what the replica did wrong."""
+    def attempt_over(
+        self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
+    ) -> None:
+        """However it ended; `fault` is what the replica did wrong. Silence alone is the upkeep's to judge."""
         if attempt not in self._attempts:
             return
         self._attempts.discard(attempt)
@@ -295,46 +378,93 @@ class Router:
             if member.candidate.ages is not None:
                 member.candidate.ages.forget(attempt.pages)
         if fault is not None:
-            log.warning("%s: %s", member.name, fault)
+            log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # that is said once
             member.faults += 1
-            member.health.fault(fault, now_s, refused=refused)
-        if self.waiting:
+            if refused or not silent:
+                member.health.fault(fault, now_s, refused=refused, silent=silent)
+        if self.waiting and attempt.begun_s:  # after a failure, the clock looks: or two that fail would call each other
             self.room()
 
     def rests(self, attempt: Attempt) -> None:
         """The replica said itself that it drains."""
         attempt.member.health.rests("it drains")
 
-    def others(self, model: ServedModel | None, tried: frozenset[str]) -> bool:
-        """Whether somebody else is there to ask."""
+    def refused_at_once(self, attempt: Attempt) -> None:
+        """It looks idle, and yet it is not who should get the next request."""
+        attempt.member.health.refusal(self.now_s())
+
+    def move_unheard(self, to: Mapping[Member, Sequence[Member]]) -> None:
+        """What some replicas are answering, and was not heard of, goes on at others, where that can be.
+
+        Those are suspected, or heard again, but not on every connection: packets of these may be sent anew only in
+        a while. The rest waits.
+        """
+        hopeless: set[tuple[Member, str | None, bool]] = set()
+        for attempt in list(self._attempts):
+            member, owner = attempt.member, attempt.owner
+            others = to.get(member)
+            kind = member, owner.model_name, owner.exchange.response_started
+            if not others or kind in hopeless or not self._is_unheard(attempt):
+                continue
+            if not owner.may_move(attempt, others):
+                hopeless.add(kind)
+                continue
+            why = member.suspicion or "nothing has come by its old connection since it is heard again"
+            attempt.cancel()
+            attempt.broke(Broken(why, silent=True))
+
+    def is_stuck(self, member: Member) -> bool:
+        """Whether something it answers has not been heard of since the replica itself is heard again."""
+        return any(attempt.member is member and self._is_unheard(attempt) for attempt in self._attempts)
+
+    def _is_unheard(self, attempt: Attempt) -> bool:
+        member = attempt.member
+        if attempt.spoken or attempt.is_paused:
+            return False
+        if not member.suspicion:
+            sent_into_silence = attempt.sent_s > member.silent_since_s
+            return attempt.touched_s < member.recovered_s and (attempt.goes_on or sent_into_silence)
+        if attempt.goes_on:
+            return attempt.touched_s < member.silent_since_s + QUIET_S
+        return attempt.touched_s < self.now_s() - QUIET_S
+
+    def others(self, model: ServedModel | None, tried: frozenset[str], tokens: int = 0) -> bool:
+        """Whether somebody else is there to ask, now or when there is room."""
         candidates = model.candidates if model is not None else [member.candidate for member in self.members]
-        return any(one.unavailable is None and one.name not in tried for one in candidates)
+        return any(
+            one.unavailable is None
+            and one.name not in tried
+            and (one.max_model_len is None or tokens <= one.max_model_len)
+            for one in candidates
+        )
 
     def room(self) -> None:
         """Replicas may have room for some that wait: in their order, but past those it is no use for."""
+        models = {name for name in self.waiting.groups if self._has_room(name)}
+        if not models:
+            return
         now_s = self.now_s()
-        full: set[str] = set()  # models
+        too_many: dict[tuple[str, frozenset[str]], int] = {}  # tokens, for which nobody has room
         for routing in self.waiting.in_order():
             name = routing.peek.model
-            if name in full:
+            if name not in models or routing.again_s > now_s:
                 continue
-            if self._has_room(name, routing.tried, routing.prompt.tokens if routing.prompt.exact else 0):
+            kind, tokens = (name, routing.tried), routing.prompt.tokens if routing.prompt.exact else 0
+            if tokens >= too_many.get(kind, tokens + 1):
+                continue
+            if self._has_room(name, routing.tried, tokens):
                 self.waiting.take(now_s, routing)
                 routing.exchange.guard(routing.place)  # those after it have their turn whatever happens to it
-            elif not self._has_room(name):
-                full.add(name)
-                if full.issuperset(self.members.models):
+                continue
+            too_many[kind] = tokens
+            if not self._has_room(name):
+                models.discard(name)
+                if not models:
                     return
 
     def _has_room(self, name: str, tried: frozenset[str] = frozenset(), tokens: int = 0) -> bool:
         model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
-        return model is not None and any(
-            one.unavailable is None
-            and one.name not in tried
-            and not 0 < one.limit <= one.in_flight
-            and (one.max_model_len is None or tokens <= one.max_model_len)
-            for one in model.candidates
-        )
+        return model is not None and any(takes(one, tried, tokens) for one in model.candidates)
 
     # ---- the end
 
@@ -404,15 +534,16 @@ class Router:
         member.accuracy.forget()
         self.feeds.resync(member.name)
 
-    def sweep(self, now_s: float) -> None:
-        """A few times a second: what takes too long."""
+    def sweep(self, now_s: float, gap_s: float = 0.0) -> None:
+        """A few times a second: what takes too long. `gap_s`: so long the router itself stood still."""
         for attempt in list(self._attempts):
+            attempt.touched_s = min(now_s, attempt.touched_s + gap_s)
             try:
                 self._look_at(attempt, now_s)
             except Exception:
                 attempt.crash()
         for routing in self.waiting.expire(now_s):
-            routing.exchange.guard(routing.give_up, self.busy())
+            routing.exchange.guard(routing.give_up, self.nobody_took(routing))
         self.index.optimistic.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
@@ -420,7 +551,7 @@ class Router:
         if attempt.spoken or unread != attempt.unread:  # something has come, or the client has taken something
             attempt.spoken, attempt.unread, attempt.touched_s = False, unread, now_s
             return
-        goes_on = attempt.streams and attempt.status
+        goes_on = attempt.goes_on
         limit_s = self.config.idle_timeout_s if goes_on or unread is not None else self.config.first_token_timeout_s
         if now_s - attempt.touched_s <= limit_s:
             return
@@ -430,7 +561,14 @@ class Router:
         first = "its first token" if attempt.streams else "its answer"
         what = "no more of its answer came" if goes_on else f"{first} did not come"
         attempt.cancel()
-        attempt.broke(Broken(f"{what} within {limit_s:g} s"))
+        attempt.broke(Broken(f"{what} within {limit_s:g} s", late=True))
+
+    def nobody_took(self, routing: Request) -> ApiError:
+        """Why it waited in vain."""
+        decision = routing.decision
+        if decision is None or decision.nobody == "full":
+            return self.busy()
+        return no_replica(decision.refusal())
 
     def busy(self) -> ApiError:
         wait_s = self.waiting.estimated_wait_s(self.now_s())

@@ -108,6 +108,16 @@ def uncached_tokens(question: Question, slot: int) -> float:
     return uncached if uncached > 1 else 1.0
 
 
+def takes(candidate: Candidate, tried: frozenset[str], tokens: int) -> bool:
+    """Whether a replica would take a request of so many tokens now."""
+    return (
+        candidate.unavailable is None
+        and candidate.name not in tried
+        and not 0 < candidate.limit <= candidate.in_flight
+        and (candidate.max_model_len is None or tokens <= candidate.max_model_len)
+    )
+
+
 def obstacle(question: Question, candidate: Candidate) -> str | None:
     """Why it cannot take the prompt."""
     if candidate.unavailable is not None and not (question.anyway and candidate.may_try_anyway):

@@ -22,6 +22,7 @@ from router.cost import (
 )
 from router.effects import LOSS_WEIGHT, Effects
 
+MOST_TOLD = 10  # replicas, in an error
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
 # Why nobody took it: worth waiting for; never; each has failed it; none is there.
@@ -87,7 +88,10 @@ class Decision(Struct, eq=False):
         if self.nobody == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
             return f"the prompt has {self.question.tokens:,} tokens; the most that a replica takes is {longest:,}"
-        reasons = "; ".join(f"{one.name}: {obstacle(self.question, one)}" for one in self.candidates)
+        obstacles = ((one.name, obstacle(self.question, one)) for one in self.candidates[:MOST_TOLD])
+        reasons = "; ".join(f"{name}: {why or 'has room by now'}" for name, why in obstacles)
+        if (more := len(self.candidates) - MOST_TOLD) > 0:
+            reasons += f"; and {more:,} more"
         return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
 
 

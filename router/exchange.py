@@ -8,16 +8,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, cast
 
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.errors import ApiError, internal
+from api.http.bodies import SMALL_BYTES, Bodies, declared_size
 
 log = logging.getLogger(__name__)
 
-MAX_EARLY_BYTES = 64 * 1024  # of a body, while earlier requests of its connection are answered
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
@@ -29,6 +29,7 @@ class Client(Protocol):
     flow: FlowControl
 
     def on_response_complete(self) -> None: ...
+    def pause_if_early(self) -> None: ...
     def close_after_answer(self, *, unread: bool) -> None: ...
 
 
@@ -45,13 +46,17 @@ class Answerer(Protocol):
 class Exchange:
     __slots__ = (
         "_begun",
+        "_bodies",
         "_bodiless",
         "_chunked",
         "_connection",
         "_head",
+        "_held_bytes",
         "_open",
         "_served",
+        "_uncounted_bytes",
         "answerer",
+        "aside",
         "body",
         "disconnected",
         "extra",
@@ -79,8 +84,12 @@ class Exchange:
         self.scope = scope
         self.body = bytearray()
         self.answerer: Answerer | None = None
+        self.aside: asyncio.Task[None] | None = None  # what is done for it meanwhile; cancelled at its end
         self.on_end: Callable[[Exchange], None] | None = None  # called once, however it ends
         self.max_body_bytes = 0
+        self._uncounted_bytes = 0  # up to here a body needs no look
+        self._bodies: Bodies
+        self._held_bytes = 0  # counted there
         self.status = 0
         self.sent_bytes = 0
         self.extra = b""  # header lines for whatever is answered
@@ -118,31 +127,55 @@ class Exchange:
             self._connection.transport.write(CONTINUE)
         self.set()
 
-    def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int) -> None:
-        """What to do when the whole body is there. ApiError 413 where it says itself that it is too long."""
-        self._served, self.max_body_bytes = serve, max_body_bytes
+    def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
+        """What to do when the whole body is there. ApiError 413 or 429 if its declared length is too much."""
+        self._served, self.max_body_bytes, self._bodies = serve, max_body_bytes, bodies
+        self._uncounted_bytes = min(SMALL_BYTES, max_body_bytes)
         for name, value in self.scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
-                raise too_large(int(value), max_body_bytes)
+            if name == b"content-length" and (size := declared_size(value) or 0) > self._uncounted_bytes:
+                if size > max_body_bytes:
+                    raise too_large(size, max_body_bytes)
+                bodies.check(size)
 
     def set(self) -> None:
         """Something has changed: part of the body has come, or the client has left."""
         if self.response_complete:
             return
         if not self._begun:
-            if len(self.body) > MAX_EARLY_BYTES and not self._connection.transport.is_closing():
-                self._connection.flow.pause_reading()  # until its turn: nobody has admitted it yet
+            self._connection.pause_if_early()
             return
         if self.disconnected:
             self._end()
             return
         if self._served is None:
             return
-        if len(self.body) > self.max_body_bytes:
-            self.refuse(too_large(len(self.body), self.max_body_bytes))
-        elif not self.more_body:
+        size = len(self.body)
+        if size > self._uncounted_bytes and not self._has_room(size):
+            return
+        if not self.more_body:
             serve, self._served = self._served, None
             self.guard(serve, self)
+
+    def _has_room(self, size: int) -> bool:
+        """Count the bytes that have come; refuse the request if they are too many."""
+        try:
+            if size > self.max_body_bytes:
+                raise too_large(size, self.max_body_bytes)
+            self._held_bytes = self._bodies.claim(size, self._held_bytes)
+        except ApiError as error:
+            self.refuse(error)
+            return False
+        return True
+
+    def take_body(self) -> bytes:
+        """The whole body, which is its taker's from now on."""
+        body, self.body = self.body, bytearray()
+        # What reads and sends bodies takes both; to copy thirty megabytes would hold up everybody for 20 ms.
+        return bytes(body) if len(body) <= SMALL_BYTES else cast(bytes, body)
+
+    def hold(self, size: int) -> None:
+        """Count so many bytes until its end: its body, and what was made of it; ApiError 429: there is no room."""
+        self._held_bytes = self._bodies.claim(size, self._held_bytes)
 
     def guard(self, step: Callable[..., None], *arguments: object) -> None:
         """Take a step for this request; a mistake of our own in it ends this request alone, and stands in the log.
@@ -230,6 +263,7 @@ class Exchange:
             self.finish(body)
 
     def refuse(self, error: ApiError) -> None:
+        error.__traceback__ = None  # its frames would keep this request, body and all, until they are collected
         if self.more_body or error.status == 413:
             self.keep_alive = False  # what still comes of the body is not worth reading
         headers = {name.lower(): value for name, value in error.headers.items() if name != "Connection"}
@@ -254,7 +288,14 @@ class Exchange:
         if self.response_complete:
             return
         self.response_complete = True
-        self.body.clear()  # an idle connection keeps its last exchange
+        self.body = bytearray()  # an idle connection keeps its last exchange
+        self._served = None
+        if self._held_bytes:
+            self._bodies.release(self._held_bytes)
+            self._held_bytes = 0
+        aside, self.aside = self.aside, None
+        if aside is not None:
+            aside.cancel()
         answerer, self.answerer = self.answerer, None
         if self.disconnected and answerer is not None:
             answerer.client_left()

@@ -1,15 +1,24 @@
 """What a replica says of itself, read out of its answers. Pure."""
 
 import re
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from router.spec import BadSpec, Engine, NativeAnswer, ReplicaSpec, told
+from router.spec import BadSpec, Engine, ModelName, NativeAnswer, ReplicaSpec, told
 
+MOST_MODELS = 4096  # of one replica, adapters included
+MOST_REQUESTS = 10**6  # in one replica
+MOST_BLOCKS = 2**31  # in one replica's pool
+
+# No label reaches past its line: a text of nothing but open braces would take hours.
 _METRIC = re.compile(
-    rb"^(?:vllm:num_requests|sglang:num)_(running|waiting|running_reqs|queue_reqs)(?:\{[^}]*\})? ([0-9.eE+-]+)", re.M
+    rb"^(?:vllm:num_requests|sglang:num)_(running|waiting|running_reqs|queue_reqs)(?:\{[^}\n]*\})? ([0-9.eE+-]{1,32})",
+    re.M,
 )
+_CACHE_CONFIG = re.compile(rb"^(?:vllm|sglang):cache_config_info\{([^}\n]{0,4096})\}", re.M)
+_CACHE_FIGURE = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|page_size|num_pages)="([0-9]{1,10})"')
 
 
 class Facts(Struct, frozen=True):
@@ -25,8 +34,15 @@ class Facts(Struct, frozen=True):
     loading: bool = False  # it does not know its sockets yet, and is not to be taken for one without events
 
 
+class Pool(Struct, frozen=True):
+    """A cache on a GPU, as its engine describes it."""
+
+    blocks: int
+    block_tokens: int
+
+
 class _Pool(Struct, frozen=True):
-    total: int = 0
+    total: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
 
 
 class _Native(NativeAnswer, frozen=True):
@@ -35,15 +51,15 @@ class _Native(NativeAnswer, frozen=True):
 
 
 class _Model(Struct, frozen=True):
-    id: str
+    id: ModelName
     owned_by: str | None = None
     parent: str | None = None
     root: str | None = None
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
 
 
 class _Models(Struct, frozen=True):
-    data: list[_Model]
+    data: Annotated[list[_Model], Meta(max_length=MOST_MODELS)]
 
 
 _decode_native = msgspec.json.Decoder(_Native).decode
@@ -54,7 +70,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
     """Of the answer to GET /load; None: that is not one of ours."""
     try:
         answer = _decode_native(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     completed = told(spec, answer)
     return Facts(
@@ -72,7 +88,7 @@ def foreign_facts(spec: ReplicaSpec, body: bytes) -> Facts:
     """Of the answer to GET /v1/models. BadSpec where that names no model, or another one than the spec does."""
     try:
         models = _decode_models(body).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadSpec(f"{spec.name}: /v1/models does not answer as OpenAI's does ({error})") from error
     adapters = {model.id for model in models if model.parent is not None} | set(spec.adapters)
     bases = [model for model in models if model.id not in adapters]
@@ -109,6 +125,18 @@ def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
         for name, value in _METRIC.findall(metrics):
             found = True
             counts["running" if name.startswith(b"running") else "waiting"] += float(value)
-        return (int(counts["running"]), int(counts["waiting"])) if found else None
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
+    if not found or not all(0 <= count <= MOST_REQUESTS for count in counts.values()):
+        return None
+    return int(counts["running"]), int(counts["waiting"])
+
+
+def scraped_pool(metrics: bytes) -> Pool | None:
+    """The cache that the /metrics of vLLM or SGLang describe, of all ranks together; None: they do not say."""
+    blocks = block_tokens = 0
+    for labels in _CACHE_CONFIG.findall(metrics):
+        figures = {name: int(value) for name, value in _CACHE_FIGURE.findall(labels)}
+        blocks += figures.get(b"num_gpu_blocks", figures.get(b"num_pages", 0))
+        block_tokens = max(block_tokens, figures.get(b"block_size", figures.get(b"page_size", 0)))
+    return Pool(blocks, block_tokens) if 0 < blocks <= MOST_BLOCKS and block_tokens else None

@@ -1,5 +1,6 @@
 """The replicas' event streams, carried into the index; what is known of each stream is said by its FeedState."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,10 @@ from events.stream import Stream
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
 from router.index import PrefixIndex
+from router.spec import MOST_BLOCK_TOKENS
 
+MOST_SIZES = 16  # of blocks, of one replica
+READ_ANEW_PAUSE_S = 30.0  # between two times that a replica is forgotten for what was lost of its stream
 RESYNC = "what the replica reported as cached differs from what its events say"
 
 
@@ -37,6 +41,7 @@ class FeedState(Struct, frozen=True):
     reconnects: int
     restarts: int
     digest_mismatches: int
+    overclaim: str | None = None  # it has claimed more blocks than it can hold
 
     @property
     def repairs(self) -> int:
@@ -97,6 +102,36 @@ class Feeds:
         feed = self._feeds.get(name)
         return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
 
+    def limit(self, name: str, gpu_blocks: int | None) -> None:
+        """How many blocks the replica says its GPU pool has; one that has claimed too many is then read anew."""
+        feed = self._feeds.get(name)
+        if feed is None or feed.view.resolver.gpu_blocks == gpu_blocks:
+            return
+        claimed = feed.view.resolver.overclaim
+        feed.view.resolver.limit(gpu_blocks)
+        if claimed is not None:
+            self.resync(name, claimed)
+
+    def overclaims(self, name: str) -> bool | None:
+        """Whether the replica claims more than it can hold; None: that is not known now.
+
+        Removals that were lost on the way look the same: after a loss it is read anew before it is blamed.
+        """
+        feed = self._feeds.get(name)
+        if feed is None:
+            return None
+        claimed = feed.view.resolver.overclaim
+        if claimed is None:
+            return False if feed.view.inexact is None else None
+        now_s = time.monotonic()
+        if not feed.may_have_lost(now_s):
+            return True
+        if feed.view.busy:
+            return None
+        feed.reads_anew(now_s)
+        self.resync(name, claimed)
+        return False
+
     def resync(self, name: str, reason: str = RESYNC) -> None:
         """Asks for the replica's whole cache: a snapshot, or a replay from the first batch."""
         if name in self._feeds:
@@ -121,6 +156,7 @@ class ReplicaFeed:
             Stream(source.stream_config()),
             Resolver(source.model, native=native, intern=index.intern),
             skim=source.native,
+            sliced=True,
             on_change=self._changed,
             on_action=self._acted,
         )
@@ -130,6 +166,20 @@ class ReplicaFeed:
         self._sizes_are_old = False  # of before the last reset: better than none until something is stored
         self._last_event_s: float | None = None
         self._stored = self._removed = 0  # blocks, since ever
+        self._losses = 0  # of the stream, when it was read anew for them
+        self._read_anew_s = -math.inf
+
+    def _losses_of_stream(self) -> int:
+        """The connections count, too: without a replay nobody knows what came between two of them."""
+        stats = self.view.stream.stats
+        return 0 if self.source.native else stats.lost_batches + stats.reconnects
+
+    def may_have_lost(self, now_s: float) -> bool:
+        """Whether removals may have been lost since it was read anew, and it may be read anew once more."""
+        return self._losses_of_stream() > self._losses and now_s >= self._read_anew_s + READ_ANEW_PAUSE_S
+
+    def reads_anew(self, now_s: float) -> None:
+        self._losses, self._read_anew_s = self._losses_of_stream(), now_s
 
     def leave(self) -> None:
         self.left = True
@@ -140,7 +190,7 @@ class ReplicaFeed:
         return FeedState(
             exact=reason is None,
             reason=reason,
-            partial=reason is not None and stream.settled,
+            partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
             block_sizes=frozenset(self._block_sizes),
             last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
@@ -154,6 +204,7 @@ class ReplicaFeed:
             reconnects=stream.stats.reconnects,
             restarts=stream.stats.restarts,
             digest_mismatches=stream.stats.digest_mismatches,
+            overclaim=self.view.resolver.overclaim,
         )
 
     def traffic(self) -> Traffic:
@@ -173,12 +224,13 @@ class ReplicaFeed:
             self._removed += len(change.keys)
 
     def _sized(self, size: int) -> None:
-        if size < 1:  # a tier that names blocks by hash alone does not say
+        if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
             return
         if self._sizes_are_old:
             self._block_sizes.clear()
             self._sizes_are_old = False
-        self._block_sizes.add(size)
+        if len(self._block_sizes) < MOST_SIZES:
+            self._block_sizes.add(size)
 
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):

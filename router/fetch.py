@@ -53,6 +53,7 @@ async def fetch(
         async with asyncio.timeout(timeout_s):
             return await collected.done
     except TimeoutError:
-        raise Broken(f"it did not answer {path} within {timeout_s:g} s") from None
+        upstream.drop_idle()  # the others may be as dead: the next question opens a new one
+        raise Broken(f"it did not answer {path} within {timeout_s:g} s", silent=True) from None
     finally:
         sending.cancel()

@@ -1,11 +1,14 @@
 """A request that is none of ours to understand: it goes to a replica as it came, and the answer comes back so."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError, invalid
+from api.native import REQUEST_TYPE
 from router.admission import Admitted
 from router.attempt import Attempt, refusal_code
 from router.exchange import Exchange
@@ -13,15 +16,14 @@ from router.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.members import Member
 from router.policy import Question, choose
 from router.prompt import UNREADABLE, object_salted
+from router.reading.client import is_quick
+from router.reading.messages import Found, Salt
 from router.upstream import Broken
 
 if TYPE_CHECKING:
     from router.core import Router
 
 RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # done twice, nothing is different
-# Where engines take a body that is no JSON, and make nothing of what is cached.
-NO_GENERATION = frozenset({"/tokenize", "/detokenize", "/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score"})
-AUDIO = "/v1/audio/"
 RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 
 
@@ -32,15 +34,24 @@ class _Named(Struct):
 _decode_named = msgspec.json.Decoder(_Named).decode
 
 
+def _model_in(body: bytes) -> str | None:
+    try:
+        return _decode_named(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 class Forwarding:
     """Owns one exchange until its answer is complete."""
 
-    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted) -> None:
+    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted, *, generates: bool) -> None:
         self._router = router
+        self._generates = generates  # of what is cached, with the salt of the key
         self._exchange = exchange
         self._admitted = admitted
         self._attempt: Attempt | None = None
         self._body = b""
+        self._model: str | None = None  # that the body names
         self._tried: frozenset[str] = frozenset()
         self._begun_s = router.now_s()
         exchange.answerer = self
@@ -50,36 +61,68 @@ class Forwarding:
     def exchange(self) -> Exchange:
         return self._exchange
 
+    @property
+    def model_name(self) -> str | None:
+        return self._model
+
     def serve(self, exchange: Exchange) -> None:
-        body = bytes(exchange.body)
-        exchange.body.clear()
+        body = self._body = exchange.take_body()
         try:
+            self._refuse_native()
+            if not is_quick(body):
+                self._router.aside(exchange, exchange.refuse, partial(self._read_apart, body))
+                return
             self._body = self._salted(body)
+            self._model = _model_in(self._body)
             self._send(self._choose())
         except ApiError as error:
             exchange.refuse(error)
 
+    def _refuse_native(self) -> None:
+        """What only a router may say to a replica, such as a priority and the cache's salt, comes from no client."""
+        for name, value in self._exchange.scope["headers"]:
+            if name == b"content-type" and value.partition(b";")[0].strip().lower() == REQUEST_TYPE.encode():
+                raise ApiError(415, f"{REQUEST_TYPE} is what a router sends; send application/json", code="router_only")
+
+    async def _read_apart(self, body: bytes) -> None:
+        key = self._admitted.key
+
+        def want(found: Found) -> Salt | None:
+            self._model = found.fields.get("model")
+            if key is None or key.salt is None:
+                return None
+            if found.error is not None:
+                self._check_needs_no_salt(found.error)
+                return None
+            return Salt(key.salted(found.fields.get("cache_salt")))
+
+        made = await self._router.reading.read(body, want, whole=False)
+        self._exchange.aside = None
+        if made is not None and made.body is not None:
+            self._body = made.body
+        self._send(self._choose())
+
     def _salted(self, body: bytes) -> bytes:
         """With the salt of the key: nobody knows here what an engine generates on."""
-        key, scope = self._admitted.key, self._exchange.scope
+        key = self._admitted.key
         if key is None or key.salt is None or not body:
             return body
         try:
             return object_salted(body, key.salted)
         except UNREADABLE as error:
-            path = scope["path"]
-            if path in NO_GENERATION or path.startswith(AUDIO):
-                return body
+            self._check_needs_no_salt(str(error))
+            return body
+
+    def _check_needs_no_salt(self, error: str) -> None:
+        """ApiError 400 where an engine may generate, and the body is no JSON object that a salt could stand in."""
+        if self._generates:
+            path = self._exchange.scope["path"]
             why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"
-            raise invalid(f"{why} ({error}); send one, or use a key without a salt") from error
+            raise invalid(f"{why} ({error}); send one, or use a key without a salt")
 
     def _choose(self) -> Member:
         """The least loaded of those that serve the model, where the body names one."""
-        members = self._router.members
-        try:
-            name = _decode_named(self._body).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            name = None
+        members, name = self._router.members, self._model
         candidates = members.model(name).candidates if name is not None else [one.candidate for one in members]
         question = Question(tokens=1, matched={}, lower={}, tried=self._tried, exact=False)
         decision = choose("least-loaded", question, candidates, self._router.rng)
@@ -91,10 +134,11 @@ class Forwarding:
 
     def _send(self, member: Member) -> None:
         attempt = self._attempt = self._router.attempt(self, member)
-        request = request_to(member, self._exchange, self._admitted, TO_REPLICA, b"", self._body)
+        attempt.takes_frames = False
+        request, body = request_to(member, self._exchange, self._admitted, TO_REPLICA, b"", self._body)
         method = self._exchange.scope["method"]
         bodiless, resend = method == "HEAD", method in RESENT
-        attempt.sending = member.upstream.send(request, attempt, bodiless=bodiless, resend=resend)
+        attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
 
     # ---- what the attempt tells
 
@@ -118,14 +162,21 @@ class Forwarding:
         else:
             self._exchange.flush()
 
+    def holds(self, pending_bytes: int) -> bool:
+        """Frames are for generation requests alone."""
+        raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
+
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """What is full, or ends, has not begun with it."""
+        """One that is too busy, or ends, has not begun with it."""
         code = refusal_code(body) if attempt.status in (429, 503) else None
         if code in RESTING:
             self._router.rests(attempt)
-        if code in RESTING or code == "queue_full":
-            tried = self._tried | {attempt.member.name}
-            if self._router.others(None, tried):
+        elif attempt.status in (429, 503):
+            self._router.refused_at_once(attempt)
+        tried = self._tried | {attempt.member.name}
+        if attempt.status in (429, 503) and self._others(tried):
+            certain = code in RESTING or code == "queue_full"
+            if certain or self._router.retry_budget.take(self._router.now_s()):
                 attempt.cancel()
                 self._router.attempt_over(attempt)
                 self._again(tried)
@@ -133,9 +184,13 @@ class Forwarding:
         self._start(attempt)
         self.take(attempt, body, complete)
 
+    def _others(self, tried: frozenset[str]) -> bool:
+        model = None if self._model is None else self._router.members.model(self._model)
+        return self._router.others(model, tried)
+
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """Sent again only where it cannot have arrived: nobody knows here what it would do twice."""
-        self._router.attempt_over(attempt, str(broken), refused=broken.refused)
+        self._router.attempt_over(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
         self._attempt = None
         if self._exchange.response_started:
             self._exchange.cut()
@@ -144,6 +199,10 @@ class Forwarding:
         else:
             message = f"{attempt.member.name} was lost before it answered: {broken}"
             self._exchange.refuse(ApiError(502, message, "server_error", code="replica_lost"))
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
+        """Its client is told, and may ask somebody else; nobody asks the same one again for it."""
+        return any(one is not attempt.member and (self._model is None or self._model in one.models) for one in members)
 
     def _again(self, tried: frozenset[str]) -> None:
         self._attempt, self._tried = None, tried

@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 
 from api.http.connection import Limits
+from api.http.routes import Table
 from api.http.server import connection_limits, http_server
 from router.access_log import AccessLog
 from router.admission import Admission, WatchedKeys
@@ -24,6 +25,7 @@ from router.feeds import Feeds
 from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
+from router.http.routes import FORWARDED, ROUTES, named
 from router.index import PrefixIndex
 from router.members import Members
 from router.request_log import RequestLog
@@ -42,7 +44,9 @@ class Front:
     def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
         self.config = config
         self.listener = listener
-        tokenizers = Tokenizers(config.model_dirs, config.chat_templates, config.message_cache_bytes)
+        tokenizers = Tokenizers(
+            config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
+        )
         index = PrefixIndex()
         self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
@@ -59,9 +63,11 @@ class Front:
 
             self.router.tracing = Tracing(config.otlp_endpoint)
         self.dashboard = Dashboard(self.router)
-        app = build_app(self.router, self.upkeep, self.dashboard)
+        more = named(config.client_paths)
+        table = Table((*ROUTES, *more))
+        app = build_app(self.router, self.upkeep, table, self.dashboard)
         limits: Limits = connection_limits(config.max_connections)
-        protocol = front_protocol(limits, Openings(self.router).find)
+        protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
         tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
         self._server = http_server(app, limits, protocol, **tls)
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,6 +125,7 @@ class Front:
         await asyncio.gather(*others, return_exceptions=True)
         await self.upkeep.close()
         self.router.feeds.close()
+        await self.router.reading.close()
         self.router.close()
         if self.router.tracing is not None:
             self.router.tracing.close()

@@ -14,6 +14,7 @@ from msgspec import Struct
 from router.cost import Candidate
 
 SLOWEST = 10.0  # how many times dearer a replica is when it comes back
+MOST_REFUSALS = 8.0  # each of them makes it twice as dear; one is forgotten every second, and with every answer
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
 
 Breaker: TypeAlias = Literal["closed", "open", "half-open"]
@@ -27,7 +28,7 @@ class HealthConfig(Struct, frozen=True):
     silence_s: float = 1.0  # without a status, of a replica that has sent one before
     slow_start_s: float = 10.0  # 0: off
     probe_interval_s: float = 5.0  # 0: no active checks; the next requests decide whether a breaker closes
-    eager_probe_interval_s: float = 0.5  # while it is not reached yet, or rests
+    eager_probe_interval_s: float = 0.5  # while it is not reached yet, rests, or is silent
 
 
 class Health:
@@ -47,7 +48,10 @@ class Health:
         self._last_fault = ""
         self._openings = 0  # in a row, without a steady time between them
         self._retry_at_s = 0.0
+        self._opened_by_silence = False
         self._closed_since_s: float | None = None  # while it comes back
+        self._refusals = 0.0  # at the time below
+        self._refusals_s = now_s
         self._heard_s: float | None = None
         self.silent_s = 0.0  # 0: not silent
         self._probe_at_s = now_s
@@ -65,25 +69,34 @@ class Health:
 
     def success(self, now_s: float) -> None:
         """It answered one of our requests: a first byte that is no fault of its own."""
+        if self._refusals:
+            self._refusals = max(0.0, self._refusals - 1)
         self._works(now_s)
 
-    def fault(self, reason: str, now_s: float, *, refused: bool = False) -> None:
+    def refusal(self, now_s: float) -> None:
+        """It refused one of our requests at once: however idle it looks, others are to be preferred."""
+        self._forget_refusals(now_s)
+        self._refusals = min(MOST_REFUSALS, self._refusals + 1)
+        self.tick(now_s)
+
+    def fault(self, reason: str, now_s: float, *, refused: bool = False, silent: bool = False) -> None:
         """A fault of the replica's own (connection lost, time-out, 5xx); never a 4xx, nor a 429 or 503 of a full one.
 
-        One that has never been reached is only starting: nothing opens, and eager probes go on.
+        One that has never been reached is only starting: nothing opens, and eager probes go on. `silent`: nothing was
+        heard from it at all, so it may be well again at any moment, and is asked again soon.
         """
         self._faults += 1
         self._last_fault = reason
         enough = refused or self._faults >= self.config.faults_to_open
         if self.reached and (self.breaker == "half-open" or (self.breaker == "closed" and enough)):
-            self._open(now_s)
+            self._open(now_s, silent)
         self.tick(now_s)
 
-    def probed(self, ok: bool, reason: str, now_s: float) -> None:
+    def probed(self, ok: bool, reason: str, now_s: float, *, silent: bool = False) -> None:
         """The result of an active health check."""
         self._probe_at_s = now_s + self._probe_interval_s()
         if not ok:
-            self.fault(f"health check: {reason}", now_s)
+            self.fault(f"health check: {reason}", now_s, silent=silent)
         elif self.breaker != "open":  # an open breaker waits: a replica may look well and yet fail every request
             self.resting = None
             self._works(now_s)
@@ -97,9 +110,17 @@ class Health:
     def heard(self, now_s: float) -> None:
         """A status came. After silence it is a sign of life: an open breaker need not wait any longer."""
         self._heard_s = now_s
-        if self.silent_s:
+        if self.silent_s and self.breaker != "closed" and self._opened_by_silence:
+            self._works(now_s)
+        elif self.silent_s:
             self._retry_at_s = now_s
+        if self.silent_s:
             self.tick(now_s)
+
+    def excuse(self, gap_s: float, now_s: float) -> None:
+        """The router itself stood still for so long: that was no silence of the replica's."""
+        if self._heard_s is not None:
+            self._heard_s = min(now_s, self._heard_s + gap_s)
 
     def drain(self) -> None:
         self.draining = True
@@ -114,6 +135,9 @@ class Health:
     def probe_due(self, now_s: float) -> bool:
         return bool(self.config.probe_interval_s) and self.breaker != "open" and now_s >= self._probe_at_s
 
+    def probe_soon(self, now_s: float) -> None:
+        self._probe_at_s = min(self._probe_at_s, now_s)
+
     def probing(self, now_s: float) -> None:
         """A probe has been sent; if no result comes, the next one is due after the interval."""
         self._probe_at_s = now_s + self._probe_interval_s()
@@ -126,48 +150,67 @@ class Health:
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
             self.silent_s = silent_s if silent_s > self.config.silence_s else 0.0
-        if self._closed_since_s is not None:
-            self._comes_back(now_s - self._closed_since_s)
+        self.candidate.slowness = self._slow_start(now_s)
+        if self._refusals:
+            self._forget_refusals(now_s)
+            self.candidate.slowness *= 2.0**self._refusals
         self._publish()
 
-    def _comes_back(self, closed_s: float) -> None:
-        slow_start_s = self.config.slow_start_s
-        slow = closed_s < slow_start_s
-        self.candidate.slowness = SLOWEST ** (1 - closed_s / slow_start_s) if slow else 1.0
-        if not slow and closed_s >= STEADY_S:
+    def _slow_start(self, now_s: float) -> float:
+        """How many times dearer it is because its breaker is open, or was a short while ago."""
+        if self.breaker != "closed":
+            return SLOWEST
+        if self._closed_since_s is None:
+            return 1.0
+        closed_s, slow_start_s = now_s - self._closed_since_s, self.config.slow_start_s
+        if closed_s < slow_start_s:
+            slowness: float = SLOWEST ** (1 - closed_s / slow_start_s)
+            return slowness
+        if closed_s >= STEADY_S:
             self._closed_since_s, self._openings = None, 0
+        return 1.0
+
+    def _forget_refusals(self, now_s: float) -> None:
+        self._refusals = max(0.0, self._refusals - (now_s - self._refusals_s))
+        self._refusals_s = now_s
 
     # ---- the breaker
 
-    def _open(self, now_s: float) -> None:
+    def _open(self, now_s: float, silent: bool) -> None:
         config = self.config
-        wait_s = min(config.most_backoff_s, config.backoff_s * 2**self._openings)
-        self._openings = min(self._openings + 1, 30)
+        wait_s = config.backoff_s
+        if not silent:
+            wait_s = min(config.most_backoff_s, config.backoff_s * 2**self._openings)
+            self._openings = min(self._openings + 1, 30)
+        self._opened_by_silence = silent
         self._retry_at_s = now_s + wait_s * self._rng.uniform(1 - config.jitter, 1)
         self.breaker = "open"
         self._closed_since_s = None
-        self.candidate.slowness = SLOWEST
 
     def _works(self, now_s: float) -> None:
         self._faults, self._last_fault = 0, ""
         changed = not self.reached or self.breaker != "closed"
         if self.breaker != "closed":
             self.breaker = "closed"
-            self._closed_since_s = now_s
+            # After silence nobody has started it anew: it need not come back slowly.
+            self._closed_since_s = now_s - self.config.slow_start_s if self._opened_by_silence else now_s
+            self._opened_by_silence = False
         self.reached = True
         if changed:
             self.tick(now_s)
 
     def _probe_interval_s(self) -> float:
-        config = self.config
-        return config.probe_interval_s if self.reached and self.resting is None else config.eager_probe_interval_s
+        eager = not self.reached or self.resting is not None or self.silent
+        return self.config.eager_probe_interval_s if eager else self.config.probe_interval_s
 
     # ---- what comes out
 
     def _publish(self) -> None:
         reason = self._reason()
         self.candidate.unavailable = reason
-        self.candidate.may_try_anyway = reason is not None and not self.draining and self.resting is None
+        # A request that went to a silent one would only wait there, and could not go elsewhere.
+        kept_away = self.draining or self.resting is not None or self.silent or self._opened_by_silence
+        self.candidate.may_try_anyway = reason is not None and self.reached and not kept_away
 
     def _reason(self) -> str | None:
         if self.draining:

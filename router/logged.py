@@ -39,6 +39,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     inexact: str | None = None  # why what was known of its cache may not have been all
     report: Report | None = None  # the last that had come
     lost_tokens: float = 0  # that it would have driven out of the cache, to be computed again
+    trust: float = 1  # what its claims of cached tokens were multiplied by
 
 
 class Decided(Struct, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
 from api.errors import ApiError, quoted, unknown_model
 from events.subscriber import Source
@@ -17,6 +19,8 @@ from router.tally import Memory, Tally
 from router.tokens import Tokens
 from router.upstream import Upstream
 
+MOST_REMEMBERED = 1000  # names of models, those that nobody serves any more included
+MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for a replica
 APPROXIMATE = 0  # the block size of a replica whose blocks are parts of a prompt's bytes
 
 
@@ -26,6 +30,7 @@ class Member:
     __slots__ = (
         "accuracy",
         "adapters",
+        "alive_s",
         "block_size",
         "candidate",
         "faults",
@@ -39,16 +44,22 @@ class Member:
         "name",
         "name_line",
         "native",
+        "overclaims",
         "quiet_since_s",
+        "recovered_s",
         "report",
         "resync_after_s",
         "resyncs",
+        "silent_since_s",
         "slot",
         "source",
         "spec",
         "spec_as_wanted",
+        "suspected_s",
+        "suspicion",
         "tallies",
         "trouble",
+        "trust",
         "upstream",
         "verified",
     )
@@ -73,10 +84,17 @@ class Member:
         self.accuracy = accuracy
         self.tallies: dict[str, Tally] = {}  # by model
         self.memory = Memory()
+        self.overclaims = False  # more blocks than it can hold, as far as is known
+        self.trust = 1.0  # what its claims of cached tokens are multiplied by
         self.resyncs = 0
         self.resync_after_s = 0.0
         self.faults = 0
         self.quiet_since_s = math.inf  # no byte of an answer has come since, though answers are awaited
+        self.alive_s = -math.inf  # when a byte of an answer came last, to health checks too
+        self.suspicion = ""  # why it seems to be frozen or cut off; empty: it does not
+        self.silent_since_s = 0.0  # while it is suspected, and after that: when it was heard last before
+        self.suspected_s = 0.0  # since when, or when last
+        self.recovered_s = math.inf  # when the last suspicion ended, until streams have had time to go on
         self.trouble = ""  # what its last health check said, if that was bad
         self.learned = False  # whether what follows is known of the process that is there now
         self.native = False
@@ -128,10 +146,15 @@ class ServedModel:
             self._ring = Ring(member.name for member in self.members)
         return self._ring
 
+    def leave(self) -> None:
+        """Nobody serves it any more."""
+        self.members = []
+        self.arrange()
+
     def arrange(self) -> None:
         self.candidates = [member.candidate for member in self.members]
         lengths = [one.max_model_len for one in self.candidates if one.max_model_len is not None]
-        self.max_model_len = max(lengths) if len(lengths) == len(self.candidates) else None
+        self.max_model_len = max(lengths) if lengths and len(lengths) == len(self.candidates) else None
         self.slots = {}
         for member in self.members:
             self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot
@@ -145,7 +168,8 @@ class Members:
     def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
-        self._once_served: set[str] = set()  # and now, too
+        self._once_served: dict[str, None] = {}  # and now, too
+        self._gone: dict[str, ServedModel] = {}  # the newest of those that nobody serves now
         self._tokens_of = tokens_of
 
     def __iter__(self) -> Iterator[Member]:
@@ -155,8 +179,8 @@ class Members:
         return len(self.by_name)
 
     def model(self, name: str) -> ServedModel:
-        """ApiError: nobody serves it. What was served once, or may yet turn out to be, is worth another try."""
-        served = self.models.get(name)
+        """ApiError: nobody serves it. One that was served once has no candidates now: its requests wait for some."""
+        served = self.models.get(name) or self._gone.get(name)
         if served is not None:
             return served
         if name in self._once_served:
@@ -175,8 +199,20 @@ class Members:
                 models[name].members.append(member)
         for served in models.values():
             served.arrange()
+        for name in self.models.keys() - models.keys():
+            self._gone[name] = self.models[name]
+            self._gone[name].leave()
+        for name in models:
+            self._gone.pop(name, None)
+        _keep_newest(self._gone, MOST_GONE)  # each has a tokenizer
         self.models = models
-        self._once_served.update(models)
+        self._once_served.update(dict.fromkeys(models))
+        _keep_newest(self._once_served, MOST_REMEMBERED)
+
+
+def _keep_newest(by_name: dict[str, Any], most: int) -> None:
+    for name in list(islice(by_name, max(0, len(by_name) - most))):
+        del by_name[name]
 
 
 def no_replica(why: str) -> ApiError:

@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from router.core import Router
 from router.feeds import FeedState
-from router.members import Member
+from router.members import Member, Members
 from router.status import is_salted
 from router.tally import Histogram, Tally
 
@@ -79,6 +79,7 @@ MEMBER_GAUGES = (
         lambda m: m.candidate.prefill_tokens_per_s,
     ),
     OfMember("replica_salted", "1 if its engine is known to keep caches of different salts apart.", is_salted),
+    OfMember("replica_trust", "What its claims of cached tokens count for; 1 while they are true.", lambda m: m.trust),
     OfMember(
         "index_accuracy",
         "Fraction of its last 1,000 answers whose cached blocks were predicted to the block.",
@@ -121,6 +122,11 @@ ROUTER_GAUGES = (
     OfRouter("open_requests", "Requests that are not answered completely.", lambda r: r.open_requests),
     OfRouter("queue_length", "Requests that wait because every replica is at its limit.", lambda r: len(r.waiting)),
     OfRouter("index_bytes", "Memory that the index takes, estimated.", lambda r: r.index.bytes_used()),
+    OfRouter(
+        "message_cache_bytes",
+        "Memory for the token ids of messages seen before, of at most --message-cache-mb for each model.",
+        lambda r: message_cache_bytes(r.members),
+    ),
     OfRouter("draining", "1 if the router is about to end.", lambda r: r.leaving),
 )
 ROUTER_COUNTERS = (
@@ -217,6 +223,12 @@ def _of_tallies(tallies: list[tuple[str, Tally]]) -> Iterator[str]:
     yield from (_histogram(FIRST_TOKEN.name, labels, tally.first_token_s) for labels, tally in tallies)
     yield _head(WHOLE, "histogram")
     yield from (_histogram(WHOLE.name, labels, tally.request_s) for labels, tally in tallies)
+
+
+def message_cache_bytes(members: Members) -> int:
+    """Adapters share the cache of their base."""
+    caches = {served.tokens.cache for served in members.models.values()}
+    return sum(cache.used_bytes for cache in caches if cache is not None)
 
 
 # ---- the format (Prometheus' text format, 0.0.4)

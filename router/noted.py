@@ -86,4 +86,5 @@ def _weighed(
         inexact,
         member.report,
         lost_tokens or 0.0,
+        member.trust,
     )

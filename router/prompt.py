@@ -69,10 +69,10 @@ def read_peek(body: bytes) -> Peek:
 def _read_loosely(body: bytes) -> Peek:
     loose: Any = read(body, _Loose)
     given = ((name, type, getattr(loose, name)) for name, type in _FIELDS)
-    return Peek(loose.model, **{name: _lenient(value, type) for name, type, value in given if value is not None})
+    return Peek(loose.model, **{name: lenient(value, type) for name, type, value in given if value is not None})
 
 
-def _lenient(value: Any, type: Any) -> Any:
+def lenient(value: Any, type: Any) -> Any:
     """ "true", 1 and "8" count, as in engines that use pydantic."""
     if type is Raw:
         return Raw(msgspec.json.encode(value))
@@ -105,7 +105,7 @@ def object_salted(body: bytes, salted: Callable[[str | None], str | None]) -> by
     """Any JSON object, with the salt that its own one, or None, comes to; UNREADABLE for all else."""
     fields = _decode_fields(body)
     given = fields.get("cache_salt")
-    salt = salted(None if given is None else _lenient(msgspec.json.decode(given), str))
+    salt = salted(None if given is None else lenient(msgspec.json.decode(given), str))
     fields["cache_salt"] = Raw(msgspec.json.encode(salt))
     return msgspec.json.encode(fields)
 
@@ -124,6 +124,8 @@ class Prompt(Struct):
     peek: Peek
     _keys: dict[int, list[int]] = {}
     _text: bytes | None = None
+    _text_bytes: int | None = None  # where the text itself was in another process
+    read_apart: bool = False  # in a process of its own, since its body takes long to read
 
     def keys(self, block_size: int) -> list[int]:
         """Of the full blocks of so many tokens; of blocks of text where the size is APPROXIMATE."""
@@ -146,10 +148,14 @@ class Prompt(Struct):
         return self._text
 
     @property
+    def text_bytes(self) -> int:
+        return len(self.text) if self._text_bytes is None else self._text_bytes
+
+    @property
     def approximate_block_tokens(self) -> float:
         if not self.exact:
             return APPROXIMATE_BLOCK_BYTES / BYTES_PER_TOKEN
-        return self.tokens * APPROXIMATE_BLOCK_BYTES / max(len(self.text), 1)
+        return self.tokens * APPROXIMATE_BLOCK_BYTES / max(self.text_bytes, 1)
 
 
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:

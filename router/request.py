@@ -21,6 +21,7 @@ class Request(Owner, Protocol):
     prompt: Prompt
     model: ServedModel | None
     tried: frozenset[str]  # replicas that have failed it
+    unfit: frozenset[str]  # of these, those that are not asked again
     is_over: bool
     why: str  # it ended without an answer
     # The choice, and what it promised:
@@ -28,6 +29,7 @@ class Request(Owner, Protocol):
     chosen: Member | None
     block_size: int
     predicted_blocks: int | None
+    claimed_blocks: int
     sure: bool
     reported_tokens: int | None
     retries: int
@@ -38,6 +40,9 @@ class Request(Owner, Protocol):
     first_byte_s: float  # 0: none has come
     queued_s: float  # when it began to wait for room; 0: it does not
     since_s: float  # when it did so first
+    waits_until_s: float  # 0: it has not waited since a replica answered
+    again_s: float  # not to be tried before
+    fruitless: int  # tries, since a replica answered
     waited_s: float
     noted: Noted | None  # for the request log
     trace: Any  # router.tracing.Trace, whose package is an extra; None: it is not traced
@@ -50,6 +55,8 @@ class Request(Owner, Protocol):
     @property
     def session(self) -> str | None: ...
     def prompted(self, prompt: Prompt) -> None: ...
+    def found(self, peek: Peek) -> ServedModel: ...
+    def made(self, body: bytes | None, prompt: Prompt) -> None: ...
     def place(self) -> None: ...
     def predict(self, member: Member, matches: Mapping[int, Matches]) -> None: ...
     def refuse(self, error: ApiError) -> None: ...

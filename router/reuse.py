@@ -10,7 +10,7 @@ from math import log2
 
 BINS = 64  # thirds of an octave from SHORTEST_S on: gaps of up to six hours
 SHORTEST_S = 0.01
-MOST_PAGES = 2**17  # whose last use is known, whether or not anybody has them cached; some 15 MB
+MOST_PAGES = 2**17  # whose last use is known, whether or not anybody has them cached; some 25 MB
 FADES_EVERY = 50_000  # pages
 KEPT = 0.7
 RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew

@@ -3,8 +3,10 @@
 Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128_hexdigest
 
 from api.errors import ApiError
 from api.native import FRAMES_TYPE, REQUEST_TYPE
@@ -14,13 +16,14 @@ from router.accounting import CACHED, cached_tokens_in
 from router.admission import Admitted
 from router.answer import Answer
 from router.attempt import Attempt, refusal_code
+from router.cost import takes
 from router.exchange import Exchange
 from router.headers import (
     FROM_FRAMES,
     TO_CLIENT,
+    TO_FOREIGN,
     TO_NATIVE,
     TO_READ,
-    TO_REPLICA,
     TRACED,
     lines,
     request_to,
@@ -31,15 +34,22 @@ from router.members import APPROXIMATE, Member, ServedModel, no_replica
 from router.noted import Noted
 from router.policy import Decision
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
+from router.reading.client import is_quick
 from router.upstream import Broken
 
 if TYPE_CHECKING:
     from router.core import Router
 
 SESSION_HEADER = b"x-session-id"
+MAX_SESSION = 256  # characters; decisions keep it
 MAX_LOST = 3  # replicas that one request may take down with it before it is given up
-GATEWAY_FAULTS = frozenset({502, 503, 504})
+MOST_MOVES = 3  # then it waits for the one that is silent: on a machine that stands still, all seem to be
+REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
+RESTING = ("draining", "loading")  # codes of replicas that take nothing new
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # of a whole answer, so that another replica may give it anew
+JSON_TYPE = b"application/json"
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
+FOREIGN_TYPE = b"content-type: application/json\r\n"
 
 
 class Routing:
@@ -48,19 +58,26 @@ class Routing:
         "_attempt",
         "_body",
         "_client_is_full",
+        "_held_bytes",
         "_last",
         "_lost",
+        "_moves",
         "_reads_events",
         "_router",
+        "_tokens",
+        "_whole",
         "admitted",
+        "again_s",
         "arrived_s",
         "block_size",
         "came_s",
         "chat",
         "chosen",
+        "claimed_blocks",
         "decision",
         "exchange",
         "first_byte_s",
+        "fruitless",
         "is_over",
         "model",
         "noted",
@@ -75,7 +92,9 @@ class Routing:
         "sure",
         "trace",
         "tried",
+        "unfit",
         "waited_s",
+        "waits_until_s",
         "why",
     )
 
@@ -88,6 +107,9 @@ class Routing:
         self.waited_s = 0.0
         self.queued_s = 0.0  # when it began to wait for room; 0: it does not
         self.since_s = 0.0  # when it did so first
+        self.waits_until_s = 0.0  # 0: it has not waited since a replica answered
+        self.again_s = 0.0  # not to be tried before
+        self.fruitless = 0  # tries, since a replica answered
         self.peek: Peek
         self.prompt: Prompt
         self.model: ServedModel | None = None
@@ -95,6 +117,7 @@ class Routing:
         self.chosen: Member | None = None
         self.block_size = APPROXIMATE  # in which the prediction counts
         self.predicted_blocks: int | None = None  # None: only guessed
+        self.claimed_blocks = 0  # of the prediction, what the replica's events claim
         self.sure = False  # whether the prediction rests on events alone, and nothing of ours can have changed it
         self.reported_tokens: int | None = None
         self.retries = 0
@@ -109,10 +132,14 @@ class Routing:
         self._attempt: Attempt | None = None
         self._answer: Answer
         self.tried: frozenset[str] = frozenset()
+        self.unfit: frozenset[str] = frozenset()  # of these, those that cannot go on with it, or took too long
         self._lost = 0
+        self._moves = 0  # away from replicas that fell silent
         self._client_is_full = False
         self._reads_events = False  # the client, so that its answer can end in words
         self._last = b""  # the end of what it was sent of them
+        self._whole: bytearray | None = None  # the parts of a whole answer, kept until they can be counted
+        self._held_bytes = 0  # of the router's budget: these, and what has come of a frame
         exchange.answerer = self
         exchange.on_end = self._over
 
@@ -120,73 +147,111 @@ class Routing:
 
     def serve(self, exchange: Exchange) -> None:
         """The whole body is there."""
-        self._body = bytes(exchange.body)
+        self._body = exchange.take_body()
         self.came_s = self._router.now_s()
-        exchange.body.clear()
         if self.noted is not None and self._router.config.log_prompts:
-            self.noted.body = self._body
+            self.noted.body = bytes(self._body)
+        self._router.retry_budget.requests += 1
         try:
-            self.peek = read_peek(self._body)
-            self.model = self._router.members.model(self.peek.model)
-            self._router.make_prompt(self, self.model, self._body, self.admitted.cache_salt(self.peek.cache_salt))
+            self._make_prompt()
         except ApiError as error:
             self.refuse(error)
+
+    def _make_prompt(self) -> None:
+        if not is_quick(self._body):
+            self._router.read_apart(self, self._body)
+            return
+        self.peek = read_peek(self._body)
+        self.model = self._router.members.model(self.peek.model)
+        self._router.make_prompt(self, self.model, self._body, self.admitted.cache_salt(self.peek.cache_salt))
+
+    def found(self, peek: Peek) -> ServedModel:
+        """The fields of a large body, whose prompt is yet to be made; ApiError: nobody serves its model."""
+        self.peek, self.model = peek, self._router.members.model(peek.model)
+        return self.model
+
+    def made(self, body: bytes | None, prompt: Prompt) -> None:
+        """The prompt of a large body, and the body itself where it had to be changed."""
+        self._body = self._body if body is None else body
+        self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
+        self.prompted(prompt)
 
     def prompted(self, prompt: Prompt) -> None:
         """The prompt's tokens are known."""
         assert self.model is not None, "it was asked to make the prompt"
-        self.prompt = prompt
+        self.prompt, self._tokens = prompt, self.model.tokens
         self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self._router.config.resume)
         self.place()
 
     def place(self) -> None:
         """Choose a replica, or wait until one has room."""
-        if self.is_over:
-            return
         try:
-            self.model = self._router.members.model(self.peek.model)  # there may be other replicas by now
-            member = self._router.decide(self, self.model, self.tried)
-            if member is not None:  # or it waits, and the router calls again
-                self._send(member)
+            while not self.is_over:
+                self.model = self._router.members.model(self.peek.model)  # there may be other replicas by now
+                if (self.since_s or self.retries) and self._is_outdated(self.model):
+                    if self.exchange.response_started:
+                        raise no_replica("the model has another tokenizer by now")
+                    self._make_prompt()
+                    return
+                member = self._router.decide(self, self.model, self.tried)
+                if member is None:  # it waits, and the router calls again
+                    if self.decision is not None and self.decision.nobody != "full":
+                        self.tried = self.unfit  # whoever is back by then may be asked again
+                    return
+                if self._send(member):
+                    return
+                self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
         except ApiError as error:
             self.give_up(error)
         except UNREADABLE as error:
             self.give_up(unreadable(error))
 
+    def _is_outdated(self, model: ServedModel) -> bool:
+        """Whether the prompt's tokens may not be those of the replicas that are there now."""
+        made_otherwise = model.tokens is not self._tokens or model.lora != self.prompt.lora
+        return made_otherwise or (self.prompt.exact and model.tokens.why_not is not None)
+
     def predict(self, member: Member, matches: Mapping[int, Matches]) -> None:
         """How many blocks the chosen replica will find in its cache."""
         self.chosen = member
         size = self.block_size = member.block_size if self.prompt.exact else APPROXIMATE
+        self.claimed_blocks = 0
         if size == APPROXIMATE:
             self.predicted_blocks = None
             return
         found = matches[size]
-        blocks = found.lower.get(member.slot, 0)
+        slot = member.slot
+        blocks, sure = found.lower.get(slot, 0), found.sure.get(slot, 0)
         # With others beside it, what they store and evict meanwhile is no fault of the index.
-        self.sure = blocks == found.sure.get(member.slot, 0) and not member.candidate.in_flight
-        self.predicted_blocks = min(blocks, (self.prompt.tokens - 1) // size)  # the last token is always computed
+        self.sure = blocks == sure and not member.candidate.in_flight
+        most = (self.prompt.tokens - 1) // size  # the last token is always computed
+        self.predicted_blocks = min(blocks, most)
+        # What is only on its way there nobody has claimed; beyond it, only lower media can be.
+        self.claimed_blocks = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
 
-    def _send(self, member: Member) -> None:
+    def _send(self, member: Member) -> bool:
+        """False: it cannot go on with what the client has begun to read."""
         answer, exchange = self._answer, self.exchange
         if not exchange.response_started:
             answer.begin(member)
         elif not answer.can_go_on(member, exchange.sent_bytes > 0):
-            self.tried = self.tried | {member.name}
-            self.place()
-            return
+            return False
         # Before anything is counted: the client's body may not be fit for it.
         if member.native:
-            body, dropped, types, path = answer.enveloped(self.priority_s), TO_NATIVE, NATIVE_TYPES, None
+            body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
+            envelope = answer.envelope(self.priority_s)
         else:
             body, path = answer.foreign_body(member)
-            dropped, types = TO_REPLICA if answer.continuation is None else TO_READ, b""
+            dropped, types = TO_FOREIGN if answer.continuation is None else TO_READ, FOREIGN_TYPE
+            envelope = b""
         attempt = self._attempt = self._router.generation(self, member)
         if self.trace is not None:
             dropped, types = TRACED[dropped], types + self.trace.line(attempt)
-        request = request_to(member, exchange, self.admitted, dropped, types, body, path)
-        attempt.sending = member.upstream.send(request, attempt)
+        request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
+        attempt.sending = member.upstream.send(request, attempt, body=body)
         if self._client_is_full:
             attempt.sending.pause()
+        return True
 
     @property
     def priority_s(self) -> float:
@@ -195,22 +260,32 @@ class Routing:
         return self.decision.later_s - (self._router.now_s() - self.came_s)
 
     @property
+    def model_name(self) -> str | None:
+        return self.peek.model
+
+    @property
     def session(self) -> str | None:
-        """What keeps requests together, where the policy wants that."""
+        """What keeps requests together, where the policy wants that; a digest of it where it is long."""
         header = value_of(self.exchange.scope["headers"], SESSION_HEADER)
-        return self.peek.prompt_cache_key if header is None else header.decode("latin-1")
+        given = self.peek.prompt_cache_key if header is None else header.decode("latin-1")
+        if given is None or len(given) <= MAX_SESSION:
+            return given
+        return xxh3_128_hexdigest(given.encode("utf-8", "replace"))
 
     # ---- from the replica to the client
 
     def begun(self, attempt: Attempt) -> None:
         exchange = self.exchange
+        self.waits_until_s, self.fruitless = 0.0, 0
         self._router.answered(attempt)
         if attempt.cached_tokens is not None and not self.resumes:
             self.reported_tokens = attempt.cached_tokens
         if exchange.response_started or exchange.disconnected:
             return  # it goes on with what another one began
         if attempt.framed:
-            self._begun_by_ours(attempt)
+            if self.peek.stream:  # a whole answer comes at the end, in one piece
+                self._start_framed(attempt, SSE_TYPE.encode())
+                self._reads_events = True
             return
         streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE.encode())
         if not streams:
@@ -219,14 +294,15 @@ class Routing:
                 return  # until it is complete, another replica can give it
         length = None if self._answer.continuation is not None else value_of(attempt.headers, b"content-length")
         self._reads_events = streams and length is None
-        known = int(length) if length is not None and length.isdigit() else None
-        exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
+        self._start(attempt, length)
 
-    def _begun_by_ours(self, attempt: Attempt) -> None:
-        if self.peek.stream:  # a whole answer comes at the end, in one piece
-            content_type = value_of(attempt.headers, b"x-warmroute-content-type") or SSE_TYPE.encode()
-            self.exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
-            self._reads_events = True
+    def _start(self, attempt: Attempt, length: bytes | None) -> None:
+        known = int(length) if length is not None and length.isdigit() else None
+        self.exchange.start(attempt.status, self._head(attempt, None, TO_CLIENT), length=known)
+
+    def _start_framed(self, attempt: Attempt, usual_type: bytes) -> None:
+        content_type = value_of(attempt.headers, b"x-warmroute-content-type") or usual_type
+        self.exchange.start(attempt.status, self._head(attempt, content_type, FROM_FRAMES))
 
     def _head(self, attempt: Attempt, content_type: bytes | None, dropped: frozenset[bytes]) -> bytes:
         head = lines(attempt.headers, dropped) + attempt.member.name_line
@@ -254,7 +330,41 @@ class Routing:
             else:
                 exchange.flush()
         else:
-            exchange.body += body  # the parts of a whole answer, kept until they can be counted
+            self._keep(attempt, body)
+
+    def _keep(self, attempt: Attempt, body: bytes) -> None:
+        """Keep a part of a whole answer, which another replica may give anew; one that grows too long goes on now."""
+        if self._whole is None:
+            self._whole = bytearray()
+        if len(self._whole) + len(body) <= MAX_KEPT_BYTES and self._hold(self._held_bytes + len(body)):
+            self._whole += body
+            return
+        kept = self._taken_whole()
+        if attempt.framed:
+            self._start_framed(attempt, JSON_TYPE)
+        else:
+            self._start(attempt, value_of(attempt.headers, b"content-length"))
+        self.exchange.send(kept)
+        self.exchange.send(body)
+
+    def _taken_whole(self) -> bytes:
+        """What is kept of a whole answer, and no longer from now on."""
+        whole, self._whole = bytes(self._whole or b""), None
+        self._hold(0)
+        return whole
+
+    def holds(self, pending_bytes: int) -> bool:
+        return self._hold(pending_bytes + len(self._whole or b""))
+
+    def _hold(self, wanted_bytes: int) -> bool:
+        """Have so much of the router's budget; False: it has no room for more."""
+        more = wanted_bytes - self._held_bytes
+        if more > 0 and not self._router.held.take(more):
+            return False
+        if more < 0:
+            self._router.held.give_back(-more)
+        self._held_bytes = wanted_bytes
+        return True
 
     def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
         """The replica has said itself that it cannot go on."""
@@ -271,11 +381,11 @@ class Routing:
             exchange.finish(body)
             return
         if attempt.framed:
-            content_type = value_of(attempt.headers, b"x-warmroute-content-type") or b"application/json"
+            content_type = value_of(attempt.headers, b"x-warmroute-content-type") or JSON_TYPE
             head = self._head(attempt, content_type, FROM_FRAMES)
         else:
             head = self._head(attempt, None, TO_CLIENT)
-        exchange.answer(attempt.status, head, bytes(exchange.body) + body)
+        exchange.answer(attempt.status, head, body if self._whole is None else self._taken_whole() + body)
 
     # ---- what goes wrong
 
@@ -283,6 +393,8 @@ class Routing:
         """Status 400 or more: the client's fault, or one that another replica may not have."""
         code = refusal_code(body) if attempt.status in (429, 503) else None
         reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
+        if attempt.status in REFUSALS and code not in RESTING:
+            self._router.refused_at_once(attempt)
         if self._may_go_on(attempt, code):
             attempt.cancel()
             self._end_attempt(attempt, reason, code)
@@ -299,19 +411,24 @@ class Routing:
 
     def _end_attempt(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
         """One that was refused: full and draining are no faults, nor is what the client did wrong."""
-        if code in ("draining", "loading"):
+        if code in RESTING:
             self._router.rests(attempt)
-        fault = attempt.status >= 500 and code not in ("draining", "loading")
+        fault = attempt.status >= 500 and code not in RESTING
         self._router.attempt_over(attempt, reason if fault else None)
         self._attempt = None
 
     def _may_go_on(self, attempt: Attempt, code: str | int | None) -> bool:
-        others = self._router.others(self.model, self.tried | {attempt.member.name})
+        if attempt.status not in REFUSALS or self._lost >= MAX_LOST:
+            return False
+        tokens = self.prompt.tokens if self.prompt.exact else 0
+        others = self._router.others(self.model, self.tried | {attempt.member.name}, tokens)
         if not others or (self.exchange.response_started and attempt.status < 500 and code is None):
             return False
-        if attempt.status == 429:
-            return code == "queue_full"
-        return attempt.status in GATEWAY_FAULTS and self._lost < MAX_LOST
+        # One that rests or is full has not begun with it; any other refusal may be this request's own doing.
+        if code in RESTING or code == "queue_full":
+            return True
+        self._lost += attempt.status >= 500
+        return self._router.retry_budget.take(self._router.now_s())
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
         """A long refusal is streamed like an answer."""
@@ -329,16 +446,23 @@ class Routing:
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """The replica is lost to this request: the next one, from the start or from where this one was cut."""
         exchange = self.exchange
-        self._router.attempt_over(attempt, str(broken), refused=broken.refused)
+        self._router.attempt_over(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
         self._answer.keep(attempt)
         self._attempt = None
-        if not broken.refused:
+        moved = broken.silent and not broken.refused
+        if moved:
+            self._moves += 1
+        elif not broken.refused:
             self._lost += 1
+        if broken.late:
+            self.unfit = self.unfit | {attempt.member.name}
         if self._reads_events and self._last == DONE:
             exchange.finish()
             return
-        exchange.body.clear()  # parts of a whole answer, which will be given anew
+        self._taken_whole()  # it will be given anew
         why_not = self._answer.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
+        if why_not is None and exchange.response_started and not self._reads_events:
+            why_not = "the client has a part of a whole answer already"
         if why_not is not None:
             self._break_off(f"{attempt.member.name}: {broken}; {why_not}")
         elif self._ends_here(attempt.member):
@@ -349,7 +473,30 @@ class Routing:
         else:
             if attempt.framed or exchange.response_started:
                 self.resumes += 1
-            self._again(attempt.member)
+            if moved and not attempt.member.suspicion:
+                self.retries += 1
+                self.place()  # it is heard again, by other connections
+            else:
+                self._again(attempt.member)
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
+        """Whether it could go on at one of these replicas, so that it need not wait for its own."""
+        if self._moves >= MOST_MOVES or self.model is None:
+            return False
+        tokens = self.prompt.tokens if self.prompt.exact else 0
+        started, own = self.exchange.response_started, attempt.member
+        longest = own.candidate.max_model_len
+        for member in members:
+            one = member.candidate
+            if member is own:
+                able = one.unavailable is None
+            else:
+                able = takes(one, self.tried, tokens) and self.peek.model in member.models
+                # What was generated is part of the prompt there.
+                able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
+            if able and (not started or (self._reads_events and self._answer.may_move(attempt, member))):
+                return True
+        return False
 
     def _ends_here(self, member: Member) -> bool:
         """Whether the rest of the stream could be said without a replica."""
@@ -406,8 +553,11 @@ class Routing:
 
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         self.is_over = True
+        if self._held_bytes:
+            self._taken_whole()
         if self._attempt is not None:  # it ended before its attempt did
             self._attempt.cancel()
             self._router.attempt_over(self._attempt)
             self._attempt = None
+        self._body = b""
         self._router.over(self)

@@ -11,13 +11,18 @@ from contextlib import suppress
 
 import uvloop
 
+from api.allocator import map_large_blocks
 from api.http.server import Signals, listen
 from router.config import RouterConfig
 from router.front import Front
 
+SWITCH_S = 0.001  # how long a thread that reads a long body may keep all clients waiting
+
 
 def serve(config: RouterConfig) -> int:
     """Runs until told to end; returns the exit status."""
+    map_large_blocks()
+    sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells of its life is said here
     logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from api.errors import ApiError
+from api.http.path import parse_path, raw_path
 from api.settings import ABOVE_0, AT_LEAST_0, COUNT, FILE, LARGEST, TEXT, FiniteRange, Setting, Table, Text
 from router.config import MEGABYTE, Policy, RouterConfig
 
@@ -39,6 +41,20 @@ class Origin(Url):
         if urlsplit(origin).path:
             self.fail(f"{origin!r} has a path; write https://HOST, as browsers send it, or *.", param, ctx)
         return origin
+
+
+class ClientPath(click.ParamType[str]):
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = str(value)
+        try:
+            usual = raw_path(parse_path(path.encode())).decode() == path
+        except ApiError:
+            usual = False
+        if not (usual and path.startswith("/v1/")):
+            self.fail(f"{path!r} is no path below /v1/; write it as in /v1/videos.", param, ctx)
+        return path
 
 
 class Secret(click.ParamType[str]):
@@ -144,6 +160,13 @@ SETTINGS: dict[str, list[Setting]] = {
             "[default of MODEL: that of the only --model-dir]",
             multiple=True,
         ),
+        Setting(
+            "special_tokens_in_text",
+            "special_tokens_in_text",
+            click.Choice(["parse", "refuse"]),
+            "parse|refuse",
+            "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
+        ),
     ],
     "HTTP": [
         Setting("host", "host", TEXT, "HOST", "The address to listen on."),
@@ -151,6 +174,14 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting("tls_cert", "tls_cert", FILE, "FILE", "Speak TLS, with this certificate and those that it needs."),
         Setting("tls_key", "tls_key", FILE, "FILE", "The certificate's private key."),
         Setting("max_body_bytes", "max_body_bytes", COUNT, "BYTES", "The largest request body."),
+        Setting(
+            "max_bodies_bytes",
+            "max_bodies_bytes",
+            click.IntRange(1, 2**40),
+            "BYTES",
+            "The memory that all request bodies in progress may take together; beyond it requests are refused with "
+            "status 429. A quarter is kept for bodies of at most 1 MiB.",
+        ),
         Setting("max_connections", "max_connections", COUNT, "N", "Clients that may be connected at once."),
         Setting(
             "cors_origin",
@@ -209,6 +240,15 @@ SETTINGS: dict[str, list[Setting]] = {
             "Demand this key of who changes replicas, or asks what was decided and why. Better given as "
             "WARMROUTE_ADMIN_KEY.  [default: only clients on this machine may]",
             secret=True,
+        ),
+        Setting(
+            "client_path",
+            "client_paths",
+            ClientPath(),
+            "PATH",
+            "Let clients ask replicas for this path below /v1 as well, which is for administrators otherwise. May be "
+            "repeated.",
+            multiple=True,
         ),
     ],
     "Choosing": [

@@ -77,8 +77,11 @@ def _sharing(routed: Sequence[Routed], limit: int) -> tuple[dict[Run, Kind], lis
         tree.add(one.keys, one.at_s, one.text)
         if not number % AT_A_TIME:
             time.sleep(0)  # who waits for the interpreter to answer a request need not do so for long
-    kinds = {run: kind for kind, tree in trees.items() for run in tree.root.below.values()}
-    return kinds, most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
+    runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
+    kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
+    for tree in trees.values():
+        tree.release()
+    return kinds, runs
 
 
 def prefix_of(router: Router, kind: Kind, path: Sequence[Run], now_s: float) -> Prefix:

@@ -6,10 +6,10 @@ A new field goes last, with a default; `parse_replica`, files and registries tak
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from events.curve import load_curve_client
 from events.subscriber import Source
@@ -18,6 +18,8 @@ from router.target import Target, parse_target
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 
 OFF = "off"  # as `events`: not even if the replica has some
+MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
+ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 SOCKETS = ("events", "replay", "status", "snapshot")
 WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
@@ -193,9 +195,9 @@ class Endpoints(Struct, frozen=True):
 class NativeAnswer(Struct, frozen=True):
     """The part of GET /load that says what the replica is."""
 
-    model: str
-    block_size: int
-    max_model_len: int
+    model: ModelName
+    block_size: Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
+    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
     topic: str | None = None
     incarnation: int | None = None  # None: the model is still being loaded
     endpoints: Endpoints | None = None

@@ -22,6 +22,7 @@ def replica_status(router: Router, member: Member) -> dict[str, Any]:
         "why": candidate.unavailable,
         "state": state_of(router, member),
         "inexact": None if feed is None else feed.reason,
+        "trust": round(member.trust, 3),
         "tokenizer": member.verified,
         "isolation": isolation(router, member),
         "block_size": member.block_size or None,

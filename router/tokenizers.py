@@ -1,34 +1,50 @@
 """Which tokenizer belongs to which model. One that is not known to be the model's own is never used for it."""
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from api.prompts import Prompts
+from api.spelled import SpecialTokensInText
 from api.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
 from router.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
 ANY_TOKEN_ID = 2**31  # the model's vocabulary may be larger than its tokenizer's; the replica knows
+NEWEST = 8  # models
 
 
 class Tokenizers:
-    """The `Tokens` of every model, made when its first replica has said what it serves."""
+    """The `Tokens` of every model, made when its first replica has said what it serves.
 
-    def __init__(self, folders: Mapping[str, str], templates: Mapping[str, str], cache_bytes: int) -> None:
+    They live as long as somebody serves the model; the newest few longer, so that replicas may all start anew.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, str],
+        templates: Mapping[str, str],
+        cache_bytes: int,
+        special_tokens_in_text: SpecialTokensInText = "parse",
+    ) -> None:
         """Folders and files of templates, by model. OSError or ValueError where one cannot be read."""
-        self.by_model: dict[str, Tokens] = {}
+        self._by_model: WeakValueDictionary[str, Tokens] = WeakValueDictionary()
+        self._newest: deque[Tokens] = deque(maxlen=NEWEST)
         self._folders = folders
         self._templates = {model: (path, read_template(Path(path))) for model, path in templates.items()}
         self._cache_bytes = cache_bytes
+        self._special_tokens_in_text = special_tokens_in_text
         self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
 
     def of(self, model: str, *, tokenizer: str | None = None, native: bool = False) -> Tokens:
         """`tokenizer` is what a native replica calls its own."""
-        tokens = self.by_model.get(model)
+        tokens = self._by_model.get(model)
         if tokens is None:
-            tokens = self.by_model[model] = self._made(model, tokenizer, native)
+            tokens = self._by_model[model] = self._made(model, tokenizer, native)
+            self._newest.append(tokens)
         return tokens
 
     def _made(self, model: str, tokenizer: str | None, native: bool) -> Tokens:
@@ -46,7 +62,8 @@ class Tokenizers:
 
     def _prompts(self, model: str, tokenizer: Tokenizer) -> Prompts:
         path, template = self._templates.get(model, ("", None))
-        return Prompts(tokenizer, template, ANY_TOKEN_ID, template_name=path or "the chat template")
+        name = path or "the chat template"
+        return Prompts(tokenizer, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
 
     def _folder(self, model: str) -> str | None:
         """The one named for it; or the only one, if it was named for no model (`--model-dir DIR`)."""

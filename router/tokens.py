@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, read
+from api.spelled import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
 from router.piece_cache import LookUp, PieceCache, best_cut, difference, tries
@@ -45,6 +46,14 @@ class TokenCounts(Struct):
     compared: int = 0
     different: int = 0
 
+    def add(self, more: "TokenCounts") -> None:
+        self.exact += more.exact
+        self.approximate.update(more.approximate)
+        self.text_bytes += more.text_bytes
+        self.encoded_bytes += more.encoded_bytes
+        self.compared += more.compared
+        self.different += more.different
+
 
 class Tokens:
     """A model's way from a body to a prompt. Safe to use from several threads."""
@@ -69,7 +78,7 @@ class Tokens:
         self.counts = TokenCounts()
         self.cache: PieceCache | None = None
         self.why_no_cache: str | None = None
-        self._strict = strict
+        self.strict = strict
         self._compare_every = compare_every
         self._drafts = 0
         self.special_ids: tuple[bytes, bytes] | None = None  # what `add_special_tokens` puts around
@@ -126,7 +135,7 @@ class Tokens:
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
         try:
-            request, texts = _texts(prompts, body, chat, self._strict, max_model_len)
+            request, texts = _texts(prompts, body, chat, self.strict, max_model_len)
         except ApiError as error:
             return ready(self.refused(named, error))
         compare = cache is not None and self._drafts % self._compare_every == 0
@@ -139,7 +148,7 @@ class Tokens:
         return approximate(named.model, named.peek, named.lora, named.salt, why)
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
-        if self._strict:
+        if self.strict or is_refusal(error):
             try:
                 raise error
             finally:

@@ -5,6 +5,7 @@ Tasks and timers; what an answer means is decided by `facts`, `health` and `load
 
 import asyncio
 import logging
+import math
 import os
 import random
 import ssl
@@ -20,7 +21,7 @@ from router.ages import CacheAges
 from router.attempt import refusal_code
 from router.core import Router
 from router.discovery.wanted import Wanted, difference
-from router.facts import Facts, foreign_facts, native_facts, scraped_queue
+from router.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
 from router.fetch import Fetched, fetch
 from router.health import Health, HealthConfig
 from router.load import ReplicaLoad
@@ -36,7 +37,7 @@ from router.upstream import Broken, Upstream
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LATE_S = 0.3
+LATE_S = 0.1  # the clock's own: more is time in which the router stood still
 USUAL_BLOCK_TOKENS = 16  # of an engine whose events have not said it yet
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 SCRAPED = ("vllm", "sglang")
@@ -46,6 +47,9 @@ GIVEN_UP_S = 1.7  # without a heartbeat, which comes between an engine's steps: 
 QUIET_S = 0.3  # without a byte, while answers are awaited: is it frozen?
 LOADING = "it is still loading its model"
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
+# A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
+LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
+RECOVERY_S = 2.0  # in which streams should go on after a silence; a connection may have died of it, or wait for long
 
 
 class Upkeep:
@@ -67,6 +71,7 @@ class Upkeep:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._due: dict[str, asyncio.Event] = {}  # a look at a replica
         self._leaving: set[asyncio.Task[None]] = set()
+        self._stood_still_s = 0.0  # altogether
         self._said_unsalted: set[str] = set()  # of which replicas the log said it
 
     # ---- which replicas there are
@@ -148,6 +153,7 @@ class Upkeep:
     def _remove(self, name: str) -> None:
         """It gets nothing new; what it is answering may come to its end."""
         member = self._members.pop(name)
+        self._router.trust(member, 1.0)  # its slot may be another's
         member.candidate.ages = None  # decisions remember the candidate
         self._tasks.pop(name).cancel()
         del self._due[name]
@@ -183,7 +189,7 @@ class Upkeep:
                 try:
                     await self._ask(member, "/ready", timeout_s=NATIVE_PROBE_S)
                 except Broken as broken:
-                    if not broken.refused:  # one that ends takes no new connections, and yet answers
+                    if broken.silent or not broken.refused:  # one that ends takes no new connections, and yet answers
                         return str(broken)
                 quiet_since_s = self._router.now_s()
         return None
@@ -209,19 +215,25 @@ class Upkeep:
                 if self._is_due(member, now_s):  # it may have been looked at meanwhile
                     member.health.probing(now_s)
                     unanswered = 0 if await self._check(member) else unanswered + 1
-                    self._give_up(member, unanswered)
+                    self._doubt(member, unanswered)
 
     def _is_due(self, member: Member, now_s: float) -> bool:
         return member.health.probe_due(now_s) or self._is_quiet(member, now_s)
 
     async def _check(self, member: Member) -> bool:
         """Whether it answered at all."""
+        stood_still_s = self._stood_still_s
         try:
             if not member.learned or member.health.silent:  # it may have been restarted where nobody saw it
                 await self._learn(member)
             await self._probe(member)
         except Broken as error:
-            self._failed(member, str(error))
+            if error.ours:  # nothing is known of the replica by that
+                log.error("%s: not asked how it is: %s", member.name, error)
+                return True
+            if error.silent and self._stood_still_s - stood_still_s > NATIVE_PROBE_S / 2:
+                return True  # it was the router that did not listen
+            self._failed(member, str(error), silent=error.silent)
             return False
         except BadSpec as error:
             self._failed(member, str(error))
@@ -230,11 +242,11 @@ class Upkeep:
             self._failed(member, repr(error))
         return True
 
-    def _give_up(self, member: Member, unanswered: int) -> None:
-        """Another engine that does not answer at all will not answer its requests: they may go on elsewhere."""
+    def _doubt(self, member: Member, unanswered: int) -> None:
+        """Suspect another engine that leaves several checks in a row unanswered, and says nothing else."""
         quiet = not member.upstream.spoken and self._router.now_s() - member.quiet_since_s > PROBE_S + QUIET_S
         if unanswered >= UNANSWERED and not member.native and quiet:
-            member.upstream.break_all(f"it has not answered {unanswered} health checks in a row")
+            self._suspect(member, f"it has not answered {unanswered} health checks in a row", member.quiet_since_s)
 
     @staticmethod
     def _stumbled(member: Member, error: Exception) -> None:
@@ -243,17 +255,74 @@ class Upkeep:
             log.error("%s: the router's own mistake", member.name, exc_info=error)
         member.trouble = repr(error)
 
-    def _failed(self, member: Member, reason: str) -> None:
+    def _failed(self, member: Member, reason: str, *, silent: bool = False) -> None:
         member.learned = False  # whoever answers next may be another process
         if member.trouble != reason:  # said once, and not every half second
             log.warning("%s: %s", member.name, reason)
         member.trouble = reason
         member.faults += 1
         now_s = self._router.now_s()
-        member.health.probed(False, reason, now_s)
+        member.health.probed(False, reason, now_s, silent=silent)
         if self._is_quiet(member, now_s):
-            member.health.fault(reason, now_s, refused=True)
-            member.upstream.break_all(reason)
+            member.health.fault(reason, now_s, refused=True, silent=silent)
+            if silent:
+                self._suspect(member, reason, member.quiet_since_s)
+            else:
+                member.upstream.break_all(reason)
+
+    # ---- silence
+
+    def _suspect(self, member: Member, reason: str, since_s: float) -> None:
+        """It seems to be frozen or cut off; what it was answering moves if there is somewhere to go."""
+        if not member.suspicion:
+            now_s = self._router.now_s()
+            log.warning("%s: suspected: %s", member.name, reason)
+            member.silent_since_s, member.suspected_s = since_s, now_s
+            for other in self._members.values():  # those that do not say by themselves that they live
+                if other.health.heard_age_s(now_s) is None:
+                    other.health.probe_soon(now_s)
+        member.suspicion = reason
+
+    def _recovered(self, member: Member, now_s: float) -> None:
+        log.info("%s: heard again after %.1f s", member.name, now_s - member.silent_since_s)
+        member.suspicion, member.recovered_s = "", now_s
+        member.upstream.drop_idle()
+
+    def _look_for_silence(self, member: Member, now_s: float) -> None:
+        health = member.health
+        if health.silent_s > GIVEN_UP_S:
+            self._suspect(member, "no heartbeat comes from it any more", now_s - health.silent_s)
+        elif member.suspicion and now_s - member.alive_s < TICK_S + LATE_S:
+            self._recovered(member, now_s)
+
+    def _move_unheard(self, now_s: float) -> None:
+        """Take requests away from suspected replicas, and begin anew what is stuck at those that are heard again."""
+        heard_again = [one for one in self._members.values() if now_s - one.recovered_s > RECOVERY_S]
+        to = {member: [member] for member in heard_again if not member.suspicion}
+        suspected = [member for member in self._members.values() if member.suspicion]
+        if suspected:
+            lively = self._lively_by_model(max(member.suspected_s for member in suspected))
+            to |= {one: [other for name in one.models for other in lively.get(name, ())] for one in suspected}
+        if any(to.values()):
+            self._router.move_unheard(to)
+        for member in heard_again:
+            if member.suspicion or not self._router.is_stuck(member):
+                member.recovered_s = math.inf
+
+    def _lively_by_model(self, since_s: float) -> dict[str, list[Member]]:
+        """Replicas with room that were heard just now, or have answered since others are suspected."""
+        by_model: dict[str, list[Member]] = {}
+        for member in self._members.values():
+            one = member.candidate
+            able = one.unavailable is None and not member.suspicion and not 0 < one.limit <= one.in_flight
+            if able and self._is_lively(member, since_s):
+                for name in member.models:
+                    by_model.setdefault(name, []).append(member)
+        return by_model
+
+    def _is_lively(self, member: Member, since_s: float) -> bool:
+        heard_age_s = member.health.heard_age_s(self._router.now_s())
+        return member.alive_s > since_s if heard_age_s is None else heard_age_s < LIVELY_S
 
     @staticmethod
     def _is_quiet(member: Member, now_s: float) -> bool:
@@ -307,13 +376,15 @@ class Upkeep:
         source = self._source(facts)
         if source != member.source:  # if it is the same, the feed itself notices a restart
             self._router.feeds.leave(member.name)
-            member.source = None
+            member.source, member.overclaims = None, False
             if source is not None:
                 try:
                     self._router.feeds.follow(member.name, member.slot, source)
                 except ValueError as error:
                     raise BadSpec(str(error)) from error
             member.source = source
+        if facts.total_blocks is not None:
+            self._router.feeds.limit(member.name, facts.total_blocks)
         member.block_size = APPROXIMATE if source is None else facts.spec.block_size or USUAL_BLOCK_TOKENS
 
     async def _probe(self, member: Member) -> None:
@@ -332,9 +403,16 @@ class Upkeep:
             self._failed(member, f"it answers its health check with status {answer.status}")
         if member.spec.engine in SCRAPED:
             scraped = await self._ask(member, "/metrics")
-            queue = scraped_queue(scraped.body) if scraped.status == 200 else None
-            if queue is not None:
-                member.load.scraped(*queue, now_s)
+            if scraped.status == 200:
+                self._scraped(member, scraped.body, now_s)
+
+    def _scraped(self, member: Member, metrics: bytes, now_s: float) -> None:
+        queue = scraped_queue(metrics)
+        if queue is not None:
+            member.load.scraped(*queue, now_s)
+        pool, size = scraped_pool(metrics), member.block_size
+        if pool is not None and size:  # its events may name smaller blocks than its pool has
+            self._router.feeds.limit(member.name, pool.blocks * max(1, pool.block_tokens // size))
 
     async def _verify(self, member: Member) -> None:
         """Tokens that are not the replica's own would be worse than none."""
@@ -378,24 +456,36 @@ class Upkeep:
         expected_s = self._router.now_s()
         while True:
             now_s = self._router.now_s()
-            late = now_s - expected_s > LATE_S  # it was we who did not listen: heartbeats are still to be read
+            # It was we who did not listen: heartbeats and answers of that time are still to be read.
+            gap_s = gap_s if (gap_s := now_s - expected_s) > LATE_S else 0.0
+            self._stood_still_s += gap_s
             for member in list(self._members.values()):
                 try:
-                    self._tick(member, now_s, late)
+                    self._tick(member, now_s, gap_s)
                 except Exception as error:  # time passes for the others
                     self._stumbled(member, error)
                 if self._is_due(member, now_s) and (due := self._due.get(member.name)) is not None:
                     due.set()
-            self._router.sweep(now_s)
+            self._router.sweep(now_s, gap_s)
+            self._move_unheard(now_s)
+            if self._router.waiting:
+                self._router.room()
             expected_s = now_s + TICK_S
             await asyncio.sleep(TICK_S)
 
-    def _tick(self, member: Member, now_s: float, late: bool) -> None:
-        was, was_silent_s = member.candidate.unavailable, member.health.silent_s
-        if late or member.upstream.spoken or not member.candidate.in_flight:
+    def _tick(self, member: Member, now_s: float, gap_s: float) -> None:
+        was = member.candidate.unavailable
+        if member.upstream.spoken:
+            member.alive_s = now_s
+        if member.upstream.spoken or not member.candidate.in_flight:
             member.upstream.spoken, member.quiet_since_s = False, now_s
-        if not late:
-            member.health.tick(now_s)
+        elif gap_s:
+            member.quiet_since_s = min(now_s, member.quiet_since_s + gap_s)
+        if gap_s:
+            # As the times of what it is answering.
+            member.silent_since_s, member.recovered_s = member.silent_since_s + gap_s, member.recovered_s + gap_s
+            member.health.excuse(gap_s, now_s)
+        member.health.tick(now_s)
         member.load.tick(now_s)
         member.upstream.sweep(now_s)
         unavailable = member.candidate.unavailable
@@ -403,11 +493,12 @@ class Upkeep:
             log.warning("%s: takes no requests: %s", member.name, unavailable)
         elif unavailable is None and was is not None:
             log.info("%s: takes requests again", member.name)
-        if was_silent_s <= GIVEN_UP_S < member.health.silent_s:  # whether or not it still took new ones
-            member.upstream.break_all("no heartbeat comes from it any more")
-        if unavailable is None and self._router.waiting:
-            self._router.room()
+        self._look_for_silence(member, now_s)
         state = self._router.feeds.state(member.name)
+        overclaims = self._router.feeds.overclaims(member.name)
+        if overclaims is not None:  # while it is read anew it stays as it was
+            member.overclaims = overclaims
+        self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
         if state is not None and state.block_sizes and member.block_size not in state.block_sizes:
             member.block_size = min(state.block_sizes)
             self._router.members.arrange()

@@ -4,6 +4,7 @@ No task runs per request. Nothing here decides: what a broken connection means i
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections import deque
@@ -19,15 +20,33 @@ IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
 SURE_IDLE_S = 1.0  # hardly a server closes a connection so soon: for requests that must not arrive twice
 # A machine that lost its power says nothing: its connections end after a minute. Not every system has all of these.
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+# The way to the replica is at fault, and not the replica.
+NETWORK_FAULTS = frozenset({errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
 Header = tuple[bytes, bytes]
+# What this machine has run out of: no fault of the replica that was to be connected.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class Broken(Exception):
-    """There will be no (more of the) answer. `refused`: the request cannot have reached the replica."""
+    """There will be no (more of the) answer.
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    `refused`: the request cannot have reached the replica. `silent`: nothing was heard from it, which is no sign that
+    it has died. `late`: it has had all the time that there is for this request. `ours`: the router itself is why.
+    """
+
+    def __init__(
+        self, reason: str, *, refused: bool = False, silent: bool = False, late: bool = False, ours: bool = False
+    ) -> None:
         super().__init__(reason)
         self.refused = refused
+        self.silent = silent
+        self.late = late
+        self.ours = ours
+
+    @property
+    def fault(self) -> str | None:
+        """What the replica did wrong."""
+        return None if self.ours else str(self)
 
 
 class Listener(Protocol):
@@ -45,6 +64,7 @@ class Sending:
 
     __slots__ = (
         "_bodiless",
+        "_body",
         "_connection",
         "_fresh_only",
         "_listener",
@@ -56,10 +76,11 @@ class Sending:
     )
 
     def __init__(
-        self, upstream: "Upstream", request: bytes, listener: Listener, *, bodiless: bool, resend: bool
+        self, upstream: "Upstream", request: bytes, body: bytes, listener: Listener, *, bodiless: bool, resend: bool
     ) -> None:
         self._upstream = upstream
         self._request = request
+        self._body = body
         self._listener = listener
         self._bodiless = bodiless
         self._resend = resend
@@ -90,7 +111,7 @@ class Sending:
 
     def start(self, connection: "Connection") -> None:
         self._connection = connection
-        connection.carry(self, self._request, self._bodiless)
+        connection.carry(self, self._request, self._body, self._bodiless)
         if self.paused:
             connection.transport.pause_reading()
 
@@ -112,9 +133,9 @@ class Sending:
             self._end()
             listener.broke(broken)
 
-    def unconnected(self, reason: str) -> None:
+    def unconnected(self, reason: str, *, silent: bool = False, ours: bool = False) -> None:
         """No connection opens. If one had carried the request, that may be what ended the replica."""
-        self.broke(Broken(reason, refused=not self._fresh_only))
+        self.broke(Broken(reason, refused=not self._fresh_only, silent=silent, ours=ours))
 
     def _end(self) -> None:
         self.over = True
@@ -122,7 +143,7 @@ class Sending:
         self._connection = None
         del self._listener  # a cycle of references would wait for the collector
 
-    def lost(self, reason: str, connection: "Connection") -> None:
+    def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
         """The connection ended. One that had idled may have been closed before it carried anything: once more, then."""
         if self.over:
             return
@@ -131,7 +152,7 @@ class Sending:
             self._connection = None
             self._upstream.open(self)
         else:
-            self.broke(Broken(reason))
+            self.broke(Broken(reason, silent=silent))
 
 
 class Upstream:
@@ -154,9 +175,14 @@ class Upstream:
     def idle_connections(self) -> int:
         return len(self._idle)
 
-    def send(self, request: bytes, listener: Listener, *, bodiless: bool = False, resend: bool = True) -> Sending:
-        """`resend`: it may arrive twice, as it does where the connection ends before a byte of the answer has come."""
-        sending = Sending(self, request, listener, bodiless=bodiless, resend=resend)
+    def send(
+        self, request: bytes, listener: Listener, *, body: bytes = b"", bodiless: bool = False, resend: bool = True
+    ) -> Sending:
+        """`body` follows the request, where it is too large to be copied.
+
+        `resend`: it may arrive twice, as it does where the connection ends before a byte of the answer has come.
+        """
+        sending = Sending(self, request, body, listener, bodiless=bodiless, resend=resend)
         self.sendings.add(sending)
         while self._idle:
             if not resend and self._loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
@@ -184,11 +210,12 @@ class Upstream:
                     server_hostname=self.target.host if self._tls else None,
                 )
         except TimeoutError:
-            sending.unconnected(f"no connection within {self._connect_timeout_s:g} s")
+            sending.unconnected(f"no connection within {self._connect_timeout_s:g} s", silent=True)
             return
         except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
             reason = error.strerror if isinstance(error, OSError) else None
-            sending.unconnected(f"no connection: {reason or error}")
+            silent, ours = _is_one_of(error, NETWORK_FAULTS), _is_one_of(error, SHORTAGES)
+            sending.unconnected(f"no connection: {reason or error}", silent=silent, ours=ours)
             return
         if sending.over or self._closed:
             connection.abort()
@@ -246,8 +273,9 @@ class Connection(asyncio.Protocol):
         self._sending: Sending | None = None
         self._bodiless = False
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: list[Header] = []
-        self._head_bytes = 0
+        self._headers: list[Header] = []  # as they are parsed; after the head these are trailers, and are dropped
+        self._head: list[Header] = []
+        self._bodiless_bytes = 0  # read since the last part of a body: a head, chunk extensions or trailers
         self._pieces: list[bytes] = []
         self._status = 0
         self._told = False  # whether the sending knows of the head
@@ -255,11 +283,13 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keeps = True
 
-    def carry(self, sending: Sending, request: bytes, bodiless: bool) -> None:
+    def carry(self, sending: Sending, request: bytes, body: bytes, bodiless: bool) -> None:
         self._sending = sending
         self._bodiless = bodiless
         self.spoken = False
         self.transport.write(request)
+        if body:
+            self.transport.write(body)
 
     def abort(self) -> None:
         self._sending = None
@@ -277,8 +307,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self.spoken = self._upstream.spoken = True
-        if not self._head_complete:
-            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -286,13 +314,17 @@ class Connection(asyncio.Protocol):
                 self._fail(f"its answer is not HTTP ({error})")
                 return
             self._keeps = False  # what follows the answer was not asked for
+        if not (self._pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
+            if (excess := self._excess(len(data))) is not None:
+                self._fail(excess)
+                return
+        else:
+            self._bodiless_bytes = 0
         if not self._head_complete:
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(f"the headers of its answer are longer than {MAX_HEAD_BYTES:,} bytes")
             return
         if not self._told:
             self._told = True
-            sending.answered(self._status, self._headers)
+            sending.answered(self._status, self._head)
             if self._sending is not sending:  # it was cancelled
                 return
         pieces = self._pieces
@@ -304,19 +336,34 @@ class Connection(asyncio.Protocol):
         else:
             sending.received(body, False)  # also without a body: the head alone is news
 
+    def _excess(self, read_bytes: int) -> str | None:
+        """What the answer has too much of besides a body; the head may be most of one long read."""
+        if self._pieces or self._complete:
+            self._bodiless_bytes = 0
+        else:
+            self._bodiless_bytes += read_bytes
+            if self._bodiless_bytes > MAX_HEAD_BYTES:
+                part = "chunk extensions or trailers" if self._told else "headers"
+                return f"the {part} of its answer are longer than {MAX_HEAD_BYTES:,} bytes"
+        if not self._told and sum(len(name) + len(value) + 4 for name, value in self._head) > MAX_HEAD_BYTES:
+            return f"the headers of its answer are longer than {MAX_HEAD_BYTES:,} bytes"
+        return None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream.forget(self)
+        del self._parser  # which has us: a cycle of references would wait for the collector
         sending, self._sending = self._sending, None
         if sending is None:
             return
         if exc is None and self._head_complete and not self._keeps and not self._framed():
             sending.received(b"", True)  # the end of the connection is the end of the answer
         else:
-            sending.lost(f"it ended the connection ({exc})" if exc else "it ended the connection", self)
+            reason = f"it ended the connection ({exc})" if exc else "it ended the connection"
+            sending.lost(reason, self, silent=_is_one_of(exc, NETWORK_FAULTS))
 
     def _framed(self) -> bool:
         """Whether the answer itself says where it ends."""
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._head)
 
     def _fail(self, reason: str) -> None:
         sending, self._sending = self._sending, None
@@ -329,9 +376,9 @@ class Connection(asyncio.Protocol):
         keeps = self._keeps and not self._bodiless
         self._sending = None
         self.reused = True
-        self._headers = []
+        self._headers, self._head = [], []
         self._head_complete = self._complete = self._told = False
-        self._head_bytes = 0
+        self._bodiless_bytes = 0
         if keeps:
             self._upstream.release(self)
         else:
@@ -348,10 +395,12 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # provisional: the answer proper follows
-            self._headers = []
+        headers, self._headers = self._headers, []
+        if 100 <= status < 200:  # provisional: the answer proper follows
             return
-        self._status, self._head_complete = status, True
+        if not 200 <= status <= 599:
+            raise _BadStatus(status)
+        self._head, self._status, self._head_complete = headers, status, True
         self._keeps = self._parser.should_keep_alive()
         if self._bodiless:
             self._complete = True
@@ -363,11 +412,19 @@ class Connection(asyncio.Protocol):
         self._complete = self._head_complete
 
 
+def _is_one_of(error: Exception | None, numbers: frozenset[int]) -> bool:
+    return isinstance(error, OSError) and error.errno in numbers
+
+
 def keep_alive(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class _BadStatus(Exception):
+    """A status that HTTP does not define: makes the parser stop."""
 
 
 class _Unasked(Exception):

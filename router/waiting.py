@@ -6,7 +6,7 @@ sorted list: a place is found in O(log n), and n is small enough that moving poi
 """
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ Place: TypeAlias = tuple[float, int]
 
 
 class Ticket(Struct, frozen=True, eq=False):
+    group: str
     place: Place  # rank, number
     deadline: Place  # deadline, number
 
@@ -31,6 +32,7 @@ class Waiting(Generic[Entry]):
         if capacity < 0:
             raise ValueError(f"capacity is {capacity}; use 0 (nobody waits) or more")
         self.capacity = capacity
+        self.groups: Counter[str] = Counter()  # how many of each wait
         self._tickets: dict[Entry, Ticket] = {}
         self._places: list[Place] = []  # the best is first
         self._deadlines: list[Place] = []
@@ -52,10 +54,11 @@ class Waiting(Generic[Entry]):
         deadline_s: float = float("inf"),
         *,
         since_s: float | None = None,
+        group: str = "",
     ) -> Entry | None:
         """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`.
 
-        `since_s`: when it came first, for one that has waited before.
+        `since_s`: when it came first, for one that has waited before. `group`: those who wait for the same.
         """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} waits already; cancel it first")
@@ -70,7 +73,8 @@ class Waiting(Generic[Entry]):
             self._taken_s.clear()
             self._taken_s.append(now_s)
         self._number += 1
-        ticket = Ticket((rank, self._number), (deadline_s, self._number))
+        ticket = Ticket(group, (rank, self._number), (deadline_s, self._number))
+        self.groups[group] += 1
         self._tickets[entry] = ticket
         self._entries[self._number] = entry
         insort(self._places, ticket.place)
@@ -97,6 +101,9 @@ class Waiting(Generic[Entry]):
         ticket = self._tickets.pop(entry, None)
         if ticket is None:
             return False
+        self.groups[ticket.group] -= 1
+        if not self.groups[ticket.group]:
+            del self.groups[ticket.group]
         del self._entries[ticket.place[1]]
         del self._places[bisect_left(self._places, ticket.place)]
         del self._deadlines[bisect_left(self._deadlines, ticket.deadline)]
@@ -120,6 +127,7 @@ class Waiting(Generic[Entry]):
 
     def check(self) -> None:
         assert len(self._places) == len(self._deadlines) == len(self._tickets) == len(self._entries) <= self.capacity
+        assert self.groups == Counter(ticket.group for ticket in self._tickets.values())
         assert self._places == sorted(ticket.place for ticket in self._tickets.values())
         assert self._deadlines == sorted(ticket.deadline for ticket in self._tickets.values())
         assert all(self._entries[ticket.place[1]] == entry for entry, ticket in self._tickets.items())

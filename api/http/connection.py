@@ -5,8 +5,10 @@
 
 import asyncio
 from collections import deque
+from itertools import islice
 from typing import Any, Literal
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -14,8 +16,11 @@ from uvicorn.server import ServerState
 
 from api.errors import ApiError, invalid
 from api.http.answers import error_response
+from api.http.path import parse_target
 
 PROBE = "/health"
+MAX_EARLY_BYTES = 64 * 1024  # of bodies, while earlier requests of their connection are answered
+LONG_READ_BYTES = 64 * 1024  # at once: there is more, and others wait
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -25,6 +30,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     head_bytes: int = 65536  # request line and headers
     head_s: float = 10.0  # from the connection, or from the head's first byte
     body_s: float = 30.0  # without a byte
+    whole_body_s: float = 300.0  # from its head to its end
     spare_s: float = 1.0  # for all of a probe
     closing_s: float = 2.0  # for a client to read why it is cut off, while what it still sends is dropped
 
@@ -44,11 +50,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._open: deque[RequestResponseCycle] = deque()  # requests without a complete answer, oldest first
         self._awaited: Literal["", "head", "body", "end"] = "head"  # what the client has begun, or owes us
         self._since_s = self.loop.time()
+        self._body_since_s = self._since_s
         self._spare = False
         self._spoken = False  # whether a byte has ever come
         self._head_bytes = 0
         self._undigested_bytes = 0  # what the parser has taken without telling us anything
         self._refusal: ApiError | None = None
+        self._declined = b""  # the head that asks for another protocol, without that
 
     # ---- the connection
 
@@ -69,6 +77,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._open.clear()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # left running where the client reset the connection
+        # Both lead back to us: such a cycle of references would wait for the collector, with all headers.
+        self.cycle = self.scope = None  # type: ignore[assignment]
 
     def shutdown(self) -> None:
         """What is being answered may come to its end; nobody waits for the rest of a request."""
@@ -94,6 +104,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_cut_off():
+            if len(data) >= LONG_READ_BYTES:
+                self._let_others_read()
             return
         self._spoken = True
         if not self._awaited and not self._open:
@@ -101,9 +113,37 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._awaited == "body":
             self._since_s = self.loop.time()
         self._undigested_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
             self._refuse(self._too_large())
+        if len(data) >= LONG_READ_BYTES:
+            self._let_others_read()
+
+    def _let_others_read(self) -> None:
+        """Read on in the next turn of the loop: libuv would read 32 times first, eight megabytes for each client."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not (self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """The parser takes what follows a request for an upgrade for the other protocol: give it the head anew."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
+                self._declined = b""
+                self.parser = _new_parser(self)  # the old one reads no more where the connection is to close
+            except HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+                return
 
     # ---- what the parser finds
 
@@ -131,7 +171,32 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._digested()
+        if self.parser.should_upgrade():
+            self._decline_upgrade()
+            return
+        try:
+            self.url = parse_target(self.url, self.headers).raw
+        except ApiError as error:
+            self._refusal = error
+            raise _Enough from error
+        self._begin_cycle()
+
+    def _decline_upgrade(self) -> None:
+        """Answer in HTTP/1.1, as a server may (RFC 9110, 7.8), and read the body, which the parser would leave out."""
+        headers = [(name, value) for name, value in self.headers if name != b"upgrade"]
+        if len(headers) == len(self.headers):  # CONNECT is no request for another protocol here, but for another host
+            self._refusal = invalid("CONNECT asks for a tunnel; this server is no proxy")
+            raise _Enough
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self._declined = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
+
+    def _begin_cycle(self) -> None:
+        """Give the request to the app; `url` has been parsed, and is spelled in the one way that is left."""
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client would take 100 for its answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
+        self.headers = []  # trailers are no headers of the request (RFC 9110, 6.5.1)
         self._open.append(self.cycle)
         self._await("body")
         if self._spare or self.server_state.retiring:
@@ -140,8 +205,18 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._digested()
         super().on_body(body)
+        self.pause_if_early()
+
+    def pause_if_early(self) -> None:
+        """Read no more while the requests that wait for their turn have long bodies: nobody has admitted them yet."""
+        if len(self._open) > 1 and not self.transport.is_closing():
+            waiting = islice(self._open, 1, None)
+            if sum(len(cycle.body) for cycle in waiting) > MAX_EARLY_BYTES:
+                self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         self._digested()
         if not self._is_cut_off():
             self._awaited = ""
@@ -151,6 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._open:
             self._open.popleft()
         super().on_response_complete()
+        self.pause_if_early()
 
     def send_400_response(self, msg: str) -> None:
         """Called for whatever the parser cannot take, our own refusals included."""
@@ -173,7 +249,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._awaited or self.transport.is_closing():
             return
         if not self._is_cut_off() and (self.flow.read_paused or not self._has_turn()):
-            self._since_s = now_s  # it is we who keep the client waiting
+            self._since_s = self._body_since_s = now_s  # it is we who keep the client waiting
             return
         waited_s = now_s - self._since_s
         match self._awaited:
@@ -181,12 +257,14 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(self._too_slow("the headers were not complete", self._limits.head_s))
             case "body" if waited_s >= (self._limits.spare_s if self._spare else self._limits.body_s):
                 self._refuse(self._too_slow("no more of the body came", self._limits.body_s))
+            case "body" if now_s - self._body_since_s >= self._limits.whole_body_s:
+                self._refuse(self._too_slow("the body was not complete", self._limits.whole_body_s))
             case "end" if waited_s >= self._limits.closing_s and not self._open:
                 self.transport.abort()
 
     def _await(self, awaited: Literal["head", "body", "end"]) -> None:
         self._awaited = awaited
-        self._since_s = self.loop.time()
+        self._since_s = self._body_since_s = self.loop.time()
 
     def _is_cut_off(self) -> bool:
         return self._awaited == "end"
@@ -218,6 +296,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _too_slow(self, what: str, limit_s: float) -> ApiError:
         message = f"{what} within {limit_s:g} s; send the request again, at once"
         return ApiError(408, message, code="request_timeout")
+
+
+def _new_parser(connection: HttpProtocol) -> HttpRequestParser:
+    parser = HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    return parser
 
 
 class _Enough(Exception):

@@ -1,24 +1,26 @@
 """The controller's HTTP: the registry for routers, the view for people, and what changes a fleet.
 
-A new route that changes something, or shows what replicas print, is guarded in the table of `build_app`.
+What changes something, or shows what replicas print, is for holders of the fleet's key: see the table of routes.
 """
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import Any
 
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Scope
 
-from api.errors import ApiError, invalid, method_not_allowed, not_found, unauthorized
+from api.errors import ApiError, invalid, unauthorized
 from api.http.answers import error_response, json_response
+from api.http.routes import Asked, Gate, Route, Table, Who, guarded
 from fleet.control import body
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
@@ -29,8 +31,6 @@ from fleet.plan import MOST_REPLICAS, FleetPlan, check
 
 DONE = {"status": "ok"}
 USUAL_LINES = 100
-
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class ScaleRequest(Struct, forbid_unknown_fields=True):
@@ -60,17 +60,13 @@ class Holders:
         assert key, "with an empty key everybody would have it"
         self._expected = f"Bearer {key}".encode()
 
-    def sent(self, request: Request) -> bool:
-        given = dict(request.scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)
+    def sent(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
-    def only(self, endpoint: Endpoint) -> Endpoint:
-        async def guarded(request: Request) -> Response:
-            if not self.sent(request):
-                raise unauthorized()
-            return await endpoint(request)
-
-        return guarded
+    def admit(self, scope: Scope, asked: Asked) -> None:
+        if asked.who is not Who.ANYONE and not self.sent(scope):
+            raise unauthorized()
 
 
 class Endpoints:
@@ -95,7 +91,7 @@ class Endpoints:
         return json_response(DONE)
 
     async def fleet(self, request: Request) -> Response:
-        shown = view(self._controller, logs=self._holders.sent(request))
+        shown = view(self._controller, logs=self._holders.sent(request.scope))
         return json_response({"version": version("warmroute"), "pid": os.getpid(), **shown})
 
     async def metrics(self, _: Request) -> Response:
@@ -169,27 +165,37 @@ class Endpoints:
         return json_response({"status": "ending"}, 202)
 
 
+def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any) -> Route:
+    return Route(methods=methods, template=template, who=who, endpoint=endpoint)
+
+
+GET, POST, PUT = ("GET", "HEAD"), ("POST",), ("PUT",)
+ANYONE, HOLDER = Who.ANYONE, Who.ADMINISTRATOR
+
+ROUTES = (
+    _route(GET, "/members", ANYONE, Endpoints.members),
+    _route(GET, "/health", ANYONE, Endpoints.health),
+    _route(GET, "/metrics", ANYONE, Endpoints.metrics),
+    _route(GET, "/fleet", ANYONE, Endpoints.fleet),
+    _route(PUT, "/fleet", HOLDER, Endpoints.want),
+    _route(GET, "/replicas/log", HOLDER, Endpoints.log),
+    _route(POST, "/replicas/drain", HOLDER, Endpoints.drain),
+    _route(POST, "/nodes/drain", HOLDER, Endpoints.drain_node),
+    _route(POST, "/models/scale", HOLDER, Endpoints.scale),
+    _route(POST, "/models/restart", HOLDER, Endpoints.restart),
+    _route(POST, "/end", HOLDER, Endpoints.end),
+)
+TABLE = Table(ROUTES)
+
+
 def build_app(controller: Controller, key: str) -> Starlette:
     """`key` is what those send who may change the fleet, or read its logs."""
     holders = Holders(key)
     endpoints = Endpoints(controller, holders)
-    table: tuple[tuple[str, str, Endpoint, bool], ...] = (  # the last column: for holders of the key only
-        ("GET", "/members", endpoints.members, False),
-        ("GET", "/health", endpoints.health, False),
-        ("GET", "/metrics", endpoints.metrics, False),
-        ("GET", "/fleet", endpoints.fleet, False),
-        ("PUT", "/fleet", endpoints.want, True),
-        ("GET", "/replicas/log", endpoints.log, True),
-        ("POST", "/replicas/drain", endpoints.drain, True),
-        ("POST", "/nodes/drain", endpoints.drain_node, True),
-        ("POST", "/models/scale", endpoints.scale, True),
-        ("POST", "/models/restart", endpoints.restart, True),
-        ("POST", "/end", endpoints.end, True),
-    )
     app = Starlette(
         routes=[
-            Route(path, holders.only(endpoint) if guarded else endpoint, methods=[method])
-            for method, path, endpoint, guarded in table
+            StarletteRoute(route.template, guarded(route, route.endpoint.__get__(endpoints)), methods=[*route.methods])
+            for route in ROUTES
         ],
         exception_handlers={
             ApiError: _answer_api_error,
@@ -197,6 +203,7 @@ def build_app(controller: Controller, key: str) -> Starlette:
             HTTPException: _answer_http_error,
             ClientDisconnect: _answer_nobody,
         },
+        middleware=[Middleware(Gate, table=TABLE, admit=holders.admit)],
     )
     app.router.redirect_slashes = False
     return app
@@ -215,16 +222,8 @@ async def _answer_unknown_name(_: Request, error: Exception) -> Response:
     return error_response(ApiError(404, str(error), code="not_found"))
 
 
-async def _answer_http_error(request: Request, error: Exception) -> Response:
+async def _answer_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    match error.status_code:
-        case 404:
-            return error_response(not_found(path))
-        case 405:
-            routes = [each for each in request.app.routes if each.path == path]
-            allowed = sorted(method for each in routes for method in each.methods)
-            return error_response(method_not_allowed(request.method, path, allowed))
     return error_response(ApiError(error.status_code, str(error.detail)))
 
 

@@ -67,8 +67,7 @@ class Autoscaler:
     def __init__(self, plan: Autoscale) -> None:
         self.plan = plan
         self.why = ""  # of the last change
-        self._newest = 0.0  # Unix time of the newest measurement
-        self._newer_s = 0.0  # when it came
+        self._heard: dict[str, tuple[float, float]] = {}  # by replica, its newest measurement and when that came here
         self._there = 0
         self._short_since_s: float | None = None
         self._ample_since_s: float | None = None
@@ -92,13 +91,13 @@ class Autoscaler:
         return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
 
     def _fresh(self, reports: Sequence[Report], now_s: float) -> list[Report]:
-        """By the clock here only whether any is new: that of the replicas' nodes may be another."""
-        newest = max((report.measured_at for report in reports), default=0.0)
-        if newest > self._newest:
-            self._newest, self._newer_s = newest, now_s
-        if not newest or now_s - self._newer_s > STALE_S:
-            return []
-        return [report for report in reports if report.measured_at >= newest - STALE_S]
+        """Those that have measured of late, by the clock here: those of the replicas' nodes may be wrong, and jump."""
+        heard: dict[str, tuple[float, float]] = {}
+        for report in reports:
+            measured_at, came_s = self._heard.get(report.name, (0.0, now_s))
+            heard[report.name] = (report.measured_at, now_s if report.measured_at != measured_at else came_s)
+        self._heard = heard
+        return [one for one in reports if one.measured_at and now_s - heard[one.name][1] <= STALE_S]
 
     def _count(self, wanted: int, there: int, now_s: float) -> None:
         """One that has just come gets time to show what it can do."""

@@ -20,6 +20,12 @@ from fleet.host.report import Place
 from fleet.plan import FOREIGN, ModelPlan, Task
 
 OUR_KEY = "WARMROUTE_API_KEY"
+# SGLang takes its key as an option alone, and everybody on a machine can read a command line: it is added inside.
+SGLANG_KEY = "WARMROUTE_SGLANG_API_KEY"
+SGLANG_MODULE = f"""import os, runpy, sys
+key = os.environ.pop({SGLANG_KEY!r}, None)
+sys.argv[1:] += [] if key is None else ["--api-key", key]
+runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 
 
 class Launch(Struct, frozen=True):
@@ -107,15 +113,14 @@ def _vllm(task: Task, host: str, incarnation: str) -> Launch:
 
 def _sglang(task: Task, host: str, incarnation: str) -> Launch:
     plan, ports = task.plan, _free_ports(host)
-    key = _key(plan)
     command = (
-        *(_python(plan) or "python", "-m", "sglang.launch_server", "--model-path", plan.model, *plan.options),
+        *(_python(plan) or "python", "-c", SGLANG_MODULE, "--model-path", plan.model, *plan.options),
         *("--served-model-name", plan.name, "--host", host, "--port", str(ports.http)),
         *("--tp-size", str(plan.tensor_parallel), "--enable-metrics", "--enable-cache-report"),
         *("--kv-events-config", json.dumps(_events(task, host, ports))),
-        *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template, "--api-key": key}),
+        *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template}),
     )
-    return Launch(command, _environment(plan, None), _place(task, host, ports, incarnation), "/health")
+    return Launch(command, _environment(plan, SGLANG_KEY), _place(task, host, ports, incarnation), "/health")
 
 
 def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
@@ -153,11 +158,11 @@ def _key(plan: ModelPlan) -> str | None:
     return None if name is None else plan.environment.get(name) or os.environ.get(name)
 
 
-def _environment(plan: ModelPlan, key_variable: str | None) -> dict[str, str]:
+def _environment(plan: ModelPlan, key_variable: str) -> dict[str, str]:
     """An engine of others does not take our packages of the folder that this runs in for its own."""
     safe = {"PYTHONSAFEPATH": "1"} if plan.engine in FOREIGN else {}
     key = _key(plan)
-    return safe | plan.environment | ({key_variable: key} if key_variable is not None and key is not None else {})
+    return safe | plan.environment | ({key_variable: key} if key is not None else {})
 
 
 def _program(name: str, plan: ModelPlan) -> str | None:

@@ -15,20 +15,23 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from api.lifeline import die_with_parent, parent_pid
-from fleet.on_ray.local import init, servers, too_long
+from fleet.on_ray.keeping import Keeping
+from fleet.on_ray.local import init, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
-from fleet.on_ray.remains import kill_session, lead_a_session, watch_over
-from fleet.on_ray.settings import joined_environment, local_environment
+from fleet.on_ray.remains import kill_session, lead_a_session, remove_store, watch_over
+from fleet.on_ray.settings import joined_environment
 
 CONNECT_S = 3.0
 JOIN_S = 15.0  # with a wrong token Ray waits forever
 BEGIN_S = 60.0  # for the controller's actor: a node may have to load much to start it
+HANGS_S = 30.0  # a controller that gives no answer for so long is replaced
 SHUTDOWN_S = 2.0
 TRIES = 3  # to find a controller that does not just end
 AGAIN_S = 0.5
@@ -55,7 +58,7 @@ def main() -> None:
     except Failed as error:
         _give_up(answers, str(error))
     except Exception as error:  # Ray raises all manner of things
-        traceback.print_exc()
+        _say(traceback.format_exc())
         what = "Ray cannot start here" if order.address is None else f"the Ray at {order.address!r} cannot be joined"
         _give_up(answers, f"{what}: {one_line(error)}")
 
@@ -74,35 +77,33 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     folder = order.temp_dir or tempfile.mkdtemp(prefix="warmroute-ray-")
     if (why := too_long(folder)) is not None:
         raise Failed(why)
-    os.environ.update(local_environment())
+    set_environment(session)
     init(Path(folder))
     launched = begin(order)
-    watched = servers()  # before anybody can have heard of it and killed one
+    keeping = Keeping(servers(), partial(heal_controller, order.namespace), _say)
     answers.write(encode(launched) + b"\n")
-    if asyncio.run(_until_the_end(watched)):
-        raise Failed(f"a process of Ray's has died, and the fleet with it; its logs are in {launched.logs}")
+    over = asyncio.run(_until_the_end(keeping))
+    if over is not None:
+        raise Failed(f"Ray's {over} has died; its logs are in {launched.logs}")
     _shut_down()
     kill_session(session, but=os.getpid())
+    remove_store(session)
     os._exit(0)
 
 
-async def _until_the_end(watched: list[int]) -> bool:
-    """Whether it was one of these processes that ended."""
+async def _until_the_end(keeping: Keeping) -> str | None:
+    """Which part of Ray has ended; None: it is to end."""
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     threading.Thread(target=_read_to_the_end, args=(loop, end), daemon=True).start()
-    died = asyncio.Event()
-    for pid in watched:
-        try:
-            loop.add_reader(os.pidfd_open(pid), died.set)
-        except ProcessLookupError:
-            died.set()
-    waits = [asyncio.create_task(each.wait()) for each in (end, died)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    return died.is_set() and not end.is_set()
+    over, ending = asyncio.create_task(keeping.until_over()), asyncio.create_task(end.wait())
+    await asyncio.wait([over, ending], return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if not end.is_set():
+        return over.result()
+    over.cancel()
+    return None
 
 
 def _read_to_the_end(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
@@ -178,6 +179,24 @@ def explained(error: Exception, fix: str) -> str:
 # ---- the controller
 
 
+def heal_controller(namespace: str) -> None:
+    """Have Ray start it anew if it hangs: Ray itself asks no actor whether it works."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    from fleet.on_ray import controller
+
+    with suppress(RayError):  # one that dies is started anew without us
+        actor = controller.there(namespace)
+        if actor is None:  # the fleet has ended
+            return
+        try:
+            ray.get(actor.begun.remote(), timeout=HANGS_S)
+        except GetTimeoutError:
+            _say(f"The controller gave no answer for {HANGS_S:g} s; it is killed, and Ray starts it anew")
+            ray.kill(actor, no_restart=False)
+
+
 def begin(order: Order) -> Launched:
     """Have a controller there that wants this plan."""
     import ray
@@ -193,13 +212,15 @@ def begin(order: Order) -> Launched:
             if begun.trouble:
                 ray.kill(actor)
                 raise Failed(begun.trouble)
-            ray.get(actor.want.remote(controller.encode_plan(order.plan)), timeout=BEGIN_S)
+            if found is None or not order.again:
+                ray.get(actor.want.remote(controller.encode_plan(order.plan)), timeout=BEGIN_S)
         except ActorDiedError as error:
             if attempt == TRIES - 1 or error.actor_init_failed:
                 raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
             time.sleep(AGAIN_S)  # it was about to end
             continue
         except GetTimeoutError as error:
+            ray.kill(actor, no_restart=False)  # the next one who asks finds another one
             raise Failed(f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?") from error
         except RayError as error:
             raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
@@ -210,6 +231,12 @@ def begin(order: Order) -> Launched:
             found=found is not None,
         )
     raise AssertionError("the last try returns or raises")
+
+
+def _say(text: str) -> None:
+    """Into the launcher's log, if the disk has room for it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def one_line(error: Exception) -> str:

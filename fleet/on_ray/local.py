@@ -1,15 +1,20 @@
 """A Ray of our own on this machine: as small as it gets, on loopback alone, and gone with this process."""
 
 import os
+import threading
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from fleet.on_ray.remains import processes
-from fleet.on_ray.settings import LOOPBACK
+from fleet.on_ray.remains import make_store, processes
+from fleet.on_ray.settings import LOOPBACK, local_environment
 
 LONGEST_SOCKET = 107  # bytes of a Unix socket's path
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 OBJECT_STORE_BYTES = 75 * 1024 * 1024  # the least that Ray takes; nothing is kept there
-SERVERS = ("gcs_server", "raylet")
+WITH_A_STORE = (2, 60)  # the first Ray whose GCS can keep its state on a disk
+GCS, RAYLET = "gcs_server", "raylet"
+_STARTING = threading.Lock()  # held while the node has no GCS
 CPUS = 1000  # whoever starts a fleet on one machine says himself how many replicas it can take
 
 
@@ -22,6 +27,13 @@ def too_long(folder: str) -> str | None:
     return f"{folder!r} is too long a folder for Ray's sockets: {length} bytes, {most} at most; set a shorter TMPDIR"
 
 
+def set_environment(session: int) -> None:
+    """To be called before Ray is imported; no setting of another Ray in the environment counts."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]
+    os.environ.update(local_environment(make_store(session) if keeps_a_store() else None))
+
+
 def init(folder: Path) -> None:
     """Blocks for some seconds."""
     import ray
@@ -32,6 +44,7 @@ def init(folder: Path) -> None:
         if hasattr(Node, name):
             setattr(Node, name, _nothing)
     ray.init(
+        "local",
         num_cpus=CPUS,
         include_dashboard=False,
         log_to_driver=False,
@@ -45,9 +58,54 @@ def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-def servers() -> list[int]:
-    """Ray's that this process has started: without any one of them there is no Ray."""
-    return [each.pid for each in processes() if each.parent == os.getpid() and program(each.pid) in SERVERS]
+def keeps_a_store() -> bool:
+    """Whether the installed Ray can keep the state of its GCS on a disk."""
+    major, minor = version("ray").split(".")[:2]
+    return (int(major), int(minor)) >= WITH_A_STORE
+
+
+def start_gcs_again() -> int:
+    """Start the GCS that has died, on what it had kept and at the same port; returns its pid."""
+    from ray._private import worker
+
+    with _STARTING:
+        return _start_gcs_again(worker._global_node)
+
+
+def _start_gcs_again(node: Any) -> int:
+    for died in node.all_processes.pop(GCS):
+        died.process.wait()
+    client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # as `start_gcs_server` demands
+    try:
+        node.start_gcs_server()
+    finally:
+        node._gcs_client = client
+    pid: int = node.all_processes[GCS][0].process.pid
+    return pid
+
+
+def raylet_lives(within_s: float) -> bool | None:
+    """Whether the GCS counts the only node as alive, which it does for a minute after a raylet began to hang.
+
+    None: the GCS does not answer.
+    """
+    from ray._private import worker
+    from ray.exceptions import RayError
+
+    node: Any = worker._global_node
+    with _STARTING:  # else Ray would make a client of a GCS that is not there
+        client = node.get_gcs_client()
+    try:
+        found = client.get_all_node_info(timeout=within_s)
+    except RayError:
+        return None
+    return any(each.state == each.ALIVE for each in found.values())
+
+
+def servers() -> dict[str, int]:
+    """The pids of Ray's own that this process has started: without any one of them there is no Ray."""
+    found = {program(each.pid): each.pid for each in processes() if each.parent == os.getpid() and each.state != "Z"}
+    return {name: found[name] for name in (GCS, RAYLET) if name in found}
 
 
 def program(pid: int) -> str:

@@ -14,6 +14,7 @@ class Order(Struct, frozen=True, kw_only=True):
     namespace: str = NAMESPACE
     port: int = 0  # of the controller; 0: any free one, and the same one again when it is restarted
     temp_dir: str | None = None  # of a local Ray; it is not removed
+    again: bool = False  # a controller that is there goes on with what it was told
 
 
 class Launched(Struct, frozen=True, kw_only=True, tag=True):

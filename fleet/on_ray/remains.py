@@ -4,6 +4,7 @@ Two of Ray's processes would otherwise linger for half a minute when the others 
 """
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOOK_S = 0.02
+SHARED_MEMORY = Path("/dev/shm")
+STORE_BYTES = 64 * 1024 * 1024  # that have to be free; about one is used
 LIMIT_S = 10.0
 
 
@@ -55,6 +58,46 @@ def kill_session(session: int, but: int = 0) -> None:
         time.sleep(LOOK_S)
 
 
+def clear_session(session: int) -> None:
+    kill_session(session)
+    remove_store(session)
+
+
+def clear_orphans(session: int) -> None:
+    """Clear what is left of a session whose leader has been reaped; one that has a leader is another's by now."""
+    if all(each.pid != session for each in processes()):
+        clear_session(session)
+
+
+def make_store(session: int) -> Path | None:
+    """Make a folder for the state of this session's GCS, in memory: a full disk would end a GCS that writes to it.
+
+    None: there is no room, or somebody else has taken the name.
+    """
+    path = _store(session)
+    try:
+        if os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize < STORE_BYTES:
+            return None
+        remove_store(session)  # of an earlier process with this number
+        path.mkdir(mode=0o700)
+    except OSError:
+        return None
+    return path
+
+
+def remove_store(session: int) -> None:
+    """Several processes may do it at once, while the last threads of a GCS that was killed still write."""
+    path, end_s = _store(session), time.monotonic() + LIMIT_S
+    with suppress(FileNotFoundError):
+        while path.lstat().st_uid == os.geteuid() and time.monotonic() < end_s:
+            shutil.rmtree(path, ignore_errors=True)  # which follows no link
+            time.sleep(LOOK_S)
+
+
+def _store(session: int) -> Path:
+    return SHARED_MEMORY / f"warmroute-gcs-{session}"
+
+
 def watch_over(session: int) -> None:
     """Start a process that does nothing but wait for the end of this one, however it ends, and then clear its session.
 
@@ -75,5 +118,5 @@ def watch_over(session: int) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.read(reading, 1)
-    kill_session(session)
+    clear_session(session)
     os._exit(0)

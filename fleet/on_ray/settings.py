@@ -7,7 +7,7 @@ from pathlib import Path
 
 NAMESPACE = "warmroute"
 LOOPBACK = "127.0.0.1"
-RECONNECT_S = 2  # a local Ray whose head died is over
+RECONNECT_S = 3600  # its launcher starts the GCS again, or ends all of it
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -16,15 +16,25 @@ _QUIET = {
 }
 
 
-def local_environment() -> dict[str, str]:
-    """For a Ray of our own on this machine: on loopback alone, and with a token that nobody else has."""
-    return _QUIET | {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses, whatever it is told
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_prestart_worker_first_driver": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
-    }
+def local_environment(store: Path | None = None) -> dict[str, str]:
+    """Ray's settings for one of our own on this machine: on loopback alone, and with a token that nobody else has.
+
+    The GCS keeps its state in the folder `store`; without one the state ends with its process.
+    """
+    kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)} if store else {}
+    return (
+        _QUIET
+        | kept
+        | {
+            # Else it kills every actor as soon as the machine is short of memory, whoever uses it.
+            "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses, whatever it is told
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
+        }
+    )
 
 
 def joined_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ OWN_OF_REPLICA = {
         ("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"), LEAVE_OUT
     ),
     # Nobody tells the router the keys.
-    **dict.fromkeys(("curve_secret", "curve_clients"), LEAVE_OUT),
+    **dict.fromkeys(("curve_secret", "curve_clients", "curve_any_client"), LEAVE_OUT),
 }
 _RANKS = "write more replicas below [[models]] instead"
 _OWN_OF_VLLM = {

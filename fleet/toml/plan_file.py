@@ -11,6 +11,7 @@ import click
 
 from fleet.plan import (
     FOREIGN,
+    MOST_MODELS,
     MOST_REPLICAS,
     MOST_RESOURCES,
     SHORTEST_S,
@@ -34,6 +35,8 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
 LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters at most
 MOST_RANKS = 1024  # of one replica, all on one node
+MOST_BYTES = 1024 * 1024
+MOST_LEVELS = 32
 BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 LARGEST_INTEGER = 2**63 - 1  # of what TOML promises to keep
 
@@ -51,6 +54,9 @@ OF_RAY = (
 )  # resources that have keys of their own, or cannot be asked for
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONG_KEY = re.compile(
+    rf"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_LEVELS}}}"""
+)
 _DIGITS = re.compile(r"[0-9_]{4300}")
 _AT_LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -61,7 +67,13 @@ class BadPlan(ValueError):
 
 def read_fleet(path: str) -> FleetPlan:
     try:
-        text = Path(path).read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK)
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)  # of a device or a pipe there may be no end
+        if len(content) > MOST_BYTES:
+            raise BadPlan(f"{path} is longer than {MOST_BYTES} bytes; a fleet needs far less")
+        text = content.decode().replace("\r\n", "\n").removeprefix(BYTE_ORDER_MARK)
+    except BadPlan:
+        raise
     except UnicodeDecodeError as error:
         raise BadPlan(f"{path} is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except (OSError, ValueError) as error:  # ValueError: of a path that no file can have
@@ -83,8 +95,14 @@ def parse_fleet(path: str, text: str) -> FleetPlan:
 
 
 def _content(path: str, text: str) -> dict[str, Any]:
+    if (long := _LONG_KEY.search(text)) is not None:  # tomllib takes time and memory with the square of its parts
+        line = text.count("\n", 0, long.start()) + 1
+        raise BadPlan(f"{path}, line {line}: this key has too many parts; a fleet needs three")
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
+        if _depth(content) > MOST_LEVELS:
+            raise RecursionError
+        return content
     except RecursionError:
         raise BadPlan(f"{path}, line 1: lists or tables are nested too deeply; a fleet needs three levels") from None
     except tomllib.TOMLDecodeError as error:
@@ -96,6 +114,17 @@ def _content(path: str, text: str) -> dict[str, Any]:
         before = _DIGITS.split(text)[0]
         line = before.count("\n") + 1
         raise BadPlan(f"{path}, line {line}: this number is too large; write one below 2^63") from error
+
+
+def _depth(content: dict[str, Any]) -> int:
+    """How many levels of tables and lists there are; without recursion, since a dotted key of any length is TOML."""
+    level: list[Any] = [content]
+    for depth in range(MOST_LEVELS + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return depth
+    return MOST_LEVELS + 1
 
 
 def _unusable(value: object, where: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -127,6 +156,9 @@ def _models(file: Section) -> list[Section]:
     tables = file.values.get("models", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         file.note("models", f"models is {shown(tables)}; write [[models]], once for each model, and its keys below it")
+        return []
+    if len(tables) > MOST_MODELS:
+        file.note("models", f"there are {len(tables)} models; write {MOST_MODELS} or fewer")
         return []
     if not tables:
         file.note("models", "there is no model; write [[models]], and below it model = 'demo', or another one")
@@ -204,6 +236,8 @@ def _name(section: Section, model: str) -> str:
     if not name.isprintable():
         key = "name" if "name" in section.values else "model"
         section.note(key, f"the name {shown(name)} has a character that cannot be printed; write name, without it")
+    if name.startswith("-"):
+        section.note("name", f"the name {shown(name)} begins as an option does; write name, without the dash")
     return name
 
 

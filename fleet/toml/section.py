@@ -8,6 +8,9 @@ from fleet.plan import LONGEST_S
 from fleet.toml.lines import Lines, Path
 from fleet.toml.options import nearest, shown
 
+LONGEST_MESSAGE = 500
+MOST_SHOWN = 50
+
 
 class Mistakes:
     """Of one file."""
@@ -18,14 +21,18 @@ class Mistakes:
         self._found: dict[tuple[int, str], None] = {}
 
     def note(self, where: Path, message: str) -> None:
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE - 3]}..."
         self._found[self._lines.of(where), message] = None
 
     def line(self, where: Path) -> int:
         return self._lines.of(where)
 
     def __str__(self) -> str:
-        """All of them, in the order of their lines; empty if there are none."""
-        return "\n".join(f"{self._file}, line {line}: {message}" for line, message in sorted(self._found))
+        """The first of them, in the order of their lines, and how many more there are; empty if there are none."""
+        lines = [f"{self._file}, line {line}: {message}" for line, message in sorted(self._found)[:MOST_SHOWN]]
+        more = len(self._found) - len(lines)
+        return "\n".join([*lines, f"There are {more} more mistakes."] if more else lines)
 
 
 class Section:
@@ -43,10 +50,13 @@ class Section:
         return self.mistakes.line((*self.where, key))
 
     def only(self, known: Collection[str]) -> None:
-        for key in self.values.keys() - known:
+        unknown = [key for key in self.values if key not in known]
+        for key in unknown[:MOST_SHOWN]:
             name = ".".join(str(part) for part in self.where if isinstance(part, str)) or "the file"
             fix = nearest(key, sorted(known), f"the keys of {name} are {', '.join(known)}")
             self.note(key, f"{key!r} is not known here; {fix}")
+        for key in unknown[MOST_SHOWN:]:
+            self.note(key, f"{key!r} is not known here")
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -275,12 +274,11 @@ class Telling:
         self._progress = progress
         self._after = after
         self._controller = ""
-        self._began_s = time.monotonic()
         progress.say(f"Starting {_replicas(plan)}")
 
-    def launched(self, started: Launched) -> None:
+    def launched(self, started: Launched, took_s: float) -> None:
         if self._wishes.ray:
-            self._progress.say(f"Ray is ready after {time.monotonic() - self._began_s:.1f} s")
+            self._progress.say(f"Ray is ready after {took_s:.1f} s")
         self.logs = started.logs or self.logs
         self._controller = started.controller
         if self._listener is None:

@@ -1,9 +1,12 @@
 """Where the controller of `warmroute up` runs: in this process (`--no-ray`), or on Ray, which a child of it starts."""
 
 import asyncio
+import math
 import os
+import socket
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -17,10 +20,16 @@ from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module
 from fleet.on_ray.orders import Launched as RayLaunched
 from fleet.on_ray.orders import Order, Trouble, decode_answer, encode
+from fleet.on_ray.remains import clear_orphans, clear_session
+from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import FleetPlan
 from fleet.up.watching import CannotStart
 
+START_LIMIT_S = 180.0  # of which the controller may take 60
+LOG = "launcher.log"
 CLOSE_LIMIT_S = 15.0
+LOCAL_TRIES = 5
+AWAY_S = 10.0  # a controller that Ray starts anew is mostly back by then
 NOTHING = FleetPlan(models=())
 
 
@@ -31,12 +40,18 @@ class Launched(Struct, frozen=True):
 
 
 class Launcher(Protocol):
+    holds: bool  # the fleet ends with it
+    tries: float  # how often in a row a fleet that was lost may be begun again
+    away_s: float  # a controller that does not answer for so long is lost, with the fleet
+
     @property
     def clean(self) -> bool:
         """Whether all ended as it should."""
         ...
 
-    async def start(self, plan: FleetPlan) -> Launched: ...
+    async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
+        """Begin the fleet; again: a controller that is there goes on with what it was told."""
+        ...
 
     async def failed(self) -> str:
         """Returns only if the controller cannot go on, and says why."""
@@ -52,6 +67,10 @@ class Launcher(Protocol):
 
 
 class InThisProcess:
+    holds = True
+    tries: float = 0
+    away_s = math.inf
+
     def __init__(self, logs: Path, key: str) -> None:
         self.hosts = Here(logs)
         self._logs = logs
@@ -62,7 +81,8 @@ class InThisProcess:
     def clean(self) -> bool:
         return self.hosts.clean
 
-    async def start(self, plan: FleetPlan) -> Launched:
+    async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
+        assert not again, "it ends with this process"
         controller = Controller(self.hosts, NoMemory())
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
@@ -93,18 +113,28 @@ class OnRay:
         self.clean = True
         self._folder = folder
         self._local = address is None
+        self.holds = self._local
+        self.tries: float = LOCAL_TRIES if self._local else math.inf
+        self.away_s = math.inf if self._local else AWAY_S
+        # The controller of each Ray after the first has the same port, which is nobody else's meanwhile.
+        self._held = _held_port() if self._local else None
         self._order = Order(
             plan=NOTHING,
             address=address,
             namespace=namespace,
-            port=port if address else 0,
+            port=self._held.getsockname()[1] if self._held else port,
             key=key,
             temp_dir=str(folder),
         )
         self._child: asyncio.subprocess.Process | None = None
+        self._log_begin = 0  # of this child's part
+        self._answered = False  # the child has begun the fleet
 
-    async def start(self, plan: FleetPlan) -> Launched:
-        with open(self._folder / "launcher.log", "ab") as errors:
+    async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
+        await self._clear()
+        self._answered = False
+        with self._log() as errors:
+            self._log_begin = errors.tell()
             child = self._child = await asyncio.create_subprocess_exec(
                 *module("fleet.on_ray.launch"),
                 stdin=asyncio.subprocess.PIPE,
@@ -114,10 +144,16 @@ class OnRay:
                 start_new_session=True,  # Ctrl-C in a terminal is for the fleet, which ends it in order
             )
         assert child.stdin is not None
-        child.stdin.write(encode(msgspec.structs.replace(self._order, plan=plan)) + b"\n")
-        answer = await self._answer(child)
+        child.stdin.write(encode(msgspec.structs.replace(self._order, plan=plan, again=again)) + b"\n")
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                answer = await self._answer(child)
+        except TimeoutError as error:
+            raise CannotStart(f"Ray did not start within {START_LIMIT_S:g} s") from error
         if isinstance(answer, Trouble):
             raise CannotStart(answer.message)
+        self._answered = True
+        self._order = msgspec.structs.replace(self._order, port=urlsplit(answer.controller).port or 0)
         return Launched(answer.controller, answer.logs, answer.found)
 
     async def failed(self) -> str:
@@ -134,26 +170,64 @@ class OnRay:
             return decode_answer.decode(await child.stdout.readuntil(b"\n"))
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError):
             status = await child.wait()
-            words = (self._folder / "launcher.log").read_text(errors="replace").splitlines()[-LAST_LINES:]
             return Trouble(
-                message="\n  | ".join([f"Ray's launcher ended with status {status}; its last words:", *words])
+                message="\n  | ".join([f"Ray's launcher ended with status {status}; its last words:", *self._last()])
             )
 
-    async def close(self) -> None:
-        child = self._child
-        if child is None:
-            return
-        assert child.stdin is not None
-        child.stdin.close()
+    def _log(self) -> BinaryIO:
+        """Its folder may have been tidied up since."""
+        path = self._folder / LOG
         try:
-            async with asyncio.timeout(CLOSE_LIMIT_S):
-                await child.wait()
-        except TimeoutError:
-            self.clean = False
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return open(path, "ab")
+        except OSError as error:
+            raise CannotStart(f"cannot write {str(path)!r}: {error.strerror}; choose another --log-dir") from error
+
+    def _last(self) -> list[str]:
+        """The last lines of what this child has said."""
+        try:
+            said = (self._folder / LOG).read_bytes()[self._log_begin :]
+        except OSError as error:
+            return [f"none: {error.strerror}"]
+        return said.decode(errors="replace").splitlines()[-LAST_LINES:]
+
+    async def close(self) -> None:
+        if (child := self._child) is not None:
+            assert child.stdin is not None
+            child.stdin.close()
+            if self._local and not self._answered:
+                self.kill()  # it only starts, and would first come to an end with that
+            try:
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await child.wait()
+            except TimeoutError:
+                self.clean = False
+            await self._clear()
+        if self._held is not None:
+            self._held.close()
+
+    async def _clear(self) -> None:
+        """See that nothing is left of the child, and of its Ray."""
+        if (child := self._child) is None:
+            return
+        if not self._local:
             self.kill()
-            await child.wait()
+        elif child.returncode is None:  # not reaped, so its number is still its own
+            await asyncio.to_thread(clear_session, child.pid)
+        else:
+            await asyncio.to_thread(clear_orphans, child.pid)
+        await child.wait()
+        self._child = None
 
     def kill(self) -> None:
         """Whatever Ray has started here is gone with it; in a cluster the fleet goes on ending by itself."""
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
+
+
+def _held_port() -> socket.socket:
+    """A port that the system gives to nobody else, while whoever is told of it can listen there."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((LOOPBACK, 0))
+    return held

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from fleet.commands.client import Fleet, Refused, Unreachable
 from fleet.commands.view import View
 from fleet.plan import FleetPlan
+from fleet.up.again import Tries, plan_now
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.config import RouterConfig
@@ -39,7 +41,7 @@ class Job(NamedTuple):
     drain_timeout_s: float
     say: Callable[[str], None]
     show: Callable[[View], None]
-    launched: Callable[[Launched], None]
+    launched: Callable[[Launched, float], None]  # and how many seconds that took
     announce: Callable[[View], None]
 
 
@@ -79,9 +81,9 @@ class Running:
     # ---- from start to announcement, and on
 
     async def _serve(self) -> None:
-        job = self._job
+        job, began_s = self._job, time.monotonic()
         started = self._started = await self._unless_ended(job.launcher.start(job.plan))
-        job.launched(started)
+        job.launched(started, time.monotonic() - began_s)
         with Fleet(started.controller, job.key) as fleet:
             watcher = Watcher(fleet, job.say, job.show)
             failing = asyncio.create_task(job.launcher.failed())
@@ -89,12 +91,15 @@ class Running:
                 view = await self._unless_ended(self._all_ready(watcher), failing)
                 job.announce(view)
                 self._announced = True
-                if job.listener is not None:
-                    await self._unless_ended(self._follow(watcher), failing)
             finally:
-                self.failed |= watcher.failed
                 failing.cancel()
                 await asyncio.gather(failing, return_exceptions=True)
+                self.failed |= watcher.failed
+            if job.listener is not None:
+                try:
+                    await self._unless_ended(self._follow(watcher))
+                finally:
+                    self.failed |= watcher.failed
 
     async def _all_ready(self, watcher: Watcher) -> View:
         """Replicas and the router start side by side; all are ready when the router takes requests for each."""
@@ -120,14 +125,68 @@ class Running:
         assert self._front is not None
         serving = asyncio.create_task(self._front.failed())
         following = asyncio.create_task(watcher.follow())
+        keeping = asyncio.create_task(self._keep(watcher))
+        tasks = (serving, following, keeping)
         try:
-            await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._front.check()
-            following.result()
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
-            serving.cancel()
-            following.cancel()
-            await asyncio.gather(serving, following, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, watcher: Watcher) -> None:
+        """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
+        tries = Tries(self._job.launcher.tries, time.monotonic)
+        while True:
+            why = await self._lost(watcher)
+            self.failed = True
+            tries.lost()
+            if watcher.view is not None and watcher.view.ending:
+                raise CannotStart(why)
+            await self._begin_again(why, tries, plan_now(self._job.plan, watcher.view))
+
+    async def _lost(self, watcher: Watcher) -> str:
+        """Returns when the fleet is over, and says why."""
+        launcher = self._job.launcher
+        failed = asyncio.create_task(launcher.failed())
+        away = asyncio.create_task(watcher.away_for(launcher.away_s))
+        try:
+            await asyncio.wait([failed, away], return_when=asyncio.FIRST_COMPLETED)
+            return failed.result() if failed.done() else f"no controller answers for {launcher.away_s:g} s"
+        finally:
+            for task in (failed, away):
+                task.cancel()
+            await asyncio.gather(failed, away, return_exceptions=True)
+
+    async def _begin_again(self, why: str, tries: Tries, plan: FleetPlan) -> None:
+        assert self._started is not None
+        job, began_s, said = self._job, time.monotonic(), ""
+        while True:
+            if (pause_s := tries.next_pause_s()) is None:
+                raise CannotStart(
+                    f"{why}\nThe fleet was begun again {job.launcher.tries:g} times, and was lost each time"
+                )
+            if why != said:
+                job.say(f"The fleet is lost: {why}\nIt is begun again; requests wait meanwhile.")
+                said = why
+            await asyncio.sleep(pause_s)
+            try:
+                started = await job.launcher.start(plan, again=True)
+            except CannotStart as error:
+                why = str(error)
+                continue
+            tries.began()
+            if started.controller != self._started.controller:
+                raise CannotStart(
+                    f"The fleet runs again, with its controller at {started.controller}, "
+                    f"and not at {self._started.controller}, where routers ask; start `warmroute up` anew"
+                )
+            job.launched(started, time.monotonic() - began_s)
+            return
 
     async def _unless_ended(self, wanted: Coroutine[Any, Any, T], failing: "asyncio.Task[str] | None" = None) -> T:
         """Ended: a signal came first. CannotStart: the launcher said why it is over."""
@@ -157,6 +216,8 @@ class Running:
             if cut:
                 limit = f"{job.drain_timeout_s:g} s; the replicas' --drain-timeout sets this limit"
                 job.say(f"Running requests that were cut after {limit}: {cut}")
+        if not job.launcher.holds:
+            await job.launcher.close()  # it may be about to begin the fleet again
         if self._started is not None and self._ends_replicas:
             # Whoever asks a replica itself, past the front, has what is left of the time.
             left_s = max(0.0, job.drain_timeout_s - (asyncio.get_running_loop().time() - began_s))

@@ -23,6 +23,7 @@ class Watcher:
     def __init__(self, fleet: Fleet, say: Callable[[str], None], show: Callable[[View], None] | None = None) -> None:
         self.view: View | None = None
         self.failed = False
+        self._away_since_s: float | None = None
         self._fleet = fleet
         self._say = say
         self._show = show
@@ -42,19 +43,23 @@ class Watcher:
 
     async def follow(self) -> None:
         """For as long as the fleet runs. A controller that is away for a moment is said once."""
-        away = False
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
             except click.ClickException as error:
-                if not away:
+                if self._away_since_s is None:
+                    self._away_since_s = time.monotonic()
                     self._say(f"The controller is away: {error.format_message()}")
-                away = True
                 continue
-            if away:
+            if self._away_since_s is not None:
                 self._say("The controller is back")
-            away = False
+            self._away_since_s = None
+
+    async def away_for(self, seconds: float) -> None:
+        """Wait until `follow` has heard nothing of the controller for so long."""
+        while self._away_since_s is None or time.monotonic() - self._away_since_s < seconds:
+            await asyncio.sleep(LOOK_S)
 
     async def ended(self) -> None:
         """Wait until nothing runs any more, which is when the controller is gone or has nothing left."""

@@ -11,6 +11,7 @@ class Events(Struct, frozen=True):
     """Of GET /replicas of a router, what is needed; null: no events are followed."""
 
     seq: int = -1
+    overclaim: str | None = None
 
 
 class Known(Struct, frozen=True):
@@ -27,6 +28,7 @@ class Known(Struct, frozen=True):
     block_size: int | None = None
     breaker: str = "closed"
     events: Events | None = None
+    trust: float = 1.0
 
 
 class Candidate(Struct, frozen=True):

@@ -82,6 +82,8 @@ def _routed(known: Known, readings: Sequence[Samples], change: Between) -> Route
         breaker=known.breaker,
         state=known.state,
         inexact=known.inexact,
+        overclaim=None if known.events is None else known.events.overclaim,
+        trust=known.trust,
         has_events=known.events is not None,
         lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
         lost_batches=added("event_lost_batches"),

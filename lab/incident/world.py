@@ -113,6 +113,11 @@ class World:
             awaited = {
                 slot: (blocks - found.sure.get(slot, 0)) * line.block_tokens for slot, blocks in found.gpu.items()
             }
+        for one in own:
+            slot = self.twins[one.name].candidate.slot
+            for claims in (matched, lower, awaited):
+                if one.trust != 1 and slot in claims:
+                    claims[slot] *= one.trust
         for one in decided.candidates:
             if not self._is_matched(line, one):
                 slot = self.twins[one.name].candidate.slot

@@ -12,11 +12,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from api import schema
 from api.errors import ApiError, draining, unauthorized
-from api.http.answers import error_response, json_response
+from api.http import documents
+from api.http.answers import json_response
+from api.http.bodies import Bodies
+from api.http.routes import Asked, Gate, Route, Table, Who, guarded
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -34,8 +37,7 @@ from replica.messages import Hello
 
 log = logging.getLogger(__name__)
 
-# What probes and Prometheus ask for, without a key: nothing there tells what clients say.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+TITLE = "warmroute replica"
 DONE = {"status": "ok"}
 TOKENIZE_BYTES = 4 * 1024 * 1024  # of a body of /tokenize and /detokenize, whose answers are several times as long
 SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
@@ -50,7 +52,7 @@ class Endpoints:
         self.config = config
         self.model = config.engine.model
         self.metrics = Metrics(self.model, config.engine.block_size, lambda: engine.stats)
-        self.reader = Reader(prompts, self.model, config.max_body_bytes)
+        self.reader = Reader(prompts, self.model, config.max_body_bytes, Bodies(config.max_bodies_bytes))
         self.created = int(time.time())
 
     # ---- generation
@@ -85,7 +87,7 @@ class Endpoints:
 
     # ---- tokens and models
 
-    async def models(self) -> Response:
+    async def models(self, _: Request) -> Response:
         return json_response(ModelList(data=[self._model()]))
 
     async def model_named(self, request: Request) -> Response:
@@ -99,8 +101,8 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         hello = self._open()
-        body = await self.reader.body(request, TOKENIZE_BYTES)
-        return await self.reader.aside(request, len(body), lambda: json_response(self._tokens(body, hello)))
+        async with self.reader.body(request, TOKENIZE_BYTES) as body:
+            return await self.reader.aside(request, len(body), lambda: json_response(self._tokens(body, hello)))
 
     def _tokens(self, body: bytes, hello: Hello) -> Tokens:
         request = read(body, TokenizeRequest)
@@ -112,8 +114,8 @@ class Endpoints:
         return Tokens(count=len(tokens), max_model_len=hello.max_model_len, tokens=tokens, token_strs=strings)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self.reader.body(request, TOKENIZE_BYTES)
-        return await self.reader.aside(request, len(body), lambda: json_response(self._text(body)))
+        async with self.reader.body(request, TOKENIZE_BYTES) as body:
+            return await self.reader.aside(request, len(body), lambda: json_response(self._text(body)))
 
     def _text(self, body: bytes) -> DetokenizedPrompt:
         request = read(body, DetokenizeRequest)
@@ -122,24 +124,24 @@ class Endpoints:
 
     # ---- operation
 
-    async def reset_prefix_cache(self) -> Response:
+    async def reset_prefix_cache(self, _: Request) -> Response:
         self._open()
         if not await self.engine.reset():
             message = "requests are running, and the cache holds what they use; try again when they have ended"
             raise ApiError(409, message, code="cache_in_use")
         return json_response(DONE)
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         return json_response(DONE)
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         self._open()
         if self.engine.silent_s > SILENCE_LIMIT_S:
             message = f"the engine has said nothing for {self.engine.silent_s:.1f} s; try again"
             raise unavailable(message, "engine_silent")
         return json_response(DONE)
 
-    async def load(self) -> Response:
+    async def load(self, _: Request) -> Response:
         return json_response(self._load())
 
     def _load(self) -> dict[str, Any]:
@@ -160,68 +162,106 @@ class Endpoints:
             "rates": msgspec.structs.asdict(stats.rates),
         }
 
-    async def expose_metrics(self) -> Response:
+    async def expose_metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         return json_response({"version": version("warmroute")})
 
+    async def docs(self, _: Request) -> Response:
+        return documents.docs(TITLE)
 
-class KeyGuard:
-    """Asks for `Authorization: Bearer KEY` everywhere but at the open paths."""
+    async def redoc(self, _: Request) -> Response:
+        return documents.redoc(TITLE)
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
+    async def openapi(self, request: Request) -> Response:
+        return documents.openapi(request)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._knows_key(scope):
-            await error_response(unauthorized())(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
-    def _knows_key(self, scope: Scope) -> bool:
+# ---- routes
+
+
+class Documented(Route, frozen=True, eq=False, kw_only=True):
+    request: Any = None
+    answer: Any = None
+
+
+def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any, **more: Any) -> Documented:
+    return Documented(methods=methods, template=template, who=who, endpoint=endpoint, **more)
+
+
+GET, POST, PAGE = ("GET",), ("POST",), ("GET", "HEAD")
+ANYONE, CLIENT = Who.ANYONE, Who.CLIENT
+ONE_MODEL = "/v1/models/{model:path}"
+
+# Who may ask for what, where there is a key. Routers have it, and whoever has it may do here what they do.
+ROUTES = (
+    _route(POST, "/v1/completions", CLIENT, Endpoints.completions, request=CompletionRequest, answer=Completion),
+    _route(
+        POST, "/v1/chat/completions", CLIENT, Endpoints.chat_completions, request=ChatRequest, answer=ChatCompletion
+    ),
+    _route(GET, "/v1/models", CLIENT, Endpoints.models, answer=ModelList),
+    _route(GET, ONE_MODEL, CLIENT, Endpoints.model_named, answer=Model, encoded_slashes=True),
+    _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
+    _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, request=DetokenizeRequest, answer=DetokenizedPrompt),
+    _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
+    _route(GET, "/health", ANYONE, Endpoints.health),
+    _route(GET, "/ready", ANYONE, Endpoints.ready),
+    _route(GET, "/metrics", ANYONE, Endpoints.expose_metrics),
+    _route(GET, "/load", CLIENT, Endpoints.load),
+    _route(GET, "/version", CLIENT, Endpoints.version),
+    _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
+    _route(PAGE, documents.OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
+)
+TABLE = Table(ROUTES)
+
+
+class ReplicaKey:
+    """Asks for `Authorization: Bearer KEY` everywhere but where anyone may ask."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = None if key is None else key.encode()
+
+    def admit(self, scope: Scope, asked: Asked) -> None:
+        if self._key is not None and asked.who is not ANYONE and not self._is_shown(scope, self._key):
+            raise unauthorized()
+
+    @staticmethod
+    def _is_shown(scope: Scope, expected: bytes) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False
         scheme, _, key = given[0].partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), self._key)
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), expected)
 
 
 def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> FastAPI:
     endpoints = Endpoints(engine, prompts, config)
-    app = FastAPI(title="warmroute replica", version=version("warmroute"), redirect_slashes=False)
+    app = FastAPI(
+        title=TITLE,
+        version=version("warmroute"),
+        redirect_slashes=False,
+        openapi_url=None,  # and so no routes but those of the table
+    )
     app.state.endpoints = endpoints
     _add_routes(app, endpoints)
     add_error_answers(app, endpoints.metrics)
-    if config.api_key is not None:
-        app.add_middleware(KeyGuard, key=config.api_key)
+    app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit)
     app.openapi = lambda: _openapi(app, endpoints.model)  # type: ignore[method-assign]
     return app
 
 
 def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
-    def add(path: str, endpoint: Any, request: Any = None, answer: Any = None, method: str = "POST") -> None:
-        extra = _operation(request, answer, generates=answer in (Completion, ChatCompletion))
-        app.add_api_route(path, endpoint, methods=[method], openapi_extra=extra)
-
-    add("/v1/completions", endpoints.completions, CompletionRequest, Completion)
-    add("/v1/chat/completions", endpoints.chat_completions, ChatRequest, ChatCompletion)
-    add("/v1/models", endpoints.models, None, ModelList, "GET")
-    app.add_api_route(
-        "/v1/models/{model:path}",
-        endpoints.model_named,
-        methods=["GET"],
-        openapi_extra=_operation(None, Model, generates=False) | {"parameters": [_MODEL_IN_PATH]},
-    )
-    add("/tokenize", endpoints.tokenize, TokenizeRequest, Tokens)
-    add("/detokenize", endpoints.detokenize, DetokenizeRequest, DetokenizedPrompt)
-    add("/reset_prefix_cache", endpoints.reset_prefix_cache)
-    add("/health", endpoints.health, method="GET")
-    add("/ready", endpoints.ready, method="GET")
-    add("/load", endpoints.load, method="GET")
-    add("/version", endpoints.version, method="GET")
-    app.add_api_route("/metrics", endpoints.expose_metrics, methods=["GET"], openapi_extra=_METRICS)
+    for route in ROUTES:
+        for method in route.methods:
+            app.add_api_route(
+                route.template,
+                guarded(route, route.endpoint.__get__(endpoints)),
+                methods=[method],
+                openapi_extra=_documented(route),
+                include_in_schema=route.in_document,
+            )
 
 
 # ---- what OpenAPI says
@@ -238,6 +278,13 @@ ERRORS = {
 }
 _MODEL_IN_PATH = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {"text/plain": {}}}}}
+
+
+def _documented(route: Documented) -> dict[str, Any]:
+    if route.template == "/metrics":
+        return _METRICS
+    operation = _operation(route.request, route.answer, generates=route.answer in (Completion, ChatCompletion))
+    return operation | {"parameters": [_MODEL_IN_PATH]} if route.template == ONE_MODEL else operation
 
 
 def _operation(request: Any, answer: Any, *, generates: bool) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """What is answered instead of what was asked for, and which of it counts as a refused request."""
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api.errors import ApiError, internal, invalid, method_not_allowed, not_found
+from api.errors import ApiError, internal
 from api.http.answers import error_response
 from replica.client import EngineDied
 from replica.http.metrics import Metrics
@@ -36,25 +35,13 @@ def add_error_answers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         reason = refusal(error)
-        if reason is not None and request.url.path in GENERATION_PATHS:
+        if reason is not None and request.scope["path"] in GENERATION_PATHS:
             metrics.refused[reason] += 1
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def routing_error(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        match error.status_code:
-            case 404:
-                return error_response(not_found(path))
-            case 405:
-                allowed = (error.headers or {}).get("Allow", "").split(", ")
-                return error_response(method_not_allowed(request.method, path, allowed))
+    async def routing_error(_: Request, error: HTTPException) -> Response:
         return error_response(ApiError(error.status_code, str(error.detail)))
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_parameter(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return error_response(invalid(first["msg"], ".".join(map(str, first["loc"]))))
 
     @app.exception_handler(EngineDied)
     async def engine_died(_: Request, error: EngineDied) -> Response:

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from api.counting import check_body
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
+from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
 from api.native import REQUEST_TYPE, Native, unpack_ids, unwrap
 from api.prompts import Prompts, check_room
 from api.requests import ChatRequest, CompletionRequest, read
@@ -32,10 +35,11 @@ class Intake(NamedTuple):
 class Reader:
     """Owns the threads that read long requests."""
 
-    def __init__(self, prompts: Prompts, model: str, max_body_bytes: int) -> None:
+    def __init__(self, prompts: Prompts, model: str, max_body_bytes: int, bodies: Bodies) -> None:
         self.prompts = prompts
         self.model = model
         self.max_body_bytes = max_body_bytes
+        self.bodies = bodies
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._free_threads = asyncio.Semaphore(THREADS)
         self._waiting_bytes = 0
@@ -46,33 +50,38 @@ class Reader:
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def body(self, request: Request, max_bytes: int | None = None) -> bytes:
-        """The whole body; ApiError 413 as soon as it is known to be larger than any may be.
+    @asynccontextmanager
+    async def body(self, request: Request, max_bytes: int | None = None) -> AsyncIterator[bytes]:
+        """The whole body, counted until it is no longer needed; ApiError 413 or 429 once it is known to be too much.
 
         One that is too large only here is let in and forgotten, so that its client reads why.
         """
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal():
-            _check_size(int(declared), self.max_body_bytes)
+        declared = declared_size(request.headers.get("content-length", "")) or 0
+        _check_size(declared, self.max_body_bytes)
+        self.bodies.check(declared)
         limit = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
         received = bytearray()
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            _check_size(size, self.max_body_bytes)
-            if size <= limit:
-                received += piece
-        _check_size(size, limit)
-        return bytes(received)
+        size = held = 0
+        try:
+            async for piece in request.stream():
+                size += len(piece)
+                _check_size(size, self.max_body_bytes)
+                if size <= limit:
+                    held = self.bodies.claim(size, held)
+                    received += piece
+            _check_size(size, limit)
+            whole = bytes(received)
+            received.clear()
+            yield whole
+        finally:
+            self.bodies.release(held)
 
     async def generation(self, request: Request, request_type: type[GenerationRequest], max_model_len: int) -> Intake:
-        received = await self.body(request)
-        body, native = received, Native()
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE:
-            native, body = unwrap(received)
-        return await self.aside(
-            request, len(received), lambda: self._intake(read(body, request_type), native, max_model_len)
-        )
+        enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
+        async with self.body(request) as received:
+            return await self.aside(
+                request, len(received), lambda: self._intake(received, request_type, enveloped, max_model_len)
+            )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
         """Does work of this many bytes where it holds up nobody; not at all where its client leaves while it waits."""
@@ -104,7 +113,13 @@ class Reader:
         if name is not None and name != self.model:
             raise unknown_model(name, [self.model])
 
-    def _intake(self, request: GenerationRequest, native: Native, max_model_len: int) -> Intake:
+    def _intake(
+        self, received: bytes, request_type: type[GenerationRequest], enveloped: bool, max_model_len: int
+    ) -> Intake:
+        native, body = unwrap(received) if enveloped else (Native(), received)
+        if len(body) > MEDIUM_BYTES:
+            check_body(body, max_model_len, chat=request_type is ChatRequest)
+        request = read(body, request_type)
         self.check_model(request.model)
         if isinstance(request, ChatRequest) and request.tools:
             self._tell_of_tools()

@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from api.model_files import read_model_file
+
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -101,7 +103,7 @@ def read_config(folder: Path) -> ModelConfig:
 def read_object(file: Path) -> dict[str, Any]:
     """A file that must hold one JSON object. ValueError, with its name, for any other."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_model_file(file))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):

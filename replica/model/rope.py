@@ -7,9 +7,15 @@ from torch import Tensor
 
 from replica.model.config import Llama3Scaling, ModelConfig
 
+FLOAT_BYTES = 4
+MOST_BYTES = 8_000_000_000  # some ten million positions of the largest heads
+
 
 def rotation(config: ModelConfig, positions: int) -> Tensor:
     """The cosines and sines of all positions, [positions, 2, 1, head_dim / 2]; the 1 stands for the heads."""
+    if positions * config.head_dim * FLOAT_BYTES > MOST_BYTES:
+        most = f"{MOST_BYTES / 1e9:g} GB"
+        raise ValueError(f"the rotations of {positions} positions take more than {most}; give a lower --max-model-len")
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     if config.rope_scaling is not None:

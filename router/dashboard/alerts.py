@@ -276,6 +276,8 @@ def _routed(row: Row, readings: Sequence[Reading], before: Counted, now: Seen) -
         breaker=row.breaker,
         state=row.state,
         inexact=row.inexact,
+        overclaim=row.overclaim,
+        trust=row.trust,
         has_events=row.lag_batches is not None,
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
         index_blocks=now.gpu_blocks,

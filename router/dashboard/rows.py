@@ -61,6 +61,8 @@ class Row(Struct):
     restarts: int | None = None
     digest_mismatches: int | None = None
     lost_batches: int | None = None
+    overclaim: str | None = None  # more blocks than it can hold
+    trust: float = 1.0  # what its claims of cached tokens count for
 
 
 class Totals(Struct):
@@ -147,6 +149,8 @@ class Looking:
             lag_batches=None if feed is None else feed.lag_batches,
             faults=member.faults,
             breaker=member.health.breaker,
+            overclaim=None if feed is None else feed.overclaim,
+            trust=round(member.trust, 3),
             cache_used=_cache_used(member),
             heard_age_s=_heard_age_s(member, feed, router.now_s()),
             gaps=None if feed is None else feed.gaps,

@@ -39,6 +39,8 @@ class Routed(Struct, frozen=True, kw_only=True):
     breaker: str = "closed"
     state: str = "exact"
     inexact: str | None = None
+    overclaim: str | None = None  # it claims more blocks than it can hold
+    trust: float = 1.0  # what its claims of cached tokens count for, now
     has_events: bool = True
     lag_batches: int = 0  # the least of the readings: more than that was behind all the time
     lost_batches: float = 0

@@ -7,6 +7,7 @@ from router.doctor.findings import Told
 LAG_BATCHES = 20  # behind at every reading: some seconds of an engine's steps
 LOST_BATCHES = 1  # what could not be had again stays wrong until a snapshot
 GAPS = 2  # one may be a router's or a switch's hiccup, and was repaired
+TRUSTED = 1.0  # less is a run of wrong claims, not an eviction on the way
 WRONG = 0.05  # of the predictions; those that arrive while others evict are a per cent or two
 PREDICTIONS = 20
 APPROXIMATE = 0.01  # of the prompts: some have parts that no tokenizer sees (images)
@@ -40,9 +41,34 @@ def no_events(replica: Replica, _: Figures) -> Told | None:
     )
 
 
+def false_claims(replica: Replica, _: Figures) -> Told | None:
+    routed = replica.routed
+    if routed is None or not _routed(replica) or not _claims_falsely(replica):
+        return None
+    return Told(
+        f"its events cannot be true: {routed.overclaim}"
+        if routed.overclaim is not None
+        else "its answers find far less in its cache than its events claim, again and again: they draw fewer requests",
+        "see that the events are this replica's own (--replica url=URL,events=tcp://HOST:PORT), that it "
+        "sends removed blocks too, and that its model and block size are those of the router; then restart it",
+        {"trust": routed.trust, "blocks_known": routed.index_blocks, "why": routed.overclaim or ""},
+    )
+
+
+def _claims_falsely(replica: Replica) -> bool:
+    routed = replica.routed
+    return routed is not None and (routed.overclaim is not None or routed.trust < TRUSTED)
+
+
 def index_inexact(replica: Replica, _: Figures) -> Told | None:
     routed = replica.routed
-    if routed is None or not _routed(replica) or not routed.has_events or routed.state not in ("partial", "syncing"):
+    if (
+        routed is None
+        or _claims_falsely(replica)
+        or not _routed(replica)
+        or not routed.has_events
+        or routed.state not in ("partial", "syncing")
+    ):
         return None
     return Told(
         f"the router knows only a part of its cache: {routed.inexact or routed.state}",
@@ -104,7 +130,9 @@ def wrong_predictions(replica: Replica, _: Figures) -> Told | None:
 
 def _says_why_it_is_wrong(replica: Replica) -> bool:
     routed = replica.routed
-    return routed is not None and (routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES)
+    if routed is None or _claims_falsely(replica):
+        return True
+    return routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES
 
 
 def approximate_prompts(figures: Figures) -> Told | None:

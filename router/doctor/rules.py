@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     OfRouter("hot-replica", routing_rules.hot_replica),
     OfRouter("herding", routing_rules.herding),
     OfReplica("no-events", index_rules.no_events),
+    OfReplica("false-claims", index_rules.false_claims),
     OfReplica("index-inexact", index_rules.index_inexact),
     OfReplica("event-lag", index_rules.event_lag),
     OfReplica("event-losses", index_rules.event_losses),

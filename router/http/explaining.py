@@ -14,6 +14,9 @@ from router.holders import slots_of
 from router.index import Matches
 from router.members import APPROXIMATE, ServedModel
 from router.prompt import Peek, Prompt, read_peek
+from router.reading.client import is_quick
+from router.reading.messages import Found, Make
+from router.reading.prompts import make_for, prompt_from
 
 
 class CandidateView(Struct):
@@ -47,14 +50,8 @@ class Explained(Struct):
 
 async def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
     """ApiError where the request itself would be refused. Nothing is counted or taken for granted."""
-    peek = read_peek(body)
+    peek, prompt = await _read(router, body, admitted)
     model = router.members.model(peek.model)
-    salt = admitted.cache_salt(peek.cache_salt)
-    if model.tokens.is_quick(body):
-        prompt = _prompt(model, body, peek, salt)
-    else:
-        prompt = await asyncio.to_thread(_prompt, model, body, peek, salt)
-        model = router.members.model(peek.model)  # its replicas may be others by now
     question, matches = router.question(model, prompt, peek.prompt_cache_key)
     decision, members = router.choose(model, question).at_rest(), list(model.members)
     size = _main_size(model, prompt)
@@ -95,6 +92,25 @@ def _view(verdict: Verdict, candidate: Candidate, sure_tokens: float) -> Candida
         available=candidate.unavailable is None,
         why=verdict.why,
     )
+
+
+async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, Prompt]:
+    if is_quick(body):
+        peek = read_peek(body)
+        model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
+        if model.tokens.is_quick(body):
+            return peek, _prompt(model, body, peek, salt)
+        return peek, await asyncio.to_thread(_prompt, model, body, peek, salt)
+
+    def want(found: Found) -> Make:
+        nonlocal peek, model, salt
+        peek = Peek(**found.fields)
+        model, salt = router.members.model(peek.model), admitted.cache_salt(peek.cache_salt)
+        return make_for(model, found.chat, salt)
+
+    made = await router.reading.read(body, want)
+    assert made is not None, "it was wanted"
+    return peek, prompt_from(made, model, peek, salt)
 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:

@@ -3,27 +3,26 @@
 All others are the app's (`app.py`). Limits are those of `api.http.connection`.
 """
 
-import urllib.parse
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from api.errors import ApiError
 from api.http.connection import HttpProtocol, Limits
+from api.http.path import parse_target, raw_path
+from api.http.routes import Table
 from router.exchange import Exchange
+from router.http.opening import Opening, Openings
 
-# Given a request's method and path: who opens it, or None for the app.
-Direct = Callable[[str, str], Callable[[Exchange], None] | None]
-# Found without parsing, as nearly every request has one of them.
-USUAL_PATHS = {b"/v1/chat/completions": "/v1/chat/completions", b"/v1/completions": "/v1/completions"}
+MOST_SHOWN = 256  # characters of a target that is none, in the access log
 
 
 class FrontConnection(HttpProtocol):
-    def __init__(self, limits: Limits, direct: Direct, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limits: Limits, table: Table, openings: Openings, *arguments: Any, **options: Any) -> None:
         super().__init__(limits, *arguments, **options)
-        self._direct = direct
+        self._table = table
+        self._openings = openings
         self._idle_since_s = 0.0
 
     # What follows is as the classes above do it, but each in one call, because every request has some of them.
@@ -46,19 +45,21 @@ class FrontConnection(HttpProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._decline_upgrade()
+            return
         method = self.parser.get_method().decode("ascii")
-        raw_path, query = self.url, b""
-        path = USUAL_PATHS.get(raw_path)
-        if path is None:
-            url = httptools.parse_url(raw_path)
-            raw_path, query = url.path or b"/", url.query or b""
-            path = raw_path.decode("ascii")
-            if "%" in path:
-                path = urllib.parse.unquote(path)
-        opens = None if self._spare else self._direct(method, path)
+        raw, query = self.url, b""
+        usual = self._table.usual.get(raw)
+        asked = None if usual is None else usual.get(method)
+        if asked is None:
+            opens, path, raw, query = self._find(method, raw)
+        else:
+            path = asked.text
+            opens = None if self._spare or asked.route is None else self._openings.by_route.get(asked.route)
         if opens is None:
             self.scope["state"]["abort"] = self.abort  # for an answer without an end that nobody reads
-            super().on_headers_complete()
+            self._begin_cycle()
             if self._answered_now() is not None:
                 self.flow.resume_reading()  # or nobody would see that the client leaves
             return
@@ -66,13 +67,14 @@ class FrontConnection(HttpProtocol):
         version = self.parser.get_http_version()
         scope = self.scope
         scope["method"], scope["path"], scope["http_version"] = method, path, version
-        scope["raw_path"], scope["query_string"] = raw_path, query
+        scope["raw_path"], scope["query_string"] = raw, query
+        self.headers = []  # trailers are no headers of the request
         exchange = Exchange(
             self,
             scope,  # type: ignore[arg-type]
             opens,
             keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self.server_state.retiring,
-            expects_continue=self.expect_100_continue,
+            expects_continue=self.expect_100_continue and version != "1.0",
         )
         before, self.cycle = self.cycle, exchange  # type: ignore[assignment]
         self._open.append(self.cycle)
@@ -81,6 +83,17 @@ class FrontConnection(HttpProtocol):
             exchange.begin()
         else:
             self.pipeline.appendleft((self.cycle, self.app))  # read on: the client may leave
+
+    def _find(self, method: str, raw: bytes) -> tuple[Opening | None, str, bytes, bytes]:
+        """What opens the request, if it is not for the app; its path, as it reads, and as it is written; its query."""
+        try:
+            target = parse_target(raw, self.headers)
+            asked = self._table.find(method, target.path)
+        except ApiError as error:
+            return self._openings.refused(error), raw[:MOST_SHOWN].decode("latin-1"), b"", b""
+        self.url = target.raw
+        opens = None if self._spare or asked.route is None else self._openings.by_route.get(asked.route)
+        return opens, asked.text, raw_path(target.path), target.query
 
     def on_body(self, body: bytes) -> None:
         exchange: RequestResponseCycle | Exchange = self.cycle
@@ -93,6 +106,8 @@ class FrontConnection(HttpProtocol):
             exchange.set()
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         exchange: RequestResponseCycle | Exchange = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
@@ -114,6 +129,7 @@ class FrontConnection(HttpProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            self.pause_if_early()
         else:
             self._idle_since_s = self.loop.time()
 
@@ -155,5 +171,5 @@ class FrontConnection(HttpProtocol):
             self.transport.write_eof()
 
 
-def front_protocol(limits: Limits, direct: Direct) -> Any:
-    return partial(FrontConnection, limits, direct)
+def front_protocol(limits: Limits, table: Table, openings: Openings) -> Any:
+    return partial(FrontConnection, limits, table, openings)

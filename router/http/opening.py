@@ -1,9 +1,14 @@
-"""Which requests go past the app, and how they begin: admitted, counted, and given to who answers them."""
+"""Requests that go past the app, and how they begin: admitted, counted, and given to what answers them.
 
-import urllib.parse
+Each opening is called with its route, from the table, and admits for that one.
+"""
+
 from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
 from api.errors import ApiError, draining
+from api.http.routes import Route
 from router.admission import Admitted
 from router.core import Router
 from router.exchange import Exchange
@@ -11,66 +16,65 @@ from router.forwarding import Forwarding
 from router.headers import id_line, value_of
 from router.routing import Routing
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-FORWARDED = frozenset({"/tokenize", "/detokenize"})
-POST_ONLY = FORWARDED | {CHAT, COMPLETIONS}
-MODELS, ONE_MODEL = "/v1/models", "/v1/models/"
-
-
-def is_plain(path: str) -> bool:
-    """Whether every server takes it for the same: some resolve dots, join slashes or decode what is decoded already."""
-    if "%" in path and urllib.parse.unquote(path) != path:
-        return False
-    return not any(part in ("", ".", "..") for part in path.split("/")[1:])
+Opening: TypeAlias = Callable[[Exchange], None]
 
 
 class Openings:
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, routes: tuple[Route, ...]) -> None:
+        self.by_route: dict[Route, Opening] = {route: partial(route.endpoint, self, route) for route in routes}
         self._router = router
         self._cors = {origin.encode() for origin in router.config.cors_origins}
 
-    def find(self, method: str, path: str) -> Callable[[Exchange], None] | None:
-        """Who opens such a request; None: the app answers it."""
-        if path == CHAT:
-            return self._chat if method == "POST" else None
-        if path == COMPLETIONS:
-            return self._completion if method == "POST" else None
-        if method == "OPTIONS" or path == MODELS or path.startswith(ONE_MODEL):
-            return None
-        if (path.startswith("/v1/") and is_plain(path)) or (path in FORWARDED and method == "POST"):
-            return self._forward
-        return None
+    def refused(self, error: ApiError) -> Opening:
+        """For a request whose target is none."""
 
-    def _chat(self, exchange: Exchange) -> None:
-        self._generation(exchange, chat=True)
+        def refuse(exchange: Exchange) -> None:
+            self._router.turned_away(exchange.scope, error)
+            raise error
 
-    def _completion(self, exchange: Exchange) -> None:
-        self._generation(exchange, chat=False)
+        return refuse
 
-    def _generation(self, exchange: Exchange, *, chat: bool) -> None:
-        admitted = self._admitted(exchange)
+    # ---- what the table names
+
+    def chat(self, route: Route, exchange: Exchange) -> None:
+        self._generation(route, exchange, chat=True)
+
+    def completion(self, route: Route, exchange: Exchange) -> None:
+        self._generation(route, exchange, chat=False)
+
+    def forward(self, route: Route, exchange: Exchange) -> None:
+        """A body that may be a prompt: it is JSON where the key has a salt."""
+        self._forwarding(route, exchange, generates=True)
+
+    def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
+        """Nothing is made of what is cached, and the body may be anything."""
+        self._forwarding(route, exchange, generates=False)
+
+    # ---- parts
+
+    def _generation(self, route: Route, exchange: Exchange, *, chat: bool) -> None:
+        admitted = self._admitted(route, exchange)
         routing = Routing(self._router, exchange, admitted, chat, self._router.now_s())
-        exchange.expect(routing.serve, self._router.config.max_body_bytes)
+        exchange.expect(routing.serve, self._router.config.max_body_bytes, self._router.bodies)
 
-    def _forward(self, exchange: Exchange) -> None:
-        forwarding = Forwarding(self._router, exchange, self._admitted(exchange))
-        exchange.expect(forwarding.serve, self._router.config.max_body_bytes)
+    def _forwarding(self, route: Route, exchange: Exchange, *, generates: bool) -> None:
+        forwarding = Forwarding(self._router, exchange, self._admitted(route, exchange), generates=generates)
+        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
-    def _admitted(self, exchange: Exchange) -> Admitted:
+    def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
         router, scope = self._router, exchange.scope
-        headers, client = scope["headers"], scope["client"]
+        headers = scope["headers"]
         if self._cors:
             self._allow_origin(exchange, headers)
-        host = client[0] if client else None
         try:
             if router.draining:
                 raise draining()
             admitted = router.admission.admit(
                 headers,
-                scope["path"],
-                host,
+                route.who,
+                scope["client"],
                 router.now_s(),
-                method=scope["method"],
+                path=scope["path"],
                 http_version=scope["http_version"],
             )
         except ApiError as error:

@@ -5,6 +5,7 @@ import platform
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PARTS = (
     "core",
@@ -13,6 +14,8 @@ PARTS = (
     "host",
     "serving",
     "events",
+    "floods",
+    "event_sockets",
     "index",
     "decisions",
     "tokens",
@@ -30,7 +33,7 @@ PARTS = (
 )
 # Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
 # The last one writes to docs/, with tmux.
-BY_NAME = ("peers", "policies", "pictures", "screenshots", "heap", "terminal")
+BY_NAME = ("bodies", "peers", "policies", "pictures", "ray_faults", "screenshots", "heap", "soak", "terminal")
 SIZED = ("native", "peers", "heap")
 
 
@@ -53,13 +56,19 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
     parser.add_argument("--small", action="store_true", help="native: a smaller model; peers, heap: a short trial")
+    soak = parser.add_argument_group("soak")
+    soak.add_argument("--minutes", type=float, default=60.0, help="how long")
+    soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")
+    soak.add_argument("--inside", type=float, default=0.0, metavar="SECONDS", help="say so often what holds the memory")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
         sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *BY_NAME))}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        options = {"small": True} if arguments.small and part in SIZED else {}
+        options: dict[str, Any] = {"small": True} if arguments.small and part in SIZED else {}
+        if part == "soak":
+            options = {"minutes": arguments.minutes, "out": arguments.out, "inside_s": arguments.inside}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

@@ -24,6 +24,7 @@ from router.feeds import Feeds
 from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
+from router.http.routes import FORWARDED, TABLE
 from router.index import PrefixIndex
 from router.members import Members
 from router.spec import parse_replica
@@ -84,7 +85,8 @@ class FrontOnWires:
         self.connections = [self._connect(member) for member in self.router.members]
         self.router.members.arrange()
         server = http_server(
-            build_app(self.router, self.upkeep), protocol=front_protocol(Limits(), Openings(self.router).find)
+            build_app(self.router, self.upkeep, TABLE),
+            protocol=front_protocol(Limits(), TABLE, Openings(self.router, FORWARDED)),
         )
         server.config.load()
         self.front: Any = server.config.http_protocol_class(  # type: ignore[call-arg]

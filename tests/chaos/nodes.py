@@ -47,7 +47,7 @@ def _enter(namespace: int) -> None:
         raise OSError(ctypes.get_errno(), "cannot enter the namespace")
 
 
-def _ip(*words: str) -> str:
+def ip(*words: str) -> str:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
@@ -98,11 +98,11 @@ class Node:
 
     def cut(self) -> None:
         """Packets vanish in both directions; the machine's own sockets and address stay up."""
-        _ip("-n", self.switch, "link", "set", self.port, "down")
+        ip("-n", self.switch, "link", "set", self.port, "down")
 
     def restore(self) -> None:
         """Let packets through again."""
-        _ip("-n", self.switch, "link", "set", self.port, "up")
+        ip("-n", self.switch, "link", "set", self.port, "up")
 
     @contextmanager
     def unplugged(self) -> Iterator[None]:
@@ -114,12 +114,12 @@ class Node:
 
     def processes(self) -> dict[int, str]:
         """Pids and command lines."""
-        return {int(word): _command_line(int(word)) for word in _ip("netns", "pids", self.namespace).split()}
+        return {int(word): _command_line(int(word)) for word in ip("netns", "pids", self.namespace).split()}
 
     def kill_all(self) -> None:
         """Take its power away, and wait until nothing lives there."""
         deadline = time.monotonic() + _EXIT_WAIT_S
-        while pids := _ip("netns", "pids", self.namespace).split():
+        while pids := ip("netns", "pids", self.namespace).split():
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -142,6 +142,23 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+@contextmanager
+def bare_nodes(size: int, *, subnet: str) -> Iterator[list[Node]]:
+    """Machines with addresses, and no network between them."""
+    _sweep()
+    name = f"wr{os.getpid()}-{next(_NETWORKS)}"
+    made: list[Node] = []
+    try:
+        for number in range(1, size + 1):
+            node = Node(f"{name}-{number}", f"{subnet}.{number}", "", "")
+            made.append(node)
+            ip("netns", "add", node.namespace)
+            ip("-n", node.namespace, "link", "set", "lo", "up")
+        yield made
+    finally:
+        _remove("", made)
 
 
 @contextmanager
@@ -172,29 +189,29 @@ def _sweep() -> None:
         owner = re.fullmatch(r"wr(\d+)-.+", name)
         if owner is not None and not Path("/proc", owner[1]).exists():
             Node(name, "", "", "").kill_all()
-            _ip("netns", "delete", name)
+            ip("netns", "delete", name)
 
 
 def _present() -> list[str]:
-    return [line.split()[0] for line in _ip("netns", "list").splitlines() if line]
+    return [line.split()[0] for line in ip("netns", "list").splitlines() if line]
 
 
 def _add_switch(switch: str) -> None:
     """A namespace that holds only the bridge: the box's own interfaces and firewall stay untouched."""
-    _ip("netns", "add", switch)
-    _ip("-n", switch, "link", "add", _BRIDGE, "type", "bridge")
-    _ip("-n", switch, "link", "set", _BRIDGE, "up")
+    ip("netns", "add", switch)
+    ip("-n", switch, "link", "add", _BRIDGE, "type", "bridge")
+    ip("-n", switch, "link", "set", _BRIDGE, "up")
 
 
 def _add_node(node: Node) -> None:
     """A namespace with loopback and one cable to the switch."""
-    _ip("netns", "add", node.namespace)
-    _ip("-n", node.namespace, "link", "set", "lo", "up")
+    ip("netns", "add", node.namespace)
+    ip("-n", node.namespace, "link", "set", "lo", "up")
     cable = ["link", "add", "eth0", "netns", node.namespace, "type", "veth"]
-    _ip(*cable, "peer", "name", node.port, "netns", node.switch)
-    _ip("-n", node.switch, "link", "set", node.port, "master", _BRIDGE, "up")
-    _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
-    _ip("-n", node.namespace, "link", "set", "eth0", "up")
+    ip(*cable, "peer", "name", node.port, "netns", node.switch)
+    ip("-n", node.switch, "link", "set", node.port, "master", _BRIDGE, "up")
+    ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
+    ip("-n", node.namespace, "link", "set", "eth0", "up")
 
 
 def _remove(switch: str, nodes: Sequence[Node]) -> None:
@@ -206,8 +223,8 @@ def _remove(switch: str, nodes: Sequence[Node]) -> None:
             node.kill_all()
         except (RuntimeError, OSError) as failure:
             failures.append(failure)
-        _ip("netns", "delete", node.namespace)
+        ip("netns", "delete", node.namespace)
     if switch in present:
-        _ip("netns", "delete", switch)
+        ip("netns", "delete", switch)
     if failures:
         raise failures[0]

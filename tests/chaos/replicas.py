@@ -26,11 +26,17 @@ class Command(Replica):
     """`warmroute replica` on ports of its own choice or ours, with a folder of its own for temporary files."""
 
     def __init__(
-        self, *options: object, port: int = 0, events_port: int = 0, program: Sequence[str] = ("-m", "fleet")
+        self,
+        *options: object,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        events_port: int = 0,
+        program: Sequence[str] = ("-m", "fleet"),
     ) -> None:
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self._given_port = port
-        ports = ("--port", port, "--events-port", events_port)
+        ports = ("--host", host, "--events-host", host, "--port", port, "--events-port", events_port)
         command = [sys.executable, *program, "replica", *DEMO, *ports, *options]
         self._start([*map(str, command)], TMPDIR=str(self.folder))
 

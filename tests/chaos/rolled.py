@@ -88,8 +88,8 @@ def port_of(running: Up) -> str:
 
 
 @contextmanager
-def up(runtime: Path, *arguments: str) -> Iterator[Up]:
-    with starting("--no-ray", "--port", "0", *arguments, XDG_RUNTIME_DIR=str(runtime)) as running:
+def up(runtime: Path, *arguments: str, **environment: str) -> Iterator[Up]:
+    with starting("--no-ray", "--port", "0", *arguments, XDG_RUNTIME_DIR=str(runtime), **environment) as running:
         running.wait_for("Ctrl-C ends everything")
         yield running
 

@@ -62,8 +62,9 @@ def router(*options: object, ready: bool = True, port: int = 0) -> Iterator[Rout
 class Fleet:
     """Replicas named r0, r1, ... on ports that stay theirs when they are started anew."""
 
-    def __init__(self, stack: ExitStack, count: int, options: tuple[object, ...]) -> None:
+    def __init__(self, stack: ExitStack, count: int, options: tuple[object, ...], host: str) -> None:
         self._stack = stack
+        self._host = host
         self._options = options
         self.first_port = steady_ports(PORTS * count)
         self.replicas = [self._begun(number) for number in range(count)]
@@ -110,7 +111,8 @@ class Fleet:
     def _begun(self, number: int) -> Command:
         port = self.first_port + PORTS * number
         options = (*self._options, "--replica-name", f"r{number}", "--log-level", "warning")
-        return self._stack.enter_context(command(*options, port=port, events_port=port + 1, ready=False))
+        where = {"host": self._host, "port": port, "events_port": port + 1}
+        return self._stack.enter_context(command(*options, **where, ready=False))
 
 
 def steady_ports(count: int) -> int:
@@ -123,9 +125,9 @@ def steady_ports(count: int) -> int:
 
 
 @contextmanager
-def fleet(count: int, *options: object) -> Iterator[Fleet]:
+def fleet(count: int, *options: object, host: str = "127.0.0.1") -> Iterator[Fleet]:
     with ExitStack() as stack:
-        yield Fleet(stack, count, options)
+        yield Fleet(stack, count, options, host)
 
 
 @asynccontextmanager
@@ -152,9 +154,9 @@ def port_of(running: Front) -> int:
 
 
 @asynccontextmanager
-async def http_client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+async def http_client(url: str, timeout_s: float = DEADLINE_S) -> AsyncIterator[httpx2.AsyncClient]:
     limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S, limits=limits) as made:
+    async with httpx2.AsyncClient(base_url=url, timeout=timeout_s, limits=limits) as made:
         yield made
 
 

@@ -12,25 +12,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import pytest
 
 from tests.chaos.replicas import wait_gone
-from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, http_client, router, without_chance
+from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, http_client, router
+from tests.chaos.streams import PACE, TOKENS, Told, all_streams, check_same, resumes_of, stream, unblocked
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import MODEL
 
 RESTART_BLOCKS = int(os.environ.get("WARMROUTE_RESTART_BLOCKS", "3000"))
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
-STREAMS = 64
-TOKENS = 45
 AROUND_WITHIN_S = 2.0
 TRIES = 3
 NAP_S = 0.02
@@ -38,81 +35,8 @@ STALL_S = 0.2  # of the machine: the router, which looks every 0.1 s, then takes
 EXACT_WITHIN_S = 1.0
 DRAINERS = 16
 STAND_INS = 8
-PACE = (
-    *("--simulated-prefill-tokens-per-s", 200_000, "--simulated-decode-tokens-per-s", 30),
-    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
-)
 QUICK = (*PACE[:2], "--simulated-decode-tokens-per-s", 400, *PACE[4:])
 QUIET = ("--log-level", "error")
-
-
-def asked(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "seed": number, "ignore_eos": True, "stream": True}
-    if number % 4 == 1:
-        body |= {"n": 2}
-    if number % 4 == 2:
-        body |= {"stream_options": {"include_usage": True}}
-    body |= fields
-    text = f"Once upon a time there were {number} replicas. " * (1 + number % 5)
-    if number % 2:
-        return "/v1/completions", body | {"prompt": text}
-    return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}
-
-
-class Told(NamedTuple):
-    status: int
-    body: bytes
-    replica: str
-    took_s: float
-    longest_pause_s: float
-
-    @property
-    def lines(self) -> list[bytes]:
-        """Of two choices, each in its own order: how they are mixed is up to the clock."""
-        events = without_chance(self.body).split(b"\n\n")
-        return (
-            sorted(events, key=lambda event: event[event.find(b'"index":') :][:9])
-            if b'"index":1' in self.body
-            else events
-        )
-
-
-async def stream(http: httpx2.AsyncClient, number: int, **fields: Any) -> Told:
-    path, body = asked(number, **fields)
-    began_s = last_s = time.monotonic()
-    pause_s, heard = 0.0, bytearray()
-    async with http.stream("POST", path, json=body) as response:
-        async for piece in response.aiter_raw():
-            heard += piece
-            now_s = time.monotonic()
-            pause_s, last_s = max(pause_s, now_s - last_s), now_s
-    replica = response.headers.get("x-warmroute-replica", "")
-    return Told(response.status_code, bytes(heard), replica, last_s - began_s, pause_s)
-
-
-async def all_streams(http: httpx2.AsyncClient) -> list[Told]:
-    async with asyncio.timeout(4 * DEADLINE_S):
-        return await asyncio.gather(*(stream(http, number) for number in range(STREAMS)))
-
-
-def check_same(told: list[Told], undisturbed: list[Told]) -> None:
-    for number, (one, other) in enumerate(zip(told, undisturbed, strict=True)):
-        assert one.status == 200, one
-        events_in(one.body)
-        assert one.lines == other.lines, f"stream {number}, begun by {one.replica}"
-
-
-def resumes_of(served: RouterProcess) -> Counter[str]:
-    decisions = served.decisions()
-    return Counter(
-        retries=sum(one["retries"] for one in decisions),
-        resumes=sum(one["resumes"] for one in decisions),
-        resumed=sum(one["resumes"] > 0 for one in decisions),
-    )
-
-
-async def unblocked(function: Any, *arguments: Any, **options: Any) -> Any:
-    return await asyncio.to_thread(function, *arguments, **options)
 
 
 # ---- kill -9

@@ -140,7 +140,8 @@ def test_a_subscriber_that_joins_late_is_exact_within_a_second(start: Callable[[
     wait_exact(subscriber, truth["seq"])
     assert_equals(subscriber, truth, NATIVE)
     foreign = subscriber.ask()["views"][FOREIGN]
-    assert foreign["inexact"].startswith("joined at batch")
+    # On a machine that is too busy it may lose more than it could not have; it says so in any case.
+    assert foreign["inexact"].startswith(("joined at batch", "batches "))
     print(f"exact after {took:.3f} s")
     assert_bare_is_wrong_and_says_so(subscriber, truth)
 

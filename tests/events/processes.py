@@ -18,11 +18,11 @@ FREE = "tcp://127.0.0.1:0"
 DEADLINE_S = 20.0
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
+def wait_until(condition: Callable[[], object], what: str, within_s: float = DEADLINE_S) -> None:
+    end_s = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < end_s, f"not within {DEADLINE_S:g} s: {what}"
+        assert time.monotonic() < end_s, f"not within {within_s:g} s: {what}"
         pause.wait(0.01)
 
 

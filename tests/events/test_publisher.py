@@ -129,6 +129,7 @@ def test_replay_begins_silently_at_the_oldest_batch_kept(connect: Connect) -> No
 def test_a_request_without_delimiter_is_ignored_and_a_short_start_is_read(connect: Connect) -> None:
     with Publisher(config()) as publisher:
         publisher.publish([AllBlocksCleared()])
+        until(lambda: publisher.seq == 0)
         socket = connect(zmq.DEALER, publisher.endpoints.replay)
         socket.send_multipart([bytes(8)])
         socket.send_multipart([b"", bytes(9)])

@@ -19,10 +19,12 @@ PLAN = Autoscale(min=1, max=8)
 UNIX_S = 1_700_000_000.0
 
 
-def report(queued: float = 0, *, measured_s: float = 0.0, done_per_s: float = 0.0, **load: float) -> Report:
+def report(
+    queued: float = 0, name: str = "m-0", /, *, measured_s: float = 0.0, done_per_s: float = 0.0, **load: float
+) -> Report:
     told = {"prefill_tokens_per_s": RATE, "queued_prefill_tokens": int(queued)} | load
     return Report(
-        name="m-0",
+        name=name,
         host="h",
         life="ready",
         load=Load(**told),  # type: ignore[arg-type]
@@ -268,12 +270,21 @@ def test_replicas_that_have_measured_nothing_change_nothing(reports: list[Report
 
 
 def test_a_replica_whose_figures_are_old_keeps_the_others_from_leaving() -> None:
-    old = report(measured_s=-STALE_S)
+    old = report(0, "m-1", measured_s=-STALE_S)
     assert set(look_on(Autoscaler(PLAN), lambda now_s: [report(measured_s=now_s), old])) == {2}
 
 
 def test_clocks_of_other_nodes_may_be_wrong() -> None:
     assert look_on(Autoscaler(PLAN), lambda now_s: [report(measured_s=now_s - 10_000)] * 2)[-1] == 1
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_keeps_no_fleet_from_changing(jump_s: float) -> None:
+    def jumps(now_s: float) -> list[Report]:
+        there_s = now_s + (jump_s if now_s > 10 else 0.0)
+        return [report(measured_s=there_s), report(0, "m-1", measured_s=now_s)]
+
+    assert look_on(Autoscaler(PLAN), jumps)[-1] == 1
 
 
 def test_an_engine_that_does_not_say_how_fast_it_is_is_assumed_to_be_usual() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from events.subscriber import Source, Subscriber
-from fleet.host.engines import Launch, launch
+from fleet.host.engines import SGLANG_MODULE, Launch, launch
 from fleet.plan import Engine, Task
 from fleet.toml.plan_file import parse_fleet
 
@@ -132,7 +132,7 @@ def started(engine: Engine, folder: Path) -> Launch:
 
 def words_of(engine: Engine, start: Launch) -> tuple[str, ...]:
     """What the parser sees: what comes after `vllm serve`, or after the module."""
-    return start.command[start.command.index("serve" if engine == "vllm" else "sglang.launch_server") + 1 :]
+    return start.command[start.command.index("serve" if engine == "vllm" else SGLANG_MODULE) + 1 :]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

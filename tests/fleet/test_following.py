@@ -24,6 +24,9 @@ class Ray:
     """Joined as often as somebody asks, unless it is away."""
 
     clean = True
+    holds = False
+    tries = 0.0
+    away_s = 0.0
 
     def __init__(self, *controllers: str) -> None:
         self.controllers = list(controllers)  # the last one for ever
@@ -31,7 +34,8 @@ class Ray:
         self.away = ""
         self.closed = False
 
-    async def start(self, plan: FleetPlan) -> Launched:
+    async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
+        assert not again, "the file counts"
         if self.away:
             raise CannotStart(self.away)
         self.plans.append(plan)

@@ -75,6 +75,11 @@ class Launcher:
     def session(self) -> list[int]:
         return [each.pid for each in processes() if each.session == self.process.pid and each.state != "Z"]
 
+    def server(self, name: str) -> int:
+        """One of Ray's own."""
+        [pid] = [pid for pid in self.session() if f"/{name}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return pid
+
     def close_stdin(self) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -269,6 +274,25 @@ def test_a_killed_controller_comes_back_where_it_was_and_knows_what_was_wanted(l
 
 
 @mark
+def test_a_killed_gcs_comes_back_with_all_that_it_knew(local: Local) -> None:
+    running, _, fleet = local
+    before, gcs = fleet.ready(2), running.server("gcs/gcs_server")
+    os.kill(gcs, signal.SIGKILL)
+    wait_until(lambda: is_there(running, "gcs/gcs_server"), "there is another one")
+    fleet.post("/models/scale", model="sim", replicas=3)
+    after = fleet.ready(3)
+    assert {name: after[name]["pid"] for name in before} == {name: each["pid"] for name, each in before.items()}
+    fleet.post("/models/scale", model="sim", replicas=2)
+    fleet.ready(2)
+
+
+def is_there(running: Launcher, server: str) -> bool:
+    with suppress(ValueError, OSError):
+        return running.server(server) > 0
+    return False
+
+
+@mark
 def test_a_stopped_replica_leaves_neither_process_nor_actor(local: Local) -> None:
     running, _, fleet = local
     fleet.ready(2)
@@ -414,13 +438,12 @@ def test_a_fleet_that_was_told_to_end_leaves_its_ray_empty() -> None:
 
 
 @mark
-def test_the_death_of_rays_head_is_said_and_is_the_end() -> None:
+def test_the_death_of_the_raylet_is_said_and_is_the_end() -> None:
     with launcher() as running:
         running.launched()
-        [gcs] = [pid for pid in running.session() if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(gcs, signal.SIGKILL)
+        os.kill(running.server("raylet/raylet"), signal.SIGKILL)
         said = running.answer()
-        assert isinstance(said, Trouble) and "a process of Ray's has died" in said.message
+        assert isinstance(said, Trouble) and "Ray's raylet has died" in said.message
         assert running.process.wait(timeout=ENDS_WITHIN_S) == 1
         assert running.session() == []
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -55,8 +56,8 @@ class Up:
         for line in self.process.stdout:
             self.output += line
 
-    def wait_for(self, text: str, times: int = 1) -> None:
-        wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, text)
+    def wait_for(self, text: str, times: int = 1, within_s: float = DEADLINE_S) -> None:
+        wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, text, within_s)
         assert self.output.count(text) >= times, self.output
 
     @property
@@ -81,12 +82,14 @@ class Up:
         [pid] = self.processes(name)
         return pid
 
-    def ask(self, path: str = "/v1/chat/completions", **fields: Any) -> tuple[str, dict[str, Any]]:
+    def ask(
+        self, path: str = "/v1/chat/completions", *, within_s: float = DEADLINE_S, **fields: Any
+    ) -> tuple[str, dict[str, Any]]:
         """Which replica answered, and what."""
         messages = [{"role": "user", "content": "Is it warm in here, and for how long will it be?"}]
         body = {"model": "demo", "messages": messages, "max_tokens": 4, **fields}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(request, timeout=within_s) as answer:
             return answer.headers["x-warmroute-replica"], json.load(answer)
 
     def state(self) -> dict[str, bool]:
@@ -97,12 +100,12 @@ class Up:
     def ports(self) -> list[int]:
         return [int(port) for port in re.findall(r"(?:http|tcp)://127\.0\.0\.1:(\d+)", self.output)]
 
-    def end(self, number: int = signal.SIGINT) -> int:
+    def end(self, number: int = signal.SIGINT, within_s: float = DEADLINE_S) -> int:
         self.process.send_signal(number)
-        return self.wait()
+        return self.wait(within_s)
 
-    def wait(self) -> int:
-        status = self.process.wait(timeout=DEADLINE_S)
+    def wait(self, within_s: float = DEADLINE_S) -> int:
+        status = self.process.wait(timeout=within_s)
         self._reader.join()
         return status
 
@@ -112,6 +115,9 @@ class Up:
         self.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        end_s = time.monotonic() + DEADLINE_S
+        while self.processes() and time.monotonic() < end_s:  # one of them clears up after a Ray that was killed
+            time.sleep(0.01)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
 

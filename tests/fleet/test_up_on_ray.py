@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import openai
@@ -37,7 +37,8 @@ def all_of(pid: int) -> list[int]:
     found = [pid]
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
+            with suppress(OSError):  # it has ended
+                found += map(int, children.read_text().split())
     return found
 
 

@@ -44,6 +44,8 @@ class Answer(NamedTuple):
 class Replica:
     """A running HTTP process and its engine."""
 
+    host = "127.0.0.1"
+
     def __init__(self, config: ReplicaConfig, **environment: str) -> None:
         self._start([sys.executable, "-c", SERVE, msgspec.json.encode(config).decode()], **environment)
 
@@ -81,7 +83,7 @@ class Replica:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def engine_pid(self) -> int:
@@ -92,7 +94,7 @@ class Replica:
     def open(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection = HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
         raw = json.dumps(body).encode() if isinstance(body, dict) else body
         connection.request(method, path, raw, headers or {})
         return connection, connection.getresponse()

@@ -284,5 +284,5 @@ def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockP
     quick = settings(
         max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
     )
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # the last steps of an example may stumble over the first fault
         run_machine(careless, settings=quick)

@@ -102,6 +102,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
+    if setting.key == "max_bodies_bytes":
+        return 2**40  # room for two of the largest
     return OTHER_VALUES[setting.type.name]
 
 
@@ -117,9 +119,11 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
     base: tuple[str, ...] = BASE if setting.key != "engine" else ("--model", model_folder(tmp_path))
-    if setting.key == "curve_clients":
+    if setting.key in ("curve_clients", "curve_any_client"):
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
+    if setting.key == "curve_secret":
+        base += ("--curve-any-client",)
     assert at(config(*flag, base=base), setting.field) == value
     assert at(config(environment={setting.variable: str(value)}, base=base), setting.field) == value
     assert at(config("--config", str(tmp_path / "c.toml"), base=base), setting.field) == value
@@ -151,6 +155,8 @@ def test_the_model_has_to_be_named() -> None:
         (("--chat-template", "nowhere.jinja"), "'nowhere.jinja' does not exist"),
         (("--tokenizer", "."), "--tokenizer .: tokenizer.json does not exist"),
         (("--curve-clients", "."), "give --curve-secret too"),
+        (("--curve-any-client",), "--curve-any-client needs a key to encrypt with; give --curve-secret too"),
+        (("--curve-secret", __file__, "--curve-clients", ".", "--curve-any-client"), "give one of them"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
         (("--threads", "0"), "'--threads': 0 is not"),
         (("--threads", "100000000000"), "100000000000 is not in the range 1<=x<=1024"),

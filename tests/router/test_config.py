@@ -27,6 +27,7 @@ OTHER_VALUES = {
     "url": "http://10.0.0.9:1",
     "origin": "https://a.example",
     "key": "k",
+    "path": "/v1/videos",
 }
 WITH = {
     "tls_cert": "tls_key",
@@ -87,6 +88,8 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return str(path)
     if setting.type is click.BOOL:
         return setting.key != "resume"
+    if setting.key == "max_bodies_bytes":
+        return 2**40  # room for two of the largest
     return OTHER_VALUES[setting.type.name]
 
 
@@ -132,6 +135,9 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--registry", "http://h:x"), "'http://h:x' is no URL"),
         (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is no URL"),
         (("--cors-origin", "https://a.example/path"), "'https://a.example/path' has a path"),
+        (("--client-path", "/replicas"), "'/replicas' is no path below /v1/; write it as in /v1/videos"),
+        (("--client-path", "/v1/videos/"), "'/v1/videos/' is no path below /v1/"),
+        (("--client-path", "/v1/{x}"), "'/v1/{x}' is no path below /v1/"),
         (("--kubernetes-service", "llm"), "--kubernetes-service: this process does not run in a pod"),
         (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service or"),
         (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process does not run in a pod"),

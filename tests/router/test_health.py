@@ -1,6 +1,8 @@
 import random
 
-from router.health import SLOWEST, Health, HealthConfig
+import pytest
+
+from router.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
 from router.policy import Candidate
 
 NO_JITTER = HealthConfig(jitter=0.0)
@@ -37,7 +39,7 @@ def test_a_replica_that_is_only_starting_is_probed_eagerly_however_often_it_refu
     for number in range(20):
         health.probed(False, "connection refused", float(number))
     assert breaker(health) == "closed" and health.probe_due(19.6)
-    assert candidate.may_try_anyway
+    assert not candidate.may_try_anyway
 
 
 def test_without_active_checks_a_replica_is_available_at_once() -> None:
@@ -175,9 +177,62 @@ def test_silence_counts_once_it_was_heard_and_ends_at_once() -> None:
     health.tick(51.0)
     assert why(candidate) is None
     health.tick(51.2)
-    assert why(candidate) == "silent for 1.2 s" and health.silent and candidate.may_try_anyway
+    assert why(candidate) == "silent for 1.2 s" and health.silent and not candidate.may_try_anyway
     health.heard(51.3)
     assert why(candidate) is None and candidate.slowness == 1.0
+
+
+def test_time_in_which_the_router_stood_still_is_no_silence() -> None:
+    candidate, health = replica()
+    health.heard(50.0)
+    health.excuse(6.0, 56.1)
+    health.tick(56.1)
+    assert why(candidate) is None and health.heard_age_s(56.1) == pytest.approx(0.1)
+    health.tick(57.2)
+    assert why(candidate) == "silent for 1.2 s"
+    health.excuse(100.0, 58.0)  # more than there was
+    assert health.heard_age_s(58.0) == 0
+
+
+def test_a_breaker_that_silence_opened_closes_with_the_first_heartbeat_and_the_replica_comes_back_at_once() -> None:
+    candidate, health = replica()
+    health.heard(0.0)
+    for number in range(8):
+        health.fault("no connection within 2 s", 2.0 + number, refused=True, silent=True)
+        health.tick(2.9 + number)
+        assert breaker(health) == "half-open", "it is asked again every half second, however long it is silent"
+        assert not candidate.may_try_anyway
+    health.heard(10.0)
+    assert why(candidate) is None and candidate.slowness == 1.0
+
+
+def test_a_heartbeat_is_no_proof_that_a_frozen_server_answers_again() -> None:
+    candidate, health = replica()
+    health.heard(1.0)
+    health.fault("it did not answer /ready within 1 s", 1.1, refused=True, silent=True)
+    health.heard(1.2)
+    assert breaker(health) == "open"
+    health.tick(1.8)
+    health.probed(True, "", 1.9)
+    assert why(candidate) is None and candidate.slowness == 1.0
+
+
+def test_each_refusal_makes_a_replica_twice_as_dear_and_answers_and_time_make_it_cheaper() -> None:
+    candidate, health = replica()
+    for number in range(3):
+        health.refusal(1.0)
+        assert candidate.slowness == 2 ** (number + 1)
+    health.success(1.0)
+    health.tick(1.0)
+    assert candidate.slowness == 4
+    health.probed(True, "", 1.0)  # that it answers a health check says nothing of requests
+    health.tick(2.0)
+    assert candidate.slowness == 2
+    health.tick(9.0)
+    assert candidate.slowness == 1
+    for _ in range(100):
+        health.refusal(10.0)
+    assert candidate.slowness == 2**MOST_REFUSALS
 
 
 def test_a_sign_of_life_after_silence_ends_the_breakers_wait() -> None:

@@ -4,11 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.health import SLOWEST, Health, HealthConfig
+from router.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
 from router.policy import Candidate
 
 Step = tuple[str, float]
-WHAT = ["success", "fault", "refused", "well", "ill", "heard", "rests", "drain", "undrain", "tick"]
+WHAT = [
+    "success",
+    "fault",
+    "refused",
+    "well",
+    "ill",
+    "silent",
+    "excused",
+    "refusal",
+    "heard",
+    "rests",
+    "drain",
+    "undrain",
+    "tick",
+]
 STEPS = st.lists(st.tuples(st.sampled_from(WHAT), st.floats(0, 3)), max_size=60)
 CONFIGS = st.builds(
     HealthConfig, slow_start_s=st.sampled_from([0.0, 10.0]), probe_interval_s=st.sampled_from([0.0, 5.0])
@@ -19,8 +33,12 @@ def do(health: Health, what: str, now_s: float) -> None:
     match what:
         case "success":
             health.success(now_s)
-        case "fault" | "refused":
-            health.fault(what, now_s, refused=what == "refused")
+        case "fault" | "refused" | "silent":
+            health.fault(what, now_s, refused=what == "refused", silent=what == "silent")
+        case "refusal":
+            health.refusal(now_s)
+        case "excused":
+            health.excuse(1.0, now_s)
         case "well" | "ill":
             health.probed(what == "well", what, now_s)
         case "heard":
@@ -44,7 +62,7 @@ def run(health: Health, steps: list[Step]) -> None:
         assert candidate.unavailable is not None or not draining
         assert not (candidate.may_try_anyway and (draining or health.resting is not None))
         assert candidate.unavailable is not None or health.breaker != "open"
-        assert 1 <= candidate.slowness <= SLOWEST
+        assert 1 <= candidate.slowness <= SLOWEST * 2**MOST_REFUSALS
 
 
 @given(CONFIGS, STEPS)

@@ -55,7 +55,7 @@ async def test_a_router_without_replicas_exposes_the_same_names() -> None:
 
 async def test_requests_are_counted_by_model_replica_and_status() -> None:
     script = Script(says(GOOD), says(GOOD), says(b"{}", 400), drops)
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+    async with served(*script.replicas(1), queue_size=0) as running, connect(running.port) as client:
         for _ in range(4):
             await client.post(CHAT, chat())
         found = await samples(client)

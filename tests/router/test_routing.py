@@ -103,13 +103,35 @@ async def test_a_loss_before_the_first_byte_is_not_seen_by_the_client(lost: Hand
         assert running.router.counts.retries == 1
 
 
-async def test_where_nobody_else_is_there_the_client_is_told_to_try_again() -> None:
-    script = Script(drops)
+async def test_where_nobody_else_is_there_the_same_one_is_asked_again() -> None:
+    script = Script(drops, says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        answer = await client.post(CHAT, chat())
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert answer.error["code"] == "no_replica"
-        assert len(script.calls) == 1
+        assert (await client.post(CHAT, chat())).body == GOOD
+        assert len(script.calls) == 2
+
+
+@pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.2}], ids=["no queue", "too late"])
+async def test_where_nobody_comes_back_in_time_the_client_is_told_to_try_again(queue: dict[str, Any]) -> None:
+    gone = named("gone")
+    async with AsyncExitStack() as server:
+        await server.enter_async_context(gone.running())
+        async with served(gone, **queue) as running, connect(running.port) as client:
+            await server.aclose()
+            answer = await client.post(CHAT, chat())
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert answer.error["code"] == "no_replica" and "gone" in answer.error["message"]
+
+
+async def test_a_request_waits_for_a_replica_that_is_away() -> None:
+    away = named("away")
+    async with AsyncExitStack() as server:
+        await server.enter_async_context(away.running())
+        async with served(away, health_interval_s=0.05) as running, connect(running.port) as client:
+            await server.aclose()
+            client.send("POST", CHAT, chat())
+            await until(lambda: len(running.router.waiting) == 1, "it waits")
+            await server.enter_async_context(away.running(away.port))
+            assert (await client.answer()).json == "away"
 
 
 async def test_a_request_that_kills_replicas_takes_no_more_than_three_with_it() -> None:
@@ -173,12 +195,22 @@ async def test_the_last_replicas_error_is_passed_on(status: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"failed", b"long" * 200_000], ids=["short", "long"])
-async def test_an_internal_error_is_passed_on_and_counted(body: bytes) -> None:
+async def test_an_internal_error_that_three_replicas_give_is_passed_on_and_counted(body: bytes) -> None:
     script = Script(says(body, 500))
-    async with served(*script.replicas(2), breaker_faults=100) as running, connect(running.port) as client:
+    async with served(*script.replicas(6), breaker_faults=100) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat())
         assert (answer.status, answer.body) == (500, body)
-        assert len(script.calls) == 1 and faults(running) == 1
+        assert len(script.calls) == faults(running) == 4  # the first, and three more
+
+
+async def test_requests_that_every_replica_refuses_are_not_asked_again_without_end() -> None:
+    script = Script(says(b"overloaded", 429))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        running.router.retry_budget.left = 3.0
+        running.router.retry_budget.filled_s = float("inf")  # time adds nothing
+        for _ in range(10):
+            assert (await client.post(CHAT, chat())).status == 429
+        assert len(script.calls) == 10 + 3 + 2  # a fifth of the ten, too
 
 
 @pytest.mark.parametrize("body", [b"failed", b"long" * 200_000], ids=["short", "long"])
@@ -190,7 +222,7 @@ async def test_internal_errors_in_a_row_open_the_breaker(body: bytes) -> None:
         assert running.member("r0").health.breaker == "open"
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 501])
 @pytest.mark.parametrize("body", [b'{"error":{"code":"mine"}}', b"long" * 200_000], ids=["short", "long"])
 async def test_the_clients_own_fault_is_passed_on_and_never_counted(status: int, body: bytes) -> None:
     script = Script(says(body, status, x_own="1"))
@@ -199,8 +231,8 @@ async def test_the_clients_own_fault_is_passed_on_and_never_counted(status: int,
             answer = await client.post(CHAT, chat())
             assert (answer.status, answer.body, answer.headers["x-own"]) == (status, body, "1")
             assert len(script.calls) == sent
-        assert faults(running) == 0
-        assert all(member.candidate.unavailable is None for member in running.router.members)
+        assert faults(running) == (sent if status == 501 else 0)
+        assert status == 501 or all(member.candidate.unavailable is None for member in running.router.members)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
@@ -841,7 +873,7 @@ async def test_the_time_of_streaming_is_no_time_of_waiting_and_who_goes_on_has_i
 
 async def test_who_asks_for_a_model_whose_last_replica_is_gone_is_told_to_try_again() -> None:
     coming = Scripted("coming", says(GOOD))
-    async with coming.running(), served() as running, connect(running.port) as client:
+    async with coming.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat())).status == 404  # nobody is known
         coming.control["/v1/models"] = (500, {})
         running.front.upkeep.add(coming.spec)
@@ -911,11 +943,11 @@ async def test_a_replica_that_never_began_with_a_prompt_is_not_taken_to_have_it_
         running.member("r0").block_size = 16  # as if it had events
         running.router.members.arrange()
         kept = []
-        for _ in range(3):
+        for _ in range(2):  # the first is asked twice
             await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
             await running.idle()
             kept.append(len(running.router.index.optimistic))
-        assert kept == [0, 0, 4]
+        assert kept == [0, 4]
 
 
 @pytest.mark.parametrize(("queue_s", "still_s", "gone_s"), [(100.0, 150.0, 300.0), (10_000.0, 600.0, 700.0)])

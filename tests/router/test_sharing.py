@@ -127,7 +127,8 @@ async def test_words_of_parts_and_odd_roles_are_text() -> None:
 
 
 async def test_what_no_replica_took_is_not_kept() -> None:
-    async with served(*Script(says(b"{}", 400), says(GOOD)).replicas(1)) as running, connect(running.port) as client:
+    script = Script(says(b"{}", 400), says(GOOD))
+    async with served(*script.replicas(1), queue_timeout_s=0.1) as running, connect(running.port) as client:
         for status in (400, 200):
             assert (await client.post(CHAT, asked(SYSTEM, "Why? " * 200))).status == status
         assert len(running.router.recent) == 1

@@ -175,7 +175,7 @@ async def test_a_client_may_decide_that_it_is_not_traced(collector: Collector) -
 
 async def test_a_refusal_is_a_span_without_attempts(collector: Collector) -> None:
     async with (
-        served(*Script(drops).replicas(1), otlp_endpoint=collector.url) as running,
+        served(*Script(drops).replicas(1), otlp_endpoint=collector.url, queue_size=0) as running,
         connect(running.port) as client,
     ):
         await client.post(CHAT, chat() | {"model": "another"})

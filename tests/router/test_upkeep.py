@@ -20,6 +20,7 @@ from tests.router.scripted import (
     Call,
     Script,
     Scripted,
+    Served,
     chat,
     connect,
     event,
@@ -27,6 +28,7 @@ from tests.router.scripted import (
     refused_port,
     says,
     served,
+    silent,
 )
 
 GOOD = b'{"choices":[]}'
@@ -168,7 +170,8 @@ async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
 async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append)
-    async with leaving.running(), served(drain_timeout_s=0.05) as running, connect(running.port) as client:
+    limits: dict[str, Any] = {"drain_timeout_s": 0.05, "queue_timeout_s": 0.1}
+    async with leaving.running(), served(**limits) as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
         await until(lambda: MODEL in running.router.members.models, "it is known")
         await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
@@ -181,7 +184,7 @@ async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() ->
 async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
     asked: list[Call] = []
     leaving = HangsUp("leaving", asked.append, native=True)
-    async with leaving.running(), served() as running, connect(running.port) as client:
+    async with leaving.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
         await until(lambda: MODEL in running.router.members.models, "it is known")
         await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
@@ -285,27 +288,45 @@ async def test_one_replica_that_cannot_be_added_or_removed_stops_no_other(
 
 
 class HangsUp(Scripted):
-    """Answers nothing new once it is ill, and goes on with nothing."""
+    """Answers nothing new once it is ill, and goes on with nothing; it ends connections, or hangs and keeps them."""
 
     ill = False
 
+    def __init__(self, *arguments: Any, hangs: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.hangs = hangs
+
     async def _serve(self, call: Call) -> None:
-        if self.ill:
+        if self.ill and self.hangs:
+            await self._until_left(call.connection)
+        elif self.ill:
             call.drop()
         else:
             await super()._serve(call)
 
 
-async def test_another_engine_that_does_not_answer_at_all_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["beside another one", "alone"])
+async def test_another_engine_that_does_not_answer_at_all_is_left_where_there_is_a_better_one(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upkeep, "PROBE_S", 0.1)
     taken: list[Call] = []
-    frozen = HangsUp("frozen", taken.append)
-    async with served(frozen, **OFTEN) as running, connect(running.port) as client:
+    frozen = HangsUp("frozen", taken.append, hangs=True)
+    others = [] if alone else [named("other")]
+    async with served(frozen, *others, policy="least-loaded", **OFTEN) as running, connect(running.port) as client:
+        for other in others:
+            running.member(other.name).health.drain()
         client.send("POST", CHAT, chat())
         await until(lambda: taken, "it is asked")
+        for other in others:
+            running.member(other.name).health.undrain()
         frozen.ill = True
-        assert (await client.answer()).status in (502, 503)
+        await until(lambda: running.member("frozen").suspicion, "it is suspected")
         assert running.member("frozen").faults >= upkeep.UNANSWERED
+        if alone:
+            frozen.ill = False
+            taken[0].answer(b'"frozen"')
+        assert (await client.answer()).json == ("frozen" if alone else "other")
 
 
 async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,16 +343,19 @@ async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch
 
 
 async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def mistaken(*_: object) -> None:
+        raise ZeroDivisionError
+
     odd = named("odd")
-    good = odd.control["/v1/models"]
-    odd.control["/v1/models"] = (200, b'{"data":[],"more":' + b"[" * 100_000)
+    monkeypatch.setattr("router.upkeep.foreign_facts", mistaken)
     async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
         await until(lambda: running.member("odd").faults > 2, "it is asked again and again")
-        assert "RecursionError" in (running.member("odd").candidate.unavailable or "")
+        assert "ZeroDivisionError" in (running.member("odd").candidate.unavailable or "")
         assert caplog.text.count("Traceback") == 1
-        odd.control["/v1/models"] = good
+        monkeypatch.undo()
         await until(lambda: running.member("odd").candidate.unavailable is None, "it is well")
         assert (await client.post(CHAT, chat())).json == "odd"
 
@@ -412,6 +436,65 @@ async def test_a_frozen_replica_is_left_and_what_it_was_answering_goes_on_elsewh
         assert body == event("one ") + event("two ") + DONE
         assert "silent" in (running.member(frozen).candidate.unavailable or "") or drains
         assert running.router.counts.resumes == 1
+
+
+async def begins(call: Call) -> None:
+    call.begin_frames()
+    call.frame(event("one "), 100)
+
+
+async def stream_through_silence(running: Served, script: Script) -> bytes:
+    """A stream on one of two replicas, both of which are heard once and then never again; the other end of it."""
+    async with connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        await client.head()
+        for name in running.replicas:
+            running.front.upkeep.heard(name, status())
+        members = running.router.members
+        await until(lambda: all(one.suspicion or not one.candidate.in_flight for one in members), "it is suspected")
+        await asyncio.sleep(0.5)  # the clock looks a few times
+        script.calls[0].frame(event("two "), 101)
+        script.calls[0].frame(DONE)
+        script.calls[0].end()
+        return b"".join([part async for part in client.chunks()])
+
+
+async def test_where_all_are_silent_a_stream_waits_for_its_replica() -> None:
+    script = Script(begins)
+    async with served(*script.replicas(2, native=True)) as running:
+        assert await stream_through_silence(running, script) == event("one ") + event("two ") + DONE
+        assert len(script.calls) == 1 and running.router.counts.resumes == 0
+
+
+async def test_without_a_look_at_the_siblings_it_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control."""
+    monkeypatch.setattr(upkeep.Upkeep, "_is_lively", lambda *_: True)
+    monkeypatch.setattr(upkeep, "GIVEN_UP_S", 0.3)  # before the other one counts as silent
+    script = Script(begins, silent)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        _, headers = await client.head()
+        running.front.upkeep.heard(headers["x-warmroute-replica"], status())
+        await until(lambda: len(script.calls) == 2, "it left")
+        client.leave()
+
+
+async def test_a_stream_that_goes_on_stays_though_heartbeats_are_lost() -> None:
+    async def speaks(call: Call) -> None:
+        call.begin_frames()
+        for n in range(30):
+            call.frame(event(str(n)), n)
+            await asyncio.sleep(0.1)
+        call.frame(DONE)
+        call.end()
+
+    script = Script(speaks)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        _, headers = await client.head()
+        running.front.upkeep.heard(headers["x-warmroute-replica"], status())
+        body = b"".join([part async for part in client.chunks()])
+        assert body.endswith(DONE) and len(script.calls) == 1
 
 
 async def test_a_replica_whose_heartbeat_comes_is_not_frozen() -> None:

@@ -242,3 +242,12 @@ async def test_an_end_cuts_requests_that_are_half_sent_and_logs_nothing(caplog: 
         assert await pipelined.rest() == b"ok"
     assert caplog.text == ""
     assert served.app.left >= 1  # 2 where the stream ended before the server
+
+
+async def test_a_client_of_http_1_0_is_asked_for_nothing() -> None:
+    """It would take 100 for the status of its answer."""
+    async with serving() as served:
+        client = await served.connect()
+        await client.say(b"POST /body HTTP/1.0\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        await client.say(b"abc")
+        assert (await client.rest()).startswith(b"HTTP/1.1 200 ")

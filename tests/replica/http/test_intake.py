@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from api.errors import ApiError
+from api.http.bodies import Bodies
 from api.native import REQUEST_TYPE, Native, pack_ids, wrap
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest
@@ -46,7 +47,7 @@ async def client_that_waits() -> Client:
 
 @pytest.fixture
 async def reader() -> AsyncIterator[Reader]:
-    made = Reader(Prompts(ByteTokenizer()), "demo", max_body_bytes=3 * LONG)
+    made = Reader(Prompts(ByteTokenizer()), "demo", max_body_bytes=3 * LONG, bodies=Bodies(100 * LONG))
     yield made
     made.close()
 
@@ -163,3 +164,11 @@ async def test_the_log_says_once_that_calls_of_tools_are_not_read(
             await reader.generation(Client(body).request, ChatRequest, 1000)
     [record] = caplog.records
     assert "tool_calls" in record.getMessage()
+
+
+async def test_a_length_of_thousands_of_digits_is_refused(reader: Reader) -> None:
+    request = Request({"type": "http", "headers": [(b"content-length", b"1".zfill(5000))]})
+    with pytest.raises(ApiError, match="5,000 digits") as refused:
+        async with reader.body(request):
+            pass
+    assert refused.value.status == 400

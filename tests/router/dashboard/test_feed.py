@@ -119,7 +119,7 @@ async def test_each_point_of_the_history_is_sent_once_and_all_of_them_to_who_mis
 
 
 async def test_errors_and_refusals_are_counted() -> None:
-    async with served(*Script(says(b"{}", 500)).replicas(1), breaker_faults=100) as running:
+    async with served(*Script(says(b"{}", 500)).replicas(1), breaker_faults=100, queue_size=0) as running:
         taken = running.front.dashboard.sampling
         await taken.sample()
         await ask(running, 2)

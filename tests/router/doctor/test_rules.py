@@ -147,6 +147,15 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse(has_events=False, state="approximate", predictions=0.0)],
         [worse(has_events=True)],
     ),
+    "false-claims": (
+        [
+            worse(
+                state="partial", overclaim="it claims to hold more than the 1,000 blocks that its pool has", trust=0.0
+            ),
+            worse(trust=0.5, wrong_predictions=50.0, resyncs=1.0),
+        ],
+        [worse(trust=1.0)],
+    ),
     "index-inexact": (
         [
             worse(state="partial", inexact="the replay socket does not answer"),

@@ -86,7 +86,7 @@ async def test_more_headers_than_anybody_needs_are_refused(path: str) -> None:
 
 async def test_an_upgrade_that_is_not_taken_up_does_no_harm() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
-        for path in ("/v1/things", "/health", "/v1/things"):
+        for path in ("/v1/responses/7", "/health", "/v1/responses/7"):
             answer = await client.get(path, connection="upgrade, http2-settings", upgrade="h2c")
             assert answer.status == 200
 
@@ -285,7 +285,7 @@ async def test_a_router_without_replicas_says_so() -> None:
 
 async def test_a_router_whose_replicas_are_all_lost_says_so() -> None:
     lost = Scripted("lost", says(GOOD))
-    async with lost.running(), served(lost) as running, connect(running.port) as client:
+    async with lost.running(), served(lost, queue_timeout_s=0.1) as running, connect(running.port) as client:
         running.member("lost").health.drain()
         answer = await client.post(CHAT, chat())
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")

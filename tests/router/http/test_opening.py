@@ -16,13 +16,13 @@ ORIGIN = "https://page.example"
     [
         "/v1/embeddings",
         "/v1/embeddings?a=1&b=%20c",
-        "/v1/made/up/name",
-        "/v1/files/a%2Fb%C3%A9?x=%2e",
+        "/v1/audio/speech?x=%2e",
+        "/v1/responses/caf%C3%A9/cancel",
         "/tokenize",
         "/detokenize",
     ],
 )
-async def test_what_the_router_does_not_know_goes_on_as_it_came(target: str) -> None:
+async def test_what_the_router_only_passes_on_goes_on_as_it_came(target: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(target, {"a": 1})).body == GOOD
@@ -31,23 +31,21 @@ async def test_what_the_router_does_not_know_goes_on_as_it_came(target: str) -> 
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
-async def test_any_method_goes_on(method: str) -> None:
+async def test_with_any_method_an_administrator_reaches_what_is_not_in_the_table(method: str) -> None:
     script = Script(lambda call: call.answer(b"" if call.method == "HEAD" else GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        assert (await client.ask(method, "/v1/things/7?x=y")).status == 200
+        assert (await client.ask(method, "/v1/things/7?x=y", host="localhost")).status == 200
         [call] = script.calls
         assert (call.method, call.target, call.body) == (method, "/v1/things/7?x=y", b"")
         assert (call.header("content-length") is None) == (method in ("GET", "HEAD", "DELETE"))
 
 
-@pytest.mark.parametrize(
-    "target", ["/v1/chat%2Fcompletions", "/v1/chat/completions?api-version=1", "/v%31/chat/completions"]
-)
+@pytest.mark.parametrize("target", ["/v1/chat/completions?api-version=1", "/v%31/chat/completions"])
 async def test_a_generation_request_is_known_however_its_path_is_written(target: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(target, chat())).body == GOOD
-        assert script.calls[0].target == target
+        assert script.calls[0].path == CHAT
         assert len(running.router.decisions) == 1
 
 
@@ -55,7 +53,7 @@ async def test_a_generation_request_is_known_however_its_path_is_written(target:
 async def test_no_path_leads_out_of_the_api(target: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        assert (await client.post(target, {})).status == 404
+        assert (await client.post(target, {})).status == 400
         assert not script.calls
 
 
@@ -187,7 +185,7 @@ async def test_a_router_that_drains_refuses_what_is_new() -> None:
 async def test_a_path_that_servers_may_take_for_another_one_is_not_passed_on(target: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        assert (await client.post(target, {})).status == 404
+        assert (await client.post(target, {})).status == 400
         assert not script.calls
 
 
@@ -217,7 +215,7 @@ async def test_the_admin_key_is_not_shown_to_replicas_where_no_key_is_demanded()
 # ---- salts on routes that are passed on
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/made/up", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/pooling", "/v1/embeddings"])
 @pytest.mark.parametrize(
     "given", ["{}", '{"input":1.50}', '{"cache_salt":7}', '{"cache_salt":"x","cache_\\u0073alt":null}']
 )

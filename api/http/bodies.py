@@ -1,0 +1,67 @@
+"""How much memory the request bodies of all connections may take together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.errors import ApiError, invalid, queue_full
+from api.settings import Unusable
+
+SMALL_BYTES = 24 * 1024  # not counted: there are only so many connections
+MEDIUM_BYTES = 1024 * 1024
+LARGEST_BODY_BYTES = 128 * 1024 * 1024  # whatever the limits say: a router's reading process has twice as much memory
+MOST_DIGITS = 19  # of 2**63 bytes
+LARGE_SHARE = 0.75  # of the limit; the rest is kept for bodies of at most MEDIUM_BYTES
+
+
+class Bodies:
+    """Counts the bodies in progress, from their first bytes until their requests are over."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def check(self, size: int, held_bytes: int = 0) -> None:
+        """ApiError 429 if there is no room for a body of this size, of which `held_bytes` are counted already."""
+        if size <= SMALL_BYTES:
+            return
+        limit = self.limit_bytes if size <= MEDIUM_BYTES else int(self.limit_bytes * LARGE_SHARE)
+        taken = self.used_bytes - held_bytes
+        if taken + size > limit:
+            raise _no_room(taken, size, limit)
+
+    def claim(self, size: int, held_bytes: int) -> int:
+        """Count a body that has grown to this size, and return how many of its bytes are counted; ApiError as above."""
+        if size > held_bytes:
+            self.check(size, held_bytes)
+        counted = size if size > SMALL_BYTES else 0
+        self.used_bytes += counted - held_bytes
+        return counted
+
+    def release(self, held_bytes: int) -> None:
+        self.used_bytes -= held_bytes
+
+
+def declared_size(value: bytes | str) -> int | None:
+    """Read a Content-Length, None if it is no number; ApiError 400 for more digits than any length has."""
+    if not (value.isascii() and value.isdigit()):
+        return None
+    if len(value) > MOST_DIGITS:  # leading zeros, which parsers take, and `int` only so many of
+        raise invalid(f"Content-Length has {len(value):,} digits; write at most {MOST_DIGITS}")
+    return int(value)
+
+
+def _no_room(taken: int, size: int, limit: int) -> ApiError:
+    message = f"bodies of other requests take {taken:,} bytes, and there is no room for {size:,} more within {limit:,}"
+    error = queue_full(f"{message}; try again", 1)
+    error.headers["Connection"] = "close"  # what still comes of it is not worth reading
+    return error
+
+
+def check_limits(values: Mapping[str, Any]) -> None:
+    """Unusable where a body that is not too large could find no room, or could not be read."""
+    largest, together = values["max_body_bytes"], values["max_bodies_bytes"]
+    if largest > LARGEST_BODY_BYTES:
+        raise Unusable(f"--max-body-bytes {largest} is too large; give {LARGEST_BODY_BYTES} or less")
+    if together < 2 * largest:
+        fix = f"give {2 * largest} or more, or make --max-body-bytes smaller"
+        raise Unusable(f"--max-bodies-bytes {together} has no room for two bodies of --max-body-bytes {largest}; {fix}")

@@ -1,0 +1,83 @@
+"""A request's target, parsed once, before anybody asks who may have it. What has two readings has none here: 400."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+from urllib.parse import quote, unquote_to_bytes
+
+from api.errors import ApiError, invalid, quoted
+
+MAX_PATH_BYTES = 2048
+
+Segments: TypeAlias = tuple[str, ...]
+
+_PCHAR = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})"  # RFC 3986, 3.3
+_PATH = re.compile(rb"(?:/" + _PCHAR + rb"+)+|/")
+_QUERY = re.compile(rb'[!-"$-~]*')  # no fragment: it is not sent (RFC 9110, 4.2.5)
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNESCAPED = "!$&'()*+,;=:@"
+
+
+class Target(NamedTuple):
+    path: Segments  # decoded; a slash within one was written %2F
+    query: bytes
+
+    @property
+    def raw(self) -> bytes:
+        """The one spelling of it that anybody after us gets to read."""
+        raw = raw_path(self.path)
+        return b"%b?%b" % (raw, self.query) if self.query else raw
+
+
+def parse_target(raw: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Target:
+    """ApiError 400 that quotes the target. `headers` have the Host that an absolute target has to repeat."""
+    path, _, query = raw.partition(b"?")
+    if not path.startswith(b"/"):
+        path = _path_of_absolute(path, headers)
+    if not _QUERY.fullmatch(query):
+        raise _bad(raw, "its query has characters that a URL cannot have; percent-encode them")
+    return Target(parse_path(path), query)
+
+
+def parse_path(raw: bytes) -> Segments:
+    """The decoded parts between slashes; none for the root. ApiError 400 where servers could read it differently."""
+    if len(raw) > MAX_PATH_BYTES:
+        raise _bad(raw, f"the path has {len(raw)} bytes; at most {MAX_PATH_BYTES} are taken")
+    if not _PATH.fullmatch(raw):
+        raise _bad(raw, "write it without empty parts or a slash at its end, and percent-encode other characters")
+    return tuple(_segment(part, raw) for part in raw[1:].split(b"/")) if raw != b"/" else ()
+
+
+def raw_path(path: Segments) -> bytes:
+    return b"/" + b"/".join(quote(segment, safe=_UNESCAPED).encode() for segment in path)
+
+
+def _segment(part: bytes, raw: bytes) -> str:
+    try:
+        segment = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise _bad(raw, "what it encodes is not UTF-8") from None
+    if not segment.isprintable():
+        raise _bad(raw, "it encodes a control character")
+    if _ESCAPE.search(segment):
+        raise _bad(raw, "it is encoded twice; encode it once")
+    # Some servers leave out what follows a ';', and read '..;x' as '..'.
+    if "\\" in segment or any(name.partition(";")[0] in ("", ".", "..") for name in segment.split("/")):
+        raise _bad(raw, "'.', '..', '\\' and empty parts are not resolved; write the path they lead to")
+    return segment
+
+
+def _path_of_absolute(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A server has to take `http://HOST/PATH` (RFC 9112, 3.2.2); ours is no proxy for another host."""
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        raise _bad(target, "write a path that begins with '/'")
+    authority, path = absolute.groups()
+    if [value.lower() for name, value in headers if name == b"host"] != [authority.lower()]:
+        raise _bad(target, "its host is not that of the Host header; this server is no proxy")
+    return path or b"/"
+
+
+def _bad(raw: bytes, why: str) -> ApiError:
+    return invalid(f"the request's target is {quoted(raw.decode('latin-1'))}: {why}", code="invalid_path")

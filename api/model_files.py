@@ -1,0 +1,29 @@
+"""The text files of a model's folder: read whole, and never without a bound."""
+
+from pathlib import Path
+
+MOST_BYTES = 64 * 1024 * 1024  # the index of a large checkpoint has some 20 MB
+MOST_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 40 MB
+MOST_TEMPLATE_BYTES = 1024 * 1024  # the largest in use have some 30 KB
+
+
+def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Links are followed, as the hub's cache is made of them. ValueError where it is too large, or not UTF-8."""
+    check_size(file, most_bytes)
+    with file.open("rb") as opened:
+        content = opened.read(most_bytes + 1)  # it may be longer than it says, as those in /proc are
+    if len(content) > most_bytes:
+        raise _too_large(file, len(content), most_bytes)
+    return content.decode()
+
+
+def check_size(file: Path, most_bytes: int) -> None:
+    """Refuses what is no regular file, too: some have no end."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is no file")
+    if (size := file.stat().st_size) > most_bytes:
+        raise _too_large(file, size, most_bytes)
+
+
+def _too_large(file: Path, size: int, most_bytes: int) -> ValueError:
+    return ValueError(f"{file} has {size} bytes or more; at most {most_bytes} are read: is it what its name says?")

@@ -1,0 +1,157 @@
+"""The connections of a bound socket: how many there may be, and how much each may send.
+
+libzmq bounds neither: it accepts as long as there are descriptors, and keeps a message that never ends part by part.
+Its monitor names the descriptor of each connection; the kernel says what came by it, and can shut it down, which libzmq
+takes for a peer that has left.
+"""
+
+import logging
+import os
+import socket as network
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import zmq
+from msgspec import Struct
+from zmq.utils.monitor import parse_monitor_message
+
+from events.publisher_stats import PublisherStats
+
+log = logging.getLogger(__name__)
+
+# What a peer may send: subscriptions, and requests of some ten bytes. The rest is for handshakes and heartbeats.
+BYTES_AT_ONCE = 256 * 1024
+BYTES_PER_S = 64 * 1024
+_BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
+_TCP_INFO = getattr(network, "TCP_INFO", None)
+
+
+class Ends(Struct, frozen=True):
+    """Both addresses of a connection: the kernel may give its descriptor to another one, also of this process."""
+
+    own: object
+    peer: object
+
+
+class Connection(Struct):
+    host: str
+    ends: Ends
+    since_s: float
+
+
+class Door:
+    """Watches a socket, from before it is bound. Call `watch` when `monitor` has something, `inspect` now and then."""
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", most_peers: int, clock: Callable[[], float], stats: PublisherStats
+    ) -> None:
+        self._socket = socket
+        self._most_peers = most_peers
+        self._clock = clock
+        self._stats = stats
+        self._connections: dict[int, Connection] = {}  # by descriptor, the oldest first
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+
+    @property
+    def peers(self) -> int:
+        return len(self._connections)
+
+    def close(self) -> None:
+        if not self.monitor.closed:
+            self._socket.disable_monitor()
+            self.monitor.close()
+
+    def watch(self) -> None:
+        """Takes note of who came and went; one too many is shut out."""
+        came: dict[int, None] = {}  # the last that is known of each descriptor; in order
+        with suppress(zmq.Again):
+            while True:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+                descriptor = int(event["value"])
+                self._connections.pop(descriptor, None)
+                came.pop(descriptor, None)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    came[descriptor] = None
+        for descriptor in came:
+            if (ends := self._ends(descriptor)) is not None:
+                name = ends.peer
+                host = name[0] if isinstance(name, tuple) else ""
+                self._connections[descriptor] = Connection(host, ends, self._clock())
+                if len(self._connections) > self._most_peers:
+                    self._refuse_one()
+
+    def _ends(self, descriptor: int) -> "Ends | None":
+        """None: it is a connection of somebody else's in this process by now."""
+        ends = _ends_of(descriptor)
+        if ends is None or not isinstance(ends.own, tuple):
+            return None if self._endpoint().startswith("tcp:") else ends
+        return ends if self._endpoint().endswith(f":{ends.own[1]}") else None
+
+    def _endpoint(self) -> str:
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _refuse_one(self) -> None:
+        """The newest of the host that has the most: others can always come in."""
+        [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
+        descriptor = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
+        if not self._stats.refused_peers:
+            log.warning("more than %d peers at one event socket; one of %r is refused", self._most_peers, crowd)
+        self._stats.refused_peers += 1
+        self._shut(descriptor)
+
+    def inspect(self) -> None:
+        """Shuts out who has sent more than anybody has reason to."""
+        now_s = self._clock()
+        for descriptor, connection in list(self._connections.items()):
+            allowed = BYTES_AT_ONCE + BYTES_PER_S * (now_s - connection.since_s)
+            if _received(descriptor, connection.ends) > allowed:
+                if not self._stats.cut_off_peers:
+                    log.warning("a peer of an event socket at %r sends without end; it is cut off", connection.host)
+                self._stats.cut_off_peers += 1
+                self._shut(descriptor)
+
+    def _shut(self, descriptor: int) -> None:
+        connection = self._connections.pop(descriptor)
+        with suppress(OSError), _borrowed(descriptor) as borrowed:  # it may be gone already
+            if _ends(borrowed) == connection.ends:
+                borrowed.shutdown(network.SHUT_RDWR)
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[network.socket]:
+    """A copy of a descriptor of libzmq's, which may be closed meanwhile: OSError, or another connection."""
+    copy = os.dup(descriptor)
+    try:
+        borrowed = network.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with borrowed:
+        yield borrowed
+
+
+def _ends(connection: network.socket) -> Ends:
+    return Ends(connection.getsockname(), connection.getpeername())
+
+
+def _ends_of(descriptor: int) -> Ends | None:
+    try:
+        with _borrowed(descriptor) as borrowed:
+            return _ends(borrowed)
+    except OSError:
+        return None
+
+
+def _received(descriptor: int, ends: Ends) -> int:
+    """Bytes; 0 where the kernel does not say."""
+    if _TCP_INFO is None or not isinstance(ends.peer, tuple):
+        return 0
+    try:
+        with _borrowed(descriptor) as borrowed:
+            if _ends(borrowed) != ends:
+                return 0
+            info = borrowed.getsockopt(network.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.stop)
+            return int.from_bytes(info[_BYTES_RECEIVED], "little")
+    except OSError:
+        return 0

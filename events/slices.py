@@ -1,0 +1,79 @@
+"""A batch of events in slices of bounded work, so that whoever applies it can do something else between two of them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from events.messages import BlockRemoved, BlockStored, Event, decode_tokens
+
+SLICE_BLOCKS = 2048  # some milliseconds of work
+
+_NOT_PAIRED = (0,)  # token ids that belong to no number of blocks
+
+
+def slices(events: Iterable[Event], blocks: int = SLICE_BLOCKS) -> Iterator[list[Event]]:
+    """The events in lists of about so many blocks; applied one after the other they do what the whole would do."""
+    part: list[Event] = []
+    room = blocks
+    for event in events:
+        size = blocks_of(event)
+        if size <= room:
+            part.append(event)
+            room -= size
+        else:
+            if part:
+                yield part
+            *whole, last = _pieces(event, size, blocks)
+            yield from ([piece] for piece in whole)
+            part, room = [last], blocks // 2
+        if room <= 0:
+            yield part
+            part, room = [], blocks
+    if part:
+        yield part
+
+
+def blocks_of(event: Event) -> int:
+    """How much work the event is."""
+    return len(event.block_hashes) or 1 if isinstance(event, BlockStored | BlockRemoved) else 1
+
+
+def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
+    if size <= blocks:
+        yield event
+    elif isinstance(event, BlockRemoved):
+        for start in range(0, size, blocks):
+            yield replace(event, block_hashes=event.block_hashes[start : start + blocks])
+    elif isinstance(event, BlockStored):
+        if event.parent_block_hash is None:  # whoever doubts its hashes compares the first piece with its tokens
+            with suppress(ValueError):
+                event = decode_tokens(event)
+        yield from (_stored_piece(event, start, start + blocks) for start in range(0, size, blocks))
+
+
+def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
+    """Some blocks of the event; each piece is the parent of the next one."""
+    hashes = event.block_hashes
+    return replace(
+        event,
+        block_hashes=hashes[start:end],
+        parent_block_hash=hashes[start - 1] if start else event.parent_block_hash,
+        token_ids=_token_piece(event, start, end),
+        extra_keys=event.extra_keys[start:end] if event.extra_keys else None,
+        mm_keys=event.mm_keys[start:end] if event.mm_keys else None,
+        lookahead_token_ids=None,
+    )
+
+
+def _token_piece(event: BlockStored, start: int, end: int) -> Any:
+    tokens, size = event.token_ids, event.block_size
+    if isinstance(tokens, Raw):
+        return tokens  # not decoded because nobody looks at them
+    if not tokens:
+        return tokens
+    if len(tokens) != size * len(event.block_hashes):
+        return _NOT_PAIRED
+    return tokens[start * size : end * size]

@@ -1,0 +1,224 @@
+"""What the router answers itself: models, health, metrics, replicas, decisions and their reasons, the dashboard."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from api.errors import ApiError, draining, invalid, not_found, quoted
+from api.http import documents
+from api.http.answers import json_response
+from api.http.bodies import Bodies, declared_size
+from api.responses import Model, ModelList
+from router.core import Router
+from router.dashboard import files
+from router.dashboard.dashboard import Dashboard
+from router.dashboard.rows import query_of
+from router.exchange import too_large
+from router.http.explaining import explained
+from router.members import no_replica
+from router.metrics import CONTENT_TYPE, metrics_text
+from router.sharing import shared
+from router.spec import BadSpec, spec_of
+from router.status import index_status, not_ready, replica_status
+from router.upkeep import Upkeep
+
+DONE = {"status": "ok"}
+MAX_SMALL_BODY = 1024 * 1024
+MOST_NAMES = 10  # of replicas, in an error
+
+
+class Endpoints:
+    def __init__(self, router: Router, upkeep: Upkeep, dashboard: Dashboard) -> None:
+        self._router = router
+        self._upkeep = upkeep
+        self._dashboard = dashboard
+        self._sharing = asyncio.Lock()  # a tree is work for a thread: one at a time
+
+    # ---- models
+
+    async def models(self, _: Request) -> Response:
+        return json_response(ModelList(data=[self._model(name) for name in self._router.members.models]))
+
+    async def model_named(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if not self._router.members.model(name).members:
+            raise no_replica(f"no replica of the model {quoted(name)} is there now")
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> Model:
+        lengths = [one.max_model_len for one in self._router.members.model(name).candidates if one.max_model_len]
+        longest = max(lengths, default=None)
+        return Model(id=name, created=self._router.started, max_model_len=msgspec.UNSET if longest is None else longest)
+
+    # ---- health
+
+    async def health(self, _: Request) -> Response:
+        return json_response(DONE)
+
+    async def ready(self, _: Request) -> Response:
+        if self._router.draining:
+            raise draining()
+        why = "the router is about to end" if self._router.leaving else not_ready(self._router)
+        if why is not None:
+            raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
+        self._router.index_awaited_until_s = 0.0  # who was told once sends requests
+        return json_response(DONE)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(await metrics_text(self._router), media_type=CONTENT_TYPE)
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": version("warmroute")})
+
+    # ---- replicas
+
+    async def replicas(self, _: Request) -> Response:
+        return json_response({"replicas": [replica_status(self._router, member) for member in self._router.members]})
+
+    async def add_replica(self, request: Request) -> Response:
+        try:
+            async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
+                spec = spec_of(msgspec.json.decode(body, type=dict[str, Any]))
+            if spec.api_key_env or spec.curve_secret:  # whoever may ask for this need not be who may read these
+                raise invalid("api_key_env and the files of CURVE keys can be named only where the router is started")
+            self._upkeep.add(spec)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise invalid(f"the body is no JSON object that describes a replica: {error}") from error
+        except BadSpec as error:
+            raise invalid(str(error)) from error
+        return json_response(replica_status(self._router, self._router.members.by_name[spec.name]), 201)
+
+    async def remove_replica(self, request: Request) -> Response:
+        member = self._member(request)
+        try:
+            self._upkeep.remove(member.name)
+        except BadSpec as error:
+            raise ApiError(409, str(error), code="named_by_discovery") from error
+        return json_response(DONE)
+
+    async def drain(self, request: Request) -> Response:
+        member = self._member(request)
+        member.health.drain()
+        return json_response(replica_status(self._router, member))
+
+    async def undrain(self, request: Request) -> Response:
+        member = self._member(request)
+        member.health.undrain()
+        return json_response(replica_status(self._router, member))
+
+    async def resync(self, request: Request) -> Response:
+        member = self._member(request)
+        self._router.feeds.resync(member.name, "somebody asked for it")
+        return json_response(replica_status(self._router, member))
+
+    def _member(self, request: Request) -> Any:
+        name = request.path_params["name"]
+        member = self._router.members.by_name.get(name)
+        if member is None:
+            known = _some(self._router.members.by_name)
+            message = f"there is no replica named {name[:100]!r}; there are: {known}"
+            raise ApiError(404, message, code="replica_not_found")
+        return member
+
+    # ---- why
+
+    async def explain(self, request: Request) -> Response:
+        async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
+            return json_response(await explained(self._router, body, request.state.admitted))
+
+    async def decisions(self, request: Request) -> Response:
+        remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]
+        return json_response({"decisions": [one.record() for one in remembered]})
+
+    async def decision(self, request: Request) -> Response:
+        wanted = request.path_params["request_id"]
+        found = next((one for one in reversed(self._router.decisions) if one.request_id == wanted), None)
+        if found is None:
+            message = f"no decision about a request {quoted(wanted)} is remembered; see /decisions, and --decisions"
+            raise ApiError(404, message, code="decision_not_found")
+        return json_response(found.record())
+
+    async def prefixes(self, request: Request) -> Response:
+        limit = limit_of(request, 20)
+        async with self._sharing:
+            return json_response(await shared(self._router, limit))
+
+    async def debug_index(self, _: Request) -> Response:
+        return json_response(index_status(self._router))
+
+    # ---- documents
+
+    async def docs(self, _: Request) -> Response:
+        return documents.docs("warmroute router")
+
+    async def redoc(self, _: Request) -> Response:
+        return documents.redoc("warmroute router")
+
+    async def openapi(self, request: Request) -> Response:
+        return documents.openapi(request)
+
+    # ---- the dashboard
+
+    async def dashboard_index(self, request: Request) -> Response:
+        return _file(request, files.INDEX)
+
+    async def dashboard_without_slash(self, _: Request) -> Response:
+        return RedirectResponse("../dashboard", 308)
+
+    async def dashboard_file(self, request: Request) -> Response:
+        return _file(request, request.path_params["path"])
+
+    async def dashboard_feed(self, request: Request) -> Response:
+        return self._dashboard.feed(query_of(request.query_params), request.state.admitted)
+
+    async def dashboard_replica(self, request: Request) -> Response:
+        member, prefixes = self._member(request), None
+        if request.state.admitted.admin:
+            prefixes = await self._dashboard.prefixes(member)
+            member = self._member(request)  # it may have left, or be another one by now
+        return json_response(self._dashboard.replica(member, prefixes))
+
+
+@asynccontextmanager
+async def body_of(request: Request, limit: int, bodies: Bodies) -> AsyncIterator[bytes]:
+    """The whole body, counted until it is no longer needed; ApiError 413 or 429."""
+    bodies.check(min(declared_size(request.headers.get("content-length", "")) or 0, limit))
+    received, held = bytearray(), 0
+    try:
+        async for piece in request.stream():
+            if len(received) + len(piece) > limit:
+                raise too_large(len(received) + len(piece), limit)
+            held = bodies.claim(len(received) + len(piece), held)
+            received += piece
+        yield bytes(received)
+    finally:
+        bodies.release(held)
+
+
+def _some(names: Collection[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return (", ".join(islice(names, MOST_NAMES)) or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def _file(request: Request, path: str) -> Response:
+    found = files.find(path)
+    if found is None:
+        raise not_found(request.scope["path"])
+    headers = files.HEADERS | {"ETag": found.etag}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.content_type)
+
+
+def limit_of(request: Request, usual: int) -> int:
+    text = request.query_params.get("limit", str(usual))
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise invalid(f"limit is {text[:20]!r}; write a whole number above 0 with 9 digits at most", "limit")
+    return int(text)

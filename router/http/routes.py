@@ -1,0 +1,92 @@
+"""The router's table of routes: who may ask for what, and what answers. A route that is not here is not served.
+
+What is passed on is named one by one. Engines add routes that change them, also below /v1: one that nobody has looked
+at is for administrators (decision 0022).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from api.http.documents import OPENAPI
+from api.http.routes import Route, Table, Who
+from router.http.endpoints import Endpoints
+from router.http.opening import Openings
+
+GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
+PAGE = ("GET", "HEAD")
+ANY = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+ANYONE, CLIENT, READER, ADMINISTRATOR = Who
+
+
+def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any, **more: bool) -> Route:
+    return Route(methods=methods, template=template, who=who, endpoint=endpoint, **more)
+
+
+# Past the app (`opening.py`): what replicas answer.
+DIRECT_ROUTES = (
+    _route(POST, "/v1/chat/completions", CLIENT, Openings.chat),
+    _route(POST, "/v1/completions", CLIENT, Openings.completion),
+    _route(POST, "/tokenize", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/detokenize", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/audio/speech", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/audio/transcriptions", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/audio/translations", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/chat/completions/batch", CLIENT, Openings.forward),
+    _route(POST, "/v1/chat/completions/render", CLIENT, Openings.forward),
+    _route(POST, "/v1/classify", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/completions/render", CLIENT, Openings.forward),
+    _route(POST, "/v1/detokenize", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/embeddings", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/images/edits", CLIENT, Openings.forward),
+    _route(POST, "/v1/images/generations", CLIENT, Openings.forward),
+    _route(POST, "/v1/messages", CLIENT, Openings.forward),
+    _route(POST, "/v1/messages/count_tokens", CLIENT, Openings.forward),
+    _route(POST, "/v1/pooling", CLIENT, Openings.forward),
+    _route(POST, "/v1/rerank", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/responses", CLIENT, Openings.forward),
+    _route(GET, "/v1/responses/{response_id}", CLIENT, Openings.forward),
+    _route(POST, "/v1/responses/{response_id}/cancel", CLIENT, Openings.forward),
+    _route(POST, "/v1/score", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v1/tokenize", CLIENT, Openings.forward_as_it_is),
+)
+# Of templates that fit the first one counts: this one is the last.
+OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward)
+
+APP_ROUTES = (
+    _route(GET, "/v1/models", CLIENT, Endpoints.models),
+    _route(GET, "/v1/models/{model:path}", CLIENT, Endpoints.model_named, encoded_slashes=True),
+    _route(GET, "/health", ANYONE, Endpoints.health),
+    _route(GET, "/ready", ANYONE, Endpoints.ready),
+    _route(GET, "/metrics", ANYONE, Endpoints.metrics),
+    _route(GET, "/version", CLIENT, Endpoints.version),
+    _route(GET, "/replicas", READER, Endpoints.replicas),
+    _route(POST, "/replicas", ADMINISTRATOR, Endpoints.add_replica),
+    _route(DELETE, "/replicas/{name}", ADMINISTRATOR, Endpoints.remove_replica),
+    _route(POST, "/replicas/{name}/drain", ADMINISTRATOR, Endpoints.drain),
+    _route(POST, "/replicas/{name}/undrain", ADMINISTRATOR, Endpoints.undrain),
+    _route(POST, "/replicas/{name}/resync", ADMINISTRATOR, Endpoints.resync),
+    _route(POST, "/explain", ADMINISTRATOR, Endpoints.explain),
+    _route(GET, "/decisions", ADMINISTRATOR, Endpoints.decisions),
+    _route(GET, "/decisions/{request_id:path}", ADMINISTRATOR, Endpoints.decision, encoded_slashes=True),
+    _route(GET, "/prefixes", ADMINISTRATOR, Endpoints.prefixes),
+    _route(GET, "/debug/index", ADMINISTRATOR, Endpoints.debug_index),
+    _route(GET, "/dashboard/replicas/{name}", READER, Endpoints.dashboard_replica),
+    # Made for one page; a stream without an end is nothing to try out of a document.
+    _route(GET, "/dashboard/feed", READER, Endpoints.dashboard_feed, in_document=False),
+    # The dashboard's files tell nothing: what they show is asked for by the routes above.
+    _route(PAGE, "/dashboard", ANYONE, Endpoints.dashboard_index, in_document=False),
+    _route(PAGE, "/dashboard/", ANYONE, Endpoints.dashboard_without_slash, in_document=False),
+    _route(PAGE, "/dashboard/{path:path}", ANYONE, Endpoints.dashboard_file, in_document=False),
+    _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
+    _route(PAGE, OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
+)
+FORWARDED = (*DIRECT_ROUTES, OTHERS)
+ROUTES = (*DIRECT_ROUTES, *APP_ROUTES, OTHERS)
+TABLE = Table(ROUTES)
+
+
+def named(client_paths: Iterable[str]) -> tuple[Route, ...]:
+    """Routes for what clients may have beside the table; a path that is in it stays as it is."""
+    known = {route.template for route in ROUTES}
+    return tuple(_route(ANY, path, CLIENT, Openings.forward) for path in sorted({*client_paths} - known))

@@ -1,0 +1,250 @@
+"""What the largest bodies do to other clients and to memory: a real router, a simulated replica, real sockets.
+
+`python -m tests.bench.bodies PORT SHAPE` are eight clients that send bodies of one shape, one after the other, in a
+process of their own. They run at the lowest priority: an attacker's CPU is not that of the machine under attack.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import uvloop
+
+from tests.chaos.replicas import children, command
+from tests.chaos.routers import RouterProcess, router
+from tests.events.processes import wait_until
+from tests.replica.serving import MODEL, Replica
+from tests.router.scripted import CHAT, COMPLETIONS, connect
+
+CLIENTS = 8
+SIZE = 30_000_000
+UNFINISHED = 100
+QUIET_S = 4.0  # how long the quiet client asks in each round
+EVERY_S = 0.01
+MEGABYTE = 10**6
+HELLO = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "seed": 1, "ignore_eos": True}).encode()
+FAST = (
+    *("--simulated-prefill-tokens-per-s", 1e8, "--simulated-decode-tokens-per-s", 1e6),
+    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0, "--log-level", "warning"),
+)
+USER = b'{"role":"user","content":"%b"}'
+
+
+def filled(pattern: bytes, size: int = SIZE, joint: bytes = b",") -> bytes:
+    return joint.join([pattern] * (size // (len(pattern) + len(joint))))
+
+
+def prompt(json: bytes) -> bytes:
+    return b'{"model":"demo","prompt":%b}' % json
+
+
+def chat(messages: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"demo","messages":[%b]%b}' % (messages, more)
+
+
+def biases() -> bytes:
+    return b",".join([b'"%d":1' % number for number in range(SIZE // 14)])
+
+
+def hardly_repeating() -> bytes:
+    """Text in which a tokenizer finds few words: letters of many scripts in random order."""
+    chance = random.Random(1)
+    return "".join(chr(chance.randint(0x4E00, 0x9FFF)) for _ in range(SIZE // 3)).encode()
+
+
+SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "15 million token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"1"))),
+    "1,024 lists of token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[%b]" % filled(b"77", 24_000)))),
+    "a million messages": (CHAT, lambda: chat(filled(USER % b"x"))),
+    "60,000 messages": (CHAT, lambda: chat(filled(USER % (b"x" * 470)))),
+    "2 million logit_bias entries": (CHAT, lambda: chat(USER % b"x", b',"logit_bias":{%b}' % biases())),
+    "one text": (COMPLETIONS, lambda: prompt(b'"%b"' % (b"a" * SIZE))),
+    "one text of escapes": (COMPLETIONS, lambda: prompt(b'"%b"' % filled(b"\\u0041", joint=b""))),
+    "a text without repetitions": (COMPLETIONS, lambda: prompt(b'"%b"' % hardly_repeating())),
+    "nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300))),
+    "tools with small keys": (CHAT, lambda: chat(USER % b"x", b',"tools":[%b]' % filled(b'{"a":{"b":1}}'))),
+    "one large schema": (
+        CHAT,
+        lambda: chat(
+            USER % b"x",
+            b',"tools":[{"type":"function","function":{"name":"f","parameters":{"p":[%b]}}}]' % filled(b'{"t":"s"}'),
+        ),
+    ),
+    "stop strings": (CHAT, lambda: chat(USER % b"x", b',"stop":[%b]' % filled(b'"ab"'))),
+    "numbers of 10,000 digits": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"9" * 10_000))),
+    "the same key again": (CHAT, lambda: chat(USER % b"x", b"," + filled(b'"user":"u"'))),
+    "unknown keys": (
+        CHAT,
+        lambda: chat(USER % b"x", b"," + b",".join(b'"k%d":[]' % number for number in range(SIZE // 13))),
+    ),
+    "1 MB of token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"1", MEGABYTE))),
+    "1 MB of nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300, MEGABYTE))),
+    "1 MB of text": (CHAT, lambda: chat(USER % (b"a word " * (MEGABYTE // 7)))),
+    "64 KB of nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300, 64_000))),
+    "/v1/embeddings": ("/v1/embeddings", lambda: b'{"model":"demo","input":[%b]}' % filled(b"1")),
+    "/explain": ("/explain", lambda: chat(filled(USER % b"x"))),
+}
+
+
+def posted(path: str, body: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+
+
+# ---- who attacks
+
+
+async def attack(port: int, shape: str) -> None:
+    path, made = SHAPES[shape]
+    raw = posted(path, made())
+    statuses: Counter[int] = Counter()
+    print("ready", flush=True)
+
+    async def one() -> None:
+        while True:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+                async with connect(port) as client:
+                    client.write(raw)
+                    statuses[(await client.answer()).status] += 1
+
+    loop = asyncio.get_running_loop()
+    clients = [loop.create_task(one()) for _ in range(CLIENTS)]
+    await loop.run_in_executor(None, sys.stdin.read)  # until told to end
+    for client in clients:
+        client.cancel()
+    print(json.dumps(statuses), flush=True)
+
+
+@contextmanager
+def attackers(port: int, shape: str, told: Counter[str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.bodies", str(port), shape],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.nice(19),
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        told.update(json.loads(process.stdout.readline() or b"{}"))
+        process.stdout.close()
+        wait_until(lambda: process.poll() is not None, "the attackers end")
+
+
+# ---- who is measured
+
+
+async def latencies(port: int, duration_s: float) -> list[float]:
+    took_s = []
+    async with connect(port) as client:
+        until_s = time.monotonic() + duration_s
+        while time.monotonic() < until_s:
+            began_s = time.perf_counter()
+            client.write(posted(COMPLETIONS, HELLO))
+            told = await client.answer()
+            assert told.status == 200, told
+            took_s.append(time.perf_counter() - began_s)
+            await asyncio.sleep(EVERY_S)
+    return took_s
+
+
+def memory(pid: int, what: str = "VmHWM") -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return 0
+    return int(status.split(f"{what}:")[1].split()[0]) * 1024
+
+
+def forget_peaks(*pids: int) -> None:
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def percentile(took_s: list[float], share: float) -> float:
+    return sorted(took_s)[min(len(took_s) - 1, int(len(took_s) * share))] * 1000
+
+
+def measured(running: RouterProcess, shape: str | None, rounds: int) -> None:
+    pid, told = running.process.pid, Counter[str]()
+    p50, p99, peaks, readers = [], [], [], []
+    for _ in range(rounds):
+        forget_peaks(pid)
+        with attackers(running.port, shape, told) if shape else nullcontext():
+            if shape:
+                time.sleep(0.5)  # the bodies come
+            took_s = uvloop.run(latencies(running.port, QUIET_S))
+            peaks.append(memory(pid) / MEGABYTE)
+            readers.append(sum(map(memory, children(pid))) / MEGABYTE)
+        p50.append(percentile(took_s, 0.5))
+        p99.append(percentile(took_s, 0.99))
+    answers = ", ".join(f"{count} x {status}" for status, count in told.most_common())
+    figures = f"{middle(p50):.1f} | {middle(p99):.1f} | {max(peaks):.0f} | {max(readers):.0f}"
+    print(f"| {shape or 'no large bodies'} | {figures} | {answers} |", flush=True)
+
+
+def middle(figures: list[float]) -> float:
+    return statistics.median(figures)
+
+
+# ---- who never finishes
+
+
+async def unfinished(port: int, pid: int) -> tuple[Counter[int], float, float]:
+    """Statuses that came before the bodies' ends; peak memory, and what is left when all have gone."""
+    forget_peaks(pid)
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % (COMPLETIONS.encode(), SIZE + 1)
+    statuses: Counter[int] = Counter()
+    piece = b"x" * MEGABYTE
+
+    async with AsyncExitStack() as stack:
+
+        async def send() -> None:
+            client = await stack.enter_async_context(connect(port))
+            with suppress(ConnectionError):
+                client.write(head)
+                for _ in range(SIZE // MEGABYTE):
+                    client.write(piece)
+                    await client.writer.drain()
+            with suppress(TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                async with asyncio.timeout(1.0):
+                    statuses[int((await client.reader.readuntil(b"\r\n")).split()[1])] += 1
+
+        await asyncio.gather(*(send() for _ in range(UNFINISHED)))
+        peak = memory(pid)
+    await asyncio.sleep(1.0)
+    return statuses, peak / MEGABYTE, memory(pid, "VmRSS") / MEGABYTE
+
+
+def never_finished(running: Replica, name: str) -> None:
+    statuses, peak, left = uvloop.run(unfinished(running.port, running.process.pid))
+    told = ", ".join(f"{count} x {status}" for status, count in statuses.most_common())
+    print(f"| {name} | {peak:.0f} | {left:.0f} | {told} |", flush=True)
+
+
+def run(rounds: int) -> None:
+    with command(*FAST) as replica, router("--replica", replica.url, "--log-level", "error") as running:
+        print(f"| {CLIENTS} clients with bodies of 30 MB | p50, ms | p99, ms | router, MB | readers, MB | answers |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for shape in (None, *SHAPES):
+            measured(running, shape, rounds)
+        print(f"\n| {UNFINISHED} unfinished bodies of 30 MB | peak, MB | left, MB | answers |")
+        print("| --- | --- | --- | --- |")
+        never_finished(running, "router")
+        never_finished(replica, "replica, its HTTP process")
+        print()
+
+
+if __name__ == "__main__":
+    uvloop.run(attack(int(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,88 @@
+"""Many streams at once through a router, each of which must come to the same bytes whatever happens meanwhile."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any, NamedTuple
+
+import httpx2
+
+from tests.chaos.routers import RouterProcess, events_in, without_chance
+from tests.events.processes import DEADLINE_S
+from tests.replica.serving import MODEL
+
+STREAMS = 64
+TOKENS = 45
+PACE = (
+    *("--simulated-prefill-tokens-per-s", 200_000, "--simulated-decode-tokens-per-s", 30),
+    *("--simulated-batch-slowdown", 0, "--simulated-step-overhead", 0),
+)
+
+
+def asked(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "seed": number, "ignore_eos": True, "stream": True}
+    if number % 4 == 1:
+        body |= {"n": 2}
+    if number % 4 == 2:
+        body |= {"stream_options": {"include_usage": True}}
+    body |= fields
+    text = f"Once upon a time there were {number} replicas. " * (1 + number % 5)
+    if number % 2:
+        return "/v1/completions", body | {"prompt": text}
+    return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}
+
+
+class Told(NamedTuple):
+    status: int
+    body: bytes
+    replica: str
+    took_s: float
+    longest_pause_s: float
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Of two choices, each in its own order: how they are mixed is up to the clock."""
+        events = without_chance(self.body).split(b"\n\n")
+        return (
+            sorted(events, key=lambda event: event[event.find(b'"index":') :][:9])
+            if b'"index":1' in self.body
+            else events
+        )
+
+
+async def stream(http: httpx2.AsyncClient, number: int, **fields: Any) -> Told:
+    path, body = asked(number, **fields)
+    began_s = last_s = time.monotonic()
+    pause_s, heard = 0.0, bytearray()
+    async with http.stream("POST", path, json=body) as response:
+        async for piece in response.aiter_raw():
+            heard += piece
+            now_s = time.monotonic()
+            pause_s, last_s = max(pause_s, now_s - last_s), now_s
+    replica = response.headers.get("x-warmroute-replica", "")
+    return Told(response.status_code, bytes(heard), replica, last_s - began_s, pause_s)
+
+
+async def all_streams(http: httpx2.AsyncClient) -> list[Told]:
+    async with asyncio.timeout(4 * DEADLINE_S):
+        return await asyncio.gather(*(stream(http, number) for number in range(STREAMS)))
+
+
+def check_same(told: list[Told], undisturbed: list[Told]) -> None:
+    for number, (one, other) in enumerate(zip(told, undisturbed, strict=True)):
+        assert one.status == 200, one
+        events_in(one.body)
+        assert one.lines == other.lines, f"stream {number}, begun by {one.replica}"
+
+
+def resumes_of(served: RouterProcess) -> Counter[str]:
+    decisions = served.decisions()
+    return Counter(
+        retries=sum(one["retries"] for one in decisions),
+        resumes=sum(one["resumes"] for one in decisions),
+        resumed=sum(one["resumes"] > 0 for one in decisions),
+    )
+
+
+async def unblocked(function: Any, *arguments: Any, **options: Any) -> Any:
+    return await asyncio.to_thread(function, *arguments, **options)

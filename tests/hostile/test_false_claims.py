@@ -1,0 +1,228 @@
+"""Replicas that claim cached blocks which they do not have."""
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.native import unpack_ids
+from events.messages import AllBlocksCleared
+from events.native import Load
+from router.accuracy import DISBELIEVED, TRUSTED, Accuracy
+from tests.hostile.lying import Liar, batch, stored
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, Call, Client, Scripted, Served, chat, connect, served
+
+SIZE = 16
+PROMPT = chat("x" * 2000)
+LOAD = Load(prefill_tokens_per_s=8000.0, free_blocks=500)
+
+shares = st.floats(0, 1)
+
+
+def trust_after(shares: list[float], blocks: int = 100) -> float:
+    accuracy = Accuracy()
+    for share in shares:
+        accuracy.claimed(blocks, round(share * blocks))
+    return accuracy.trust
+
+
+@given(st.lists(shares, max_size=60))
+def test_trust_is_a_fraction_lost_by_lies_and_won_back_by_truth(history: list[float]) -> None:
+    assert 0 <= trust_after(history) <= 1
+    assert trust_after([*history, *[0.0] * 30]) == 0
+    assert trust_after([*history, *[1.0] * 30]) == 1
+    assert trust_after([*history, 0.0]) <= trust_after(history)
+    assert trust_after([*history, 1.0]) >= trust_after(history)
+
+
+@given(st.lists(st.floats(TRUSTED, 1), max_size=100), st.integers(1, 3), st.data())
+def test_whose_claims_are_mostly_true_is_trusted_in_full(
+    history: list[float], misses: int, data: st.DataObject
+) -> None:
+    """Blocks that are evicted on the way are missed now and then, also some times in a row."""
+    whole = [1.0] * 30
+    assert trust_after(history, 1000) == 1
+    place = data.draw(st.integers(0, len(whole)))
+    assert trust_after(whole[:place] + [0.0] * misses + whole[place:]) == 1
+
+
+@given(st.floats(0, 1))
+def test_who_claims_too_much_gains_nothing_in_the_end(share: float) -> None:
+    trust = trust_after([share] * 200, 10_000)
+    if share < TRUSTED - 0.01:
+        assert trust == pytest.approx(share, abs=0.01) or (share < DISBELIEVED + 0.01 and trust == 0)
+
+
+def test_an_answer_that_nothing_was_claimed_of_teaches_nothing() -> None:
+    accuracy = Accuracy()
+    for _ in range(100):
+        accuracy.claimed(0, 0)
+    assert accuracy.trust == 1
+
+
+def test_reading_the_cache_anew_wins_no_trust() -> None:
+    accuracy = Accuracy()
+    for _ in range(100):
+        accuracy.claimed(10, 0)
+        accuracy.compare(10, 0)
+    accuracy.forget()
+    assert accuracy.trust == 0
+
+
+# ---- a whole router
+
+
+class Claimant:
+    """A replica of ours whose events and answers say what a test wants."""
+
+    def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.liar = Liar(context)
+        self.reported = 0
+        self.replica = Scripted(name, self._answer, native=True)
+        source = self.liar.source
+        ends = {"events": source.events, "replay": source.replay, "status": source.status, "snapshot": source.snapshot}
+        self.replica.control["/load"] = (
+            200,
+            {
+                "model": "m",
+                "block_size": SIZE,
+                "max_model_len": 4096,
+                "tokenizer": "bytes",
+                "incarnation": 1,
+                "endpoints": ends,
+                "pool": {"total": 1000},
+            },
+        )
+
+    def _answer(self, call: Call) -> None:
+        call.begin_frames("application/json", x_warmroute_cached_tokens=str(self.reported))
+        call.frame(b"{}", 1)
+        call.end()
+
+
+class Scene:
+    """A router with two replicas, of which the first one lies."""
+
+    def __init__(self, running: Served, client: Client, one: Claimant, other: Claimant) -> None:
+        self.running, self.client, self.one, self.other = running, client, one, other
+
+    def trust(self) -> float:
+        return float(self.running.member("one").trust)
+
+    async def ask(self, times: int) -> int:
+        """How many of so many requests for one prompt the first replica got."""
+        before = len(self.one.replica.calls)
+        for _ in range(times):
+            for claimant in (self.one, self.other):
+                claimant.liar.say(load=LOAD)
+            assert (await self.client.post(CHAT, PROMPT)).status == 200
+            await until(lambda: self.running.router.open_requests == 0, "it is over")
+            await until(self._is_known, "the choice knows")
+            self.running.router.index.optimistic.expire(math.inf)
+        return len(self.one.replica.calls) - before
+
+    def _is_known(self) -> bool:
+        member = self.running.member("one")
+        return member.trust in (0.0, member.accuracy.trust)
+
+    async def claim(self, claimant: Claimant) -> int:
+        """It says that it holds the prompt; how many blocks that is."""
+        keys = self.running.router.recent.all()[-1].keys
+        native, _ = (self.one.replica.calls + self.other.replica.calls)[0].native
+        tokens = unpack_ids(native.prompts[0])
+        claimant.liar.publish(batch(stored(keys, None, tokens[: len(keys) * SIZE], block_size=SIZE)))
+        await self.applied(claimant)
+        return len(keys)
+
+    async def applied(self, claimant: Claimant) -> None:
+        feeds, name = self.running.router.feeds, claimant.replica.name
+        await until(lambda: feeds.state(name).seq == claimant.liar.seq, "it is applied")
+
+
+@asynccontextmanager
+async def scene(**config: Any) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        one, other = Claimant("one", context), Claimant("other", context)
+        for claimant in (one, other):
+            stack.enter_context(closing(claimant.liar))
+        usual: dict[str, Any] = {"policy": "cost", "health_interval_s": 0.2, "ready": False}
+        running = await stack.enter_async_context(served(one.replica, other.replica, **usual, **config))
+        for claimant in (one, other):
+            await claimant.liar.answer_snapshot()
+        members = running.router.members
+        await until(lambda: all(running.router.feeds.state(one.name).exact for one in members), "they are followed")
+        claimants = (one, other)
+
+        def well() -> bool:
+            for claimant in claimants:
+                claimant.liar.say(load=LOAD)
+            return all(one.candidate.unavailable is None for one in members)
+
+        await until(well, "they take requests")
+        client = await stack.enter_async_context(connect(running.port))
+        yield Scene(running, client, one, other)
+
+
+async def test_who_claims_and_does_not_have_draws_no_more_than_who_is_cold() -> None:
+    async with scene() as it:
+        await it.ask(1)
+        blocks = await it.claim(it.one)
+        assert await it.ask(3) == 3  # believed at first
+        await it.ask(60)
+        assert it.trust() == 0
+        assert await it.ask(20) <= 14
+        assert it.running.router.index.match(it.running.router.recent.all()[-1].keys, 0b11).gpu == {0: blocks}
+
+
+async def test_who_is_right_again_is_trusted_again() -> None:
+    async with scene() as it:
+        await it.ask(1)
+        blocks = await it.claim(it.one)
+        await it.ask(60)
+        assert it.trust() == 0
+        it.one.reported = blocks * SIZE
+        await until_async(lambda: it.ask(5), lambda: it.trust() == 1)
+        assert await it.ask(5) == 5
+
+
+async def test_honest_claims_are_counted_in_full() -> None:
+    async with scene() as it:
+        await it.ask(1)
+        blocks = await it.claim(it.one)
+        it.one.reported = blocks * SIZE
+        assert await it.ask(20) == 20
+        assert it.trust() == 1 and not it.running.router.doubted
+
+
+async def test_more_blocks_than_its_pool_has_draw_nobody_and_are_named() -> None:
+    async with scene() as it:
+        await it.ask(1)
+        await it.claim(it.one)
+        it.one.liar.publish(batch(stored([5 + number for number in range(1500)], 1, [], block_size=SIZE)))
+        await it.applied(it.one)
+        await until(lambda: it.trust() == 0, "its claims do not count")
+        assert await it.ask(20) <= 14
+        status = (await it.client.get("/replicas")).json
+        [shown] = [one for one in status["replicas"] if one["name"] == "one"]
+        assert shown["trust"] == 0 and shown["state"] != "exact"
+        assert "more than the 1,000 blocks" in shown["events"]["overclaim"]
+        it.one.liar.publish(batch(AllBlocksCleared()))
+        await it.applied(it.one)
+        assert it.trust() == 0  # until its cache is known
+        await it.one.liar.answer_snapshot()
+        await until(lambda: it.one.liar.say() or not it.running.member("one").overclaims, "it has begun anew")
+
+
+async def until_async(step: Callable[[], Any], condition: Callable[[], bool]) -> None:
+    for _ in range(20):
+        if condition():
+            return
+        await step()
+    assert condition()

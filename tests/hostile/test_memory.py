@@ -1,0 +1,274 @@
+"""What processes keep of requests and events that are over is bounded, whatever clients send and however much."""
+
+import gc
+import random
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from api.tokenizer import ByteTokenizer
+from events.blocks import block_keys, root_key
+from events.messages import BlockRemoved, BlockStored
+from events.mirror import Mirror
+from events.publisher import Publisher, PublisherConfig
+from replica.block_pool import BlockPool
+from router.ages import CacheAges
+from router.cost import Candidate, Question
+from router.http.front import FrontConnection
+from router.lot import Lot
+from router.policy import place
+from router.prefixes.tree import Run
+from router.record import Remembered
+from router.reuse import Reuse
+from router.tokenizers import Tokenizers
+from router.tokens import Tokens
+from router.upstream import Connection
+from tests.bench import soak
+from tests.bench.soak.memory import slope_of
+from tests.events.processes import wait_until
+from tests.router.loopback import until
+from tests.router.scripted import CHAT, MODEL, Call, Scripted, connect, served
+
+MEGABYTE = 10**6
+ANY = "tcp://127.0.0.1:0"
+REPLAY_BYTES = 16 * 2**20
+END_OF_REPLAY = b"\xff" * 8
+
+
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}]}
+LOCAL = {"host": "127.0.0.1"}  # an administrator's
+
+
+def say_little(call: Call) -> None:
+    call.answer(b'{"usage":{}}')
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """References alone decide what is kept."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def count_of(kind: type) -> int:
+    return sum(issubclass(type(one), kind) for one in gc.get_objects())
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+# ---- the router
+
+
+async def test_a_decision_keeps_no_long_session() -> None:
+    """The names of sessions are the clients' own, in the body as long as the body."""
+    async with (
+        served(Scripted("a", say_little), Scripted("b", say_little), policy="session") as running,
+        connect(running.port) as client,
+    ):
+        for number in range(8):
+            assert (await client.post(CHAT, BODY | {"prompt_cache_key": f"{number % 2}" * 50_000})).status == 200
+            assert (await client.post(CHAT, BODY, x_session_id=f"{number % 2}" * 8000)).status == 200
+        kept = [one.decision.question.session for one in running.router.decisions]
+        chosen = {(one.decision.question.session, one.chosen) for one in running.router.decisions}
+    assert len(kept) == 16
+    assert max(map(len, kept)) <= 256
+    assert len(set(kept)) == len(chosen) == 4, "each session stays at its place"
+
+
+async def test_a_connection_that_is_over_needs_no_collector() -> None:
+    """With its headers it is tens of kB; one that has lived for long would be collected after hundreds of thousands."""
+
+    def say_little_and_leave(call: Call) -> None:
+        say_little(call)
+        call.drop()
+
+    async with served(Scripted("a", say_little_and_leave)) as running:
+        with uncollected():
+            for method, path, body in (("POST", CHAT, BODY), ("GET", "/replicas", None), ("GET", "/nowhere", None)):
+                for _ in range(10):
+                    async with connect(running.port) as client:
+                        await client.ask(method, path, body, **LOCAL)
+            for _ in range(10):
+                async with connect(running.port) as client:
+                    client.send("GET", "/dashboard/feed", **LOCAL)
+                    await client.head()
+                    await client.chunk()
+            await until(
+                lambda: not running.front._server.server_state.connections, "the router sees that all have left"
+            )
+            await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
+            idle = running.member("a").upstream
+            await until(lambda: count_of(Connection) == idle.idle_connections, "those to replicas are forgotten")
+
+
+async def test_what_prompts_share_is_forgotten_when_it_has_been_told() -> None:
+    async with served(Scripted("a", say_little)) as running, connect(running.port, 2**20) as client:
+        for number in range(20):
+            content = f"{number // 2}" * 1000
+            await client.post(CHAT, BODY | {"messages": [{"role": "user", "content": content}]})
+        with uncollected():
+            answer = await client.get("/prefixes", **LOCAL)
+            assert answer.json["prefixes"]
+            await until(lambda: not count_of(Run), "the tree is forgotten")
+
+
+def test_messages_of_models_that_nobody_serves_any_more_are_forgotten() -> None:
+    """Replicas name the models, and a fleet's releases may each have a name of their own."""
+    tokenizers = Tokenizers({}, {}, 2**20)
+    served = tokenizers.of("served", tokenizer=ByteTokenizer.name, native=True)
+    with uncollected():
+        before = count_of(Tokens)
+        for number in range(100):
+            tokenizers.of(f"release {number}", tokenizer=ByteTokenizer.name, native=True)
+        assert count_of(Tokens) - before <= 8
+        assert tokenizers.of("served") is served
+        assert tokenizers.of("release 99").prompts is not None, "the newest are there still"
+
+
+def test_no_salt_is_kept_after_its_request() -> None:
+    with traced():
+        for number in range(100):
+            root_key("m", None, f"{number}" * MEGABYTE)
+        kept, _ = tracemalloc.get_traced_memory()
+    assert kept < 2 * MEGABYTE
+
+
+def test_the_ages_of_a_cache_are_bounded_whatever_size_it_claims() -> None:
+    chance = random.Random(1)
+    with traced():
+        ages = CacheAges(Reuse())
+        ages.describe(16, 1e15)
+        for number in range(150):
+            ages.routed([chance.getrandbits(64) for _ in range(1000)], float(number))
+        used, _ = tracemalloc.get_traced_memory()
+    assert len(ages) == 2**17
+    assert used <= 25 * MEGABYTE
+    ages.check()
+
+
+# ---- a replica
+
+
+def test_the_batches_kept_for_replays_are_bounded_in_bytes() -> None:
+    """Long prompts make long batches: of 60,000 tokens each 300 kB, of which there would be 10,000."""
+    tokens = list(range(2**20, 2**20 + 16 * 4096))
+    batches = 100
+    with Publisher(PublisherConfig(ANY, ANY, None, None)) as publisher:
+        for number in range(batches):
+            hashes = [number * 4096 + block for block in range(4096)]
+            publisher.publish([BlockStored(hashes, None, tokens, 16, None, "GPU", None)])  # type: ignore[arg-type]
+        wait_until(lambda: publisher.seq == batches - 1, "all batches are sent")
+        kept = replayed(publisher.endpoints.replay)
+        published = publisher.stats.payload_bytes
+    assert published > 1.5 * REPLAY_BYTES
+    assert sum(kept.values()) <= REPLAY_BYTES
+    assert list(kept) == list(range(min(kept), batches)), "the newest are kept"
+
+
+def replayed(endpoint: str | None) -> dict[int, int]:
+    """Bytes of the batches that can be had, by their numbers."""
+    kept: dict[int, int] = {}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, 10_000
+        socket.connect(str(endpoint))
+        socket.send_multipart([b"", bytes(8)])
+        while (frames := socket.recv_multipart())[2] != END_OF_REPLAY:
+            kept[int.from_bytes(frames[2], "big")] = len(frames[3])
+    return kept
+
+
+def test_a_mirror_keeps_nothing_of_salts_whose_blocks_are_gone() -> None:
+    mirror = Mirror()
+    for number in range(5000):
+        mirror.apply([BlockStored([number], None, [1] * 16, 16, None, "GPU", None, cache_salt=f"{number}")])
+        mirror.apply([BlockRemoved([number], "GPU")])
+    assert len(mirror._contexts) <= 1024
+
+
+# ---- what docs/security.md says of sizes
+
+
+@pytest.mark.parametrize(("replicas", "most_bytes"), [(2, 1650), (100, 1600 + 100 * 40)])
+def test_a_decision_takes_as_much_as_is_said(replicas: int, most_bytes: int) -> None:
+    candidates = [Candidate(f"r{slot}", slot) for slot in range(replicas)]
+    with traced():
+        kept = [decided(candidates, number) for number in range(200)]
+        used, _ = tracemalloc.get_traced_memory()
+    assert used / len(kept) <= most_bytes
+
+
+def decided(candidates: list[Candidate], number: int) -> Remembered:
+    moment = 1000.5 + number
+    question = Question(
+        tokens=1000 + number,
+        matched={0: moment},
+        lower={},
+        session=None,
+        tried=frozenset(),
+        exact=True,
+        turn=number,
+        now_s=moment,
+        came_s=moment,
+        awaited={},
+    )
+    decision = place("cost", question, candidates, Lot(number), None)
+    times = (moment, moment + 1, moment + 2, 0.0)
+    return Remembered(
+        moment + 3, times, f"req-{number:012}", "m", "r0", 1000, True, decision, None, None, 0, 0, 200, ""
+    )
+
+
+def test_a_block_takes_as_much_as_is_said() -> None:
+    blocks = 20_000
+    with traced():
+        pool, mirror = BlockPool(blocks, 16), Mirror()
+        for number in range(0, blocks, 20):
+            tokens = list(range(1000 + number, 1000 + number + 320))
+            keys = block_keys(tokens, 16, number)
+            mirror.apply([BlockStored(keys, None, tokens, 16, None, "GPU", None)])  # type: ignore[arg-type]
+        used, _ = tracemalloc.get_traced_memory()
+    assert pool.num_blocks == mirror.digest().blocks == blocks
+    assert used / blocks <= 400
+
+
+# ---- the soak
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_soak_samples_every_process_and_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(soak, "OUT", tmp_path)
+    soak.run(1, minutes=0.2, out=tmp_path, inside_s=4.0)
+    told = capsys.readouterr().out
+    processes = {line.split(",")[1] for line in (tmp_path / "soak.csv").read_text().replace(", ", " ").splitlines()[1:]}
+    assert len(processes) == 7, processes
+    assert "status 200" in told and "status 500" not in told, told
+    assert (tmp_path / "soak.svg").exists()
+    assert len({file.name.rpartition("-")[0] for file in (tmp_path / "inside").glob("*.txt")}) == 7
+
+
+def test_a_slope_is_that_of_a_leak_and_not_of_peaks() -> None:
+    chance = random.Random(1)
+    plateau = [(float(at_s), 100 + chance.choice((0.0, 0.0, 0.0, 20.0))) for at_s in range(0, 3000, 5)]
+    leak = [(at_s, size + 2 * at_s / 600) for at_s, size in plateau]
+    assert abs(600 * slope_of(plateau)) < 0.2
+    assert abs(600 * slope_of(leak) - 2) < 0.2

@@ -1,0 +1,265 @@
+"""Chat templates that loop without end, build gigantic strings, or want out of their sandbox."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.errors import ApiError
+from api.sandbox import MOST_SECONDS
+from api.templates import MOST_BYTES, ChatTemplate, Conversation
+
+USER = {"role": "user", "content": "Hello\nyou"}
+BACK_WITHIN_S = 5 * MOST_SECONDS  # of a machine that does other things beside
+LONG = 60_000
+
+
+def nested(depth: int, of: str = "range(1000)") -> str:
+    loops = "".join(f"{{% for i{level} in {of} %}}" for level in range(depth))
+    return loops + "x" + "{% endfor %}" * depth
+
+
+DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(90) %}{% set ns.x = BODY %}{% endfor %}{{ ns.x | length }}"
+
+
+def doubled(body: str) -> str:
+    return DOUBLED.replace("BODY", body)
+
+
+DISTINCT = "{% set s = 'a' * 4000000 %}{% set many = [s ~ 'b'] * 60000 %}{% set x = s ~ 'c' %}"
+LISTS = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+DICTS = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}"
+BIG = "{% set big = ('x' * 4000000) %}"
+MANY = BIG + "{% set many = [big] * 100000 %}"
+ENDLESS = {
+    "nested loops": nested(4),
+    "nested loops over data": nested(16, "messages * 10"),
+    "loops that say nothing": nested(4).replace("x{%", "{%"),
+    "a recursive loop": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ m(200) }}",
+    "a macro of long text": "{% macro m(n) %}" + "y" * 5000 + "{% endmacro %}{% for i in range(99999) %}"
+    "{{ m(i) }}{% endfor %}",
+    "a sum doubled": doubled("ns.x + ns.x"),
+    "a sum of a macro's argument": "{% macro m(x, n) %}{% if n %}{{ m(x + x, n - 1) }}{% endif %}{% endmacro %}"
+    "{{ m('ab', 100) }}",
+    "a concatenation doubled": doubled("ns.x ~ ns.x"),
+    "a join doubled": doubled("[ns.x, ns.x] | join"),
+    "a join with a long separator": BIG + "{{ (range(1000) | join(big)) | length }}",
+    "a join of a generator": BIG + "{{ ''.join((['a'] * 1000) | map('replace', 'a', big)) | length }}",
+    "a replacement doubled": doubled("ns.x | replace('', ns.x)"),
+    "a method's replacement": doubled("ns.x.replace('a', ns.x)"),
+    "a block set": DOUBLED.replace("{% set ns.x = BODY %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+    "a repetition": "{{ 'x' * 10 ** 9 }}",
+    "a repetition in a constant": "{{ 'x' * 99999999999 }}",
+    "a repetition of a list": "{{ ([1] * 2000000000) | length }}",
+    "repetitions": doubled("ns.x * 2"),
+    "a power": "{{ 10 ** (10 ** 9) }}",
+    "a product": "{% set ns = namespace(x=99) %}{% for i in range(99999) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "a range": "{% for i in range(10 ** 9) %}x{% endfor %}",
+    "sums of ranges": "{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}",
+    "a sum of lists": "{{ ([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]] * 30000) | sum(start=[]) | length }}",
+    "a text among long texts": DISTINCT + "{% if x in many %}{% endif %}",
+    "a text not among long texts": DISTINCT + "{% if x not in many %}{% endif %}",
+    "a text among long texts, by a test": DISTINCT + "{% if x is in many %}{% endif %}",
+    "a text among what is generated": DISTINCT + "{% if x in many | map('string') %}{% endif %}",
+    "a text's place among long texts": DISTINCT + "{{ many.count(x) }}",
+    "long texts compared": DISTINCT + "{% for each in many %}{% if each < x %}{% endif %}{% endfor %}",
+    "long texts compared in a chain": DISTINCT + "{% for each in many %}{% if 'a' < each < x %}{% endif %}{% endfor %}",
+    "long texts selected": DISTINCT + "{{ many | select('equalto', x) | list | length }}",
+    "long texts sorted": DISTINCT + "{{ ((many + [x]) * 2) | sort(case_sensitive=true) | length }}",
+    "the longest of long texts": DISTINCT + "{{ (many + [x]) | max | length }}",
+    "one of two long texts": DISTINCT + "{{ ([s ~ 'd', x] * 40000) | unique | list | length }}",
+    "a wide filter": "{{ 'x' | center(10 ** 9) }}",
+    "a wide filter in a constant": "{{ 'x' | center(2000000000) }}",
+    "a wide method": "{{ 'x'.ljust(2000000000) }}",
+    "a wide format": "{{ '%2000000000d' % 1 }}",
+    "a wide format of its argument": "{{ '%*d' % (2000000000, 1) }}",
+    "a wide format filter": "{{ '%2000000000d' | format(1) }}",
+    "a wide format method": "{{ '{:>2000000000}'.format(1) }}",
+    "a format of one value many times": BIG + "{{ (('{0}' * 10000).format(big)) | length }}",
+    "a width that is a field": "{{ '{:{w}}'.format('a', w='4000000000') | length }}",
+    "a width within a field": "{{ '{:{w[0]}}'.format('a', w=[4000000000]) | length }}",
+    "a width that is a field of a map": "{{ '{a:{w}}'.format_map({'a': 'a', 'w': '4000000000'}) | length }}",
+    "a wide format of a safe text": "{{ ('{:>2000000000}' | safe).format(1) | length }}",
+    "a wide method of a safe text": "{{ ('x' | safe).ljust(2000000000) | length }}",
+    "a safe text's replacement": BIG + "{{ (('a' * 10000) | e).replace('a', big) | length }}",
+    "bytes that replace": BIG + "{{ ('a' * 10000).encode().replace('a'.encode(), big.encode()) | length }}",
+    "a wide format of bytes": "{{ ('%2000000000d'.encode() % 5) | length }}",
+    "bytes of an integer": "{{ (5).to_bytes(4096) * 4000000 }}",
+    "a translation": BIG + "{{ ('a' * 10000).translate({97: big}) | length }}",
+    "a translation by a list": BIG + "{{ ('a' * 10000).translate([big] * 98) | length }}",
+    "an indent that is a text": "{{ [range(90000) | list] | tojson(indent='x' * 20000) | length }}",
+    "an indent of deep values": "{% set ns = namespace(x=range(90000) | list) %}{% for i in range(300) %}"
+    "{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson(indent=16) | length }}",
+    "long separators": "{{ range(90000) | list | tojson(separators=('x' * 20000, ':')) | length }}",
+    "a deep indent": "{{ [[1]] | tojson(indent=2000000000) }}",
+    "an indent of long lines": BIG + "{{ ('\\n' * 100000) | indent(big) | length }}",
+    "lists that hold each other": LISTS + "{{ ns.x }}",
+    "a comparison of such": LISTS + "{% set y = ns.x %}" + LISTS + "{{ y == ns.x }}",
+    "dicts that hold each other": DICTS + "{{ ns.x | tojson }}",
+    "namespaces that hold each other": LISTS.replace("[ns.x, ns.x]", "namespace(a=ns.x, b=ns.x)") + "{{ ns.x }}",
+    "a list of long strings": MANY + "{{ many | tojson | length }}",
+    "such a list as text": MANY + "{{ many ~ '' }}",
+    "such a list in a namespace": MANY + "{{ namespace(x=many) }}",
+    "such a list formatted": MANY + "{{ ('%s' % [many]) | length }}",
+    "such a list shown": MANY + "{{ many }}",
+    "slices": BIG + "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}"
+    "{% set ns.x = ns.x + [big[i:]] %}{% endfor %}",
+    "constants added": "{% set ns = namespace(x='', y=[]) %}{% for i in range(99999) %}"
+    "{% set ns.x = ns.x + '" + "z" * LONG + "' %}{% set ns.y = ns.y + [ns.x] %}{% endfor %}",
+    "latin": "{{ lipsum(n=100000) }}",
+    "a cycle of the time": "{% for i in range(99999) %}{{ strftime_now('%Y' * 9999) }}{% endfor %}",
+    "a wide time": "{{ strftime_now('%2000000000Y') }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=list(ENDLESS))
+def test_a_template_without_end_is_refused(source: str) -> None:
+    began = time.monotonic()
+    assert refusal(source)
+    assert time.monotonic() - began < BACK_WITHIN_S
+
+
+def refusal(source: str) -> str | None:
+    """At the start; or, where Jinja's own limits stop it, with each request."""
+    try:
+        ChatTemplate(source, {}, "t.jinja").render(Conversation(messages=[USER]))
+    except ValueError as error:
+        return str(error)
+    except ApiError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=list(ENDLESS))
+def test_a_template_without_end_takes_no_gigabyte(source: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(source)
+    code = "import sys; from tests.hostile.test_templates import refusal; print(refusal(open(sys.argv[1]).read()))"
+    limit = 2 * 2**30
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "t.jinja")],
+        preexec_fn=limited,
+        capture_output=True,
+        text=True,
+        timeout=10 * BACK_WITHIN_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() not in ("", "None")
+    assert "MemoryError" not in ended.stdout
+    assert not ended.stdout.strip().endswith(":"), "a MemoryError says nothing"
+
+
+def test_what_only_some_messages_make_endless_is_refused_with_those_messages() -> None:
+    """A probe at the start cannot find it."""
+    template = ChatTemplate("{% if messages | length > 1 %}" + nested(4) + "{% endif %}ok", {})
+    assert template.render(Conversation(messages=[USER])) == "ok"
+    began = time.monotonic()
+    with pytest.raises(ApiError, match="the chat template refuses the messages: it ") as refused:
+        template.render(Conversation(messages=[USER, USER]))
+    assert refused.value.status == 400
+    assert time.monotonic() - began < BACK_WITHIN_S
+    assert template.render(Conversation(messages=[USER])) == "ok", "the next one has a budget of its own"
+
+
+ESCAPES = {
+    "of a string": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "by attr": "{{ '' | attr('__class__') | attr('__mro__') }}",
+    "by a format": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "by a format map": "{{ '{x.__class__.__mro__}'.format_map({'x': ''}) }}",
+    "by map": "{{ ['{0.__class__}'] | map('format', '') | list }}{{ [''] | map(attribute='__class__') | list }}",
+    "of a function": "{{ raise_exception.__globals__ }}",
+    "of a macro": "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
+    "of the loop": "{% for i in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}",
+    "of itself": "{{ self.__init__.__globals__ }}",
+    "of the cycler": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "of a generator": "{{ ([1] | map('string')).gi_frame.f_globals }}",
+    "by groupby": "{{ [''] | groupby('__class__') }}",
+    "by sort": "{{ [''] | sort(attribute='__class__.__mro__') }}{{ [''] | sum(attribute='__class__') }}",
+    "by another file": "{% include '/etc/passwd' %}",
+    "by an import": "{% import 'os' as os %}{{ os.system('id') }}",
+    "by extending": "{% extends '/etc/passwd' %}",
+}
+
+
+@pytest.mark.parametrize("source", ESCAPES.values(), ids=list(ESCAPES))
+def test_nothing_of_pythons_is_within_reach(source: str) -> None:
+    try:
+        text = ChatTemplate(source, {}).render(Conversation(messages=[USER]))
+    except (ApiError, ValueError):
+        return
+    assert not any(sign in text for sign in ("<class", "object at", "<built-in", "__name__", "root:", "uid="))
+
+
+@pytest.mark.parametrize(
+    "change", ["messages.append(1)", "messages[0].update({'role': 'system'})", "messages[0].clear()", "messages.pop()"]
+)
+def test_a_template_changes_nothing_that_it_is_given(change: str) -> None:
+    messages = [dict(USER)]
+    with pytest.raises(ApiError, match="refuses the messages"):
+        ChatTemplate(f"{{% set x = {change} %}}{{{{ x }}}}", {}).render(Conversation(messages=messages))
+    assert messages == [USER]
+
+
+@pytest.mark.parametrize(("depth", "refused"), [(20, False), (300, True)])
+def test_tools_nested_deep_are_not_indented(depth: int, refused: bool) -> None:
+    """Some kilobytes of a client's would become megabytes of blanks."""
+    template = ChatTemplate("{% for t in tools or [] %}{{ t | tojson(indent=4) }}{% endfor %}", {})
+    parameters: list[Any] = [0] * 1000
+    for _ in range(depth):
+        parameters = [parameters]
+    conversation = Conversation(messages=[USER], tools=[{"function": {"parameters": parameters}}])
+    if refused:
+        with pytest.raises(ApiError, match="nested deeper than 32; nest less") as found:
+            template.render(conversation)
+        assert found.value.status == 400
+    else:
+        assert template.render(conversation) == json.dumps(conversation.tools[0], indent=4)
+
+
+def test_a_gigantic_template_is_not_compiled() -> None:
+    with pytest.raises(ValueError, match="has 1048577 characters; at most 1048576 are read"):
+        ChatTemplate("x" * (MOST_BYTES + 1), {}, "t.jinja")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 1 < 2 < 3 }} {{ 1 < 2 > n }} {{ 3 < n < nothing.at.all }}", "True False False"),
+        (
+            "{{ n in [1, 2] }} {{ n not in x }} {{ 'b' in 'abc' }} {{ 'c' in x }} {{ 'd' in {'d': 1} }}",
+            "True True True False True",
+        ),
+        ("{{ x == ['a', 'b'] }} {{ x != y }} {{ x < y }} {{ y >= x }}", "True True True True"),
+        ("{{ x | select('in', y) | list }} {{ n is eq 2 }} {{ 'a' in x | map('lower') }}", "['b'] True True"),
+        ("{{ [n, 3] | sum }} {{ [{'a': n}] | sum('a') }} {{ x.index('b') }} {{ nothing in x }}", "5 2 1 False"),
+    ],
+)
+def test_what_is_compared_and_summed_is_the_same_as_ever(source: str, text: str) -> None:
+    names = "{% set n = 2 %}{% set x = messages[0].x %}{% set y = messages[0].y %}"
+    messages = [{"x": ["a", "b"], "y": ["b", "c"]}]
+    assert ChatTemplate(names + source, {}).render(Conversation(messages=messages)) == text
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    """Thousands of messages of some kilobytes, shown by a template that looks at all of them for each."""
+    source = (
+        "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+        "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+        "{%- for m in messages %}{%- set content = m.content | trim %}"
+        "{{- '<|im_start|>' + m['role'] + '\\n' + content + '<|im_end|>' + '\\n' }}"
+        "{%- if loop.index0 == messages | length - 1 and loop.last %}{{- m | tojson }}{%- endif %}{%- endfor %}"
+    )
+    messages = [{"role": "user", "content": "word " * 400}] * 4000  # 8 MB
+    text = ChatTemplate(source, {}).render(Conversation(messages=messages))
+    assert text.count("<|im_start|>") == 4000

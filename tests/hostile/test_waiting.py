@@ -1,0 +1,195 @@
+"""Requests that wait for replicas: what they may cost, whom they may keep back, and what they are sent in the end."""
+
+import asyncio
+import errno
+from contextlib import AsyncExitStack
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    QUEUE_FULL,
+    Call,
+    Client,
+    Scripted,
+    Served,
+    chat,
+    connect,
+    event,
+    named,
+    says,
+    served,
+    silent,
+)
+
+EMBEDDINGS = "/v1/embeddings"
+MOST_TRIES = 8  # of each request within a second: after 0.1, 0.2, 0.4 s, ...
+
+
+async def asked(stack: AsyncExitStack, running: Served, count: int, model: str = MODEL, **fields: Any) -> list[Client]:
+    clients = [await stack.enter_async_context(connect(running.port)) for _ in range(count)]
+    for client in clients:
+        client.send("POST", CHAT, chat("hi", **fields) | {"model": model})
+    return clients
+
+
+async def test_a_router_without_file_descriptors_does_not_try_again_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = 0
+
+    async def none_left(*_: object, **__: object) -> NoReturn:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with served(named("a"), queue_timeout_s=1.0) as running, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(running.port)) for _ in range(10)]
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", none_left)
+        for client in clients:
+            client.send("POST", CHAT, chat("hi"))
+        assert {answer.status for answer in await asyncio.gather(*(one.answer() for one in clients))} == {503}
+        monkeypatch.undo()
+    assert 10 < tries <= 10 * MOST_TRIES
+
+
+async def test_a_full_replica_beside_one_for_shorter_prompts_is_not_asked_without_end() -> None:
+    full = Scripted("full", says(QUEUE_FULL, 429, retry_after="7"), native=True)
+    short = Scripted("short", says(b"{}"), native=True)
+    short.control["/load"][1]["max_model_len"] = 4
+    async with served(full, short, queue_timeout_s=1.0) as running, AsyncExitStack() as stack:
+        answers = await asyncio.gather(*(client.answer() for client in await asked(stack, running, 10)))
+        assert {(answer.status, answer.headers["retry-after"]) for answer in answers} == {(429, "7")}
+        assert len(full.calls) == 10 and not short.calls
+
+
+async def test_those_who_wait_for_a_model_that_is_away_leave_half_of_the_queue_to_others() -> None:
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(0.1)
+        call.answer(b'"live"')
+
+    away, live = Scripted("away", says(b"{}"), models=["away"]), Scripted("live", slow, models=["live"])
+    limits: dict[str, Any] = {"replica_limit": 1, "queue_size": 8, "queue_timeout_s": 1.0}
+    async with served(away, live, **limits) as running, AsyncExitStack() as stack:
+        running.member("away").health.drain()
+        crowd = await asked(stack, running, 8, "away")
+        await until(lambda: running.router.open_requests + sum(running.router.counts.refused.values()) >= 8, "all came")
+        others = await asked(stack, running, 3, "live")
+        assert [(await client.answer()).json for client in others] == ["live"] * 3
+        assert {(await client.answer()).status for client in crowd} == {503}
+
+
+async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_nothing_yet() -> None:
+    calls: list[Call] = []
+
+    async def begins(call: Call) -> None:
+        calls.append(call)
+        call.begin_frames()
+        call.frame(event("one "), 5)
+        await call.left()
+
+    limits: dict[str, Any] = {"replica_limit": 1, "queue_size": 1, "queue_timeout_s": 5.0}
+    async with served(Scripted("a", begins, native=True), **limits) as running, AsyncExitStack() as stack:
+        [stream] = await asked(stack, running, 1, stream=True)
+        await stream.head()
+        await stream.chunk()
+        [newcomer] = await asked(stack, running, 1)
+        await until(lambda: len(running.router.waiting) == 1, "it waits")
+        running.member("a").health.drain()
+        calls[0].reset()
+        assert (await newcomer.answer()).status in (429, 503)
+        assert len(running.router.waiting) == 1, "the stream waits in its place"
+        stream.leave()
+
+
+async def test_a_prompt_is_made_anew_if_the_model_comes_back_with_another_tokenizer() -> None:
+    sent: list[list[bytes]] = []
+
+    def takes(call: Call) -> None:
+        sent.append(call.native[0].prompts)
+        call.answer(b"{}")
+
+    replica = Scripted("a", takes, native=True)
+    async with served(replica) as running, connect(running.port) as client:
+        member = running.member("a")
+        member.health.rests("it begins anew")
+        client.send("POST", COMPLETIONS, {"model": MODEL, "prompt": "hello"})
+        await until(lambda: len(running.router.waiting) == 1, "it waits")
+        running.router.members.models[MODEL].tokens.go_approximate("it has another tokenizer")
+        member.health.undrain()
+        member.health.probe_soon(running.router.now_s())
+        assert (await client.answer()).status == 200
+    assert sent == [[]], "the tokens were those of another tokenizer"
+
+
+async def test_a_replica_for_shorter_prompts_is_no_better_place_for_a_stream() -> None:
+    async def speaks(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("one "), 5)
+        await call.left()
+
+    async with served(
+        Scripted("long", speaks, native=True), Scripted("short", says(b"{}", 400), native=True), policy="least-loaded"
+    ) as running:
+        running.member("short").candidate.max_model_len = 64
+        running.member("short").health.drain()
+        async with connect(running.port) as client:
+            client.send("POST", CHAT, chat("hi", stream=True))
+            await client.head()
+            await client.chunk()
+            running.member("short").health.undrain()
+            routing = next(iter(running.router._attempts)).owner
+            attempt = next(iter(running.router._attempts))
+            assert not routing.may_move(attempt, [running.member("short")])
+            running.member("short").candidate.max_model_len = running.member("long").candidate.max_model_len
+            assert routing.may_move(attempt, [running.member("short")])
+            client.leave()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_a_stuck_stream_begins_anew_at_a_replica_that_is_at_its_limit(limit: int) -> None:
+    calls: list[Call] = []
+
+    async def begins(call: Call) -> None:
+        calls.append(call)
+        call.begin_frames()
+        call.frame(event("one "), 5)
+        await call.left()
+
+    async with (
+        served(Scripted("a", begins, native=True), replica_limit=limit) as running,
+        connect(running.port) as client,
+    ):
+        member = running.member("a")
+        client.send("POST", CHAT, chat("x", stream=True))
+        await client.head()
+        await client.chunk()
+        await until(lambda: not next(iter(running.router._attempts)).spoken, "the clock has looked")
+        running.front.upkeep._suspect(member, "silent", running.router.now_s())
+        member.suspicion, member.recovered_s = "", running.router.now_s()
+        await until(lambda: len(calls) == 2, "it begins anew")
+        client.leave()
+
+
+async def test_what_is_passed_on_stays_with_the_replicas_of_its_model() -> None:
+    busy = Scripted("busy", says(b"slow down", 429, retry_after="17"), models=["x"])
+    other = Scripted("other", says(b"{}"), models=["y"])
+    async with served(busy, other) as running, connect(running.port) as client:
+        before = running.router.retry_budget.left
+        answer = await client.post(EMBEDDINGS, {"model": "x", "input": "q"})
+        assert (answer.status, answer.headers["retry-after"]) == (429, "17")
+        assert running.router.retry_budget.left == before, "nothing was spent where nobody else is there"
+
+
+async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_better() -> None:
+    quiet, other = Scripted("quiet", silent, models=["x"]), Scripted("other", says(b"{}"), models=["y"])
+    async with served(quiet, other) as running, connect(running.port) as client:
+        client.send("POST", EMBEDDINGS, {"model": "x", "input": "q"})
+        await until(lambda: quiet.calls, "it is asked")
+        attempt = next(iter(running.router._attempts))
+        assert not attempt.owner.may_move(attempt, [running.member("other")])
+        client.leave()

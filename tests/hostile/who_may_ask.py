@@ -1,0 +1,42 @@
+"""`python -m tests.hostile.who_may_ask`: the tables of routes as docs/security.md has them."""
+
+from pathlib import Path
+
+from api.http.routes import Table, Who
+from fleet.control.app import TABLE as CONTROLLER
+from replica.http.app import TABLE as REPLICA
+from router.http.routes import TABLE as ROUTER
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+BEGIN, END = "<!-- routes -->\n", "<!-- /routes -->\n"
+ROUTER_CALLERS = {
+    Who.ANYONE: "anyone",
+    Who.CLIENT: "a client's key",
+    Who.READER: "a client's key; an administrator sees more",
+    Who.ADMINISTRATOR: "an administrator",
+}
+ONE_KEY = dict.fromkeys(Who, "the replica's key") | {Who.ANYONE: "anyone"}
+FLEET_KEY = dict.fromkeys(Who, "the fleet's key") | {Who.ANYONE: "anyone"}
+
+
+def page() -> str:
+    servers = (("The router", ROUTER, ROUTER_CALLERS), ("A replica", REPLICA, ONE_KEY))
+    return "\n".join(_section(*server) for server in (*servers, ("A fleet's controller", CONTROLLER, FLEET_KEY)))
+
+
+def _section(title: str, table: Table, callers: dict[Who, str]) -> str:
+    rows = [f"| `{', '.join(route.methods)} {route.template}` | {callers[route.who]} |" for route in table.routes]
+    return "\n".join([f"### {title}", "", "| route | who may ask |", "| --- | --- |", *rows, ""])
+
+
+def written() -> str:
+    """What the page has between the marks."""
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    found, mark, _ = rest.partition(END)
+    assert mark, f"{PAGE} has no {BEGIN.strip()} ... {END.strip()}"
+    return found
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + page() + END + rest.partition(END)[2])
