@@ -174,6 +174,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._decline_upgrade()
             return
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
+            message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
+            self._refusal = ApiError(501, message, code="transfer_encoding_unknown")
+            raise _Enough
         try:
             self.url = parse_target(self.url, self.headers).raw
         except ApiError as error:
@@ -275,6 +280,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Says why, where that is not in the middle of an answer, and closes once the client can have read it."""
+        if self._open and self._awaited != "body":  # what came whole before it is answered first
+            self._open[-1].keep_alive = False
+            self._await("end")
+            return
         begun = self._open and (not self._has_turn() or self._open[0].response_started)
         self._await("end")
         if begun or not self._spoken or self.transport.is_closing():
