@@ -44,9 +44,9 @@ def _model_in(body: bytes) -> str | None:
 class Forwarding:
     """Owns one exchange until its answer is complete."""
 
-    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted, *, generates: bool) -> None:
+    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted, *, caches: bool) -> None:
         self._router = router
-        self._generates = generates  # of what is cached, with the salt of the key
+        self._caches = caches  # the engine may answer from its cache, so the body needs the key's salt
         self._exchange = exchange
         self._admitted = admitted
         self._attempt: Attempt | None = None
@@ -114,8 +114,8 @@ class Forwarding:
             return body
 
     def _check_needs_no_salt(self, error: str) -> None:
-        """ApiError 400 where an engine may generate, and the body is no JSON object that a salt could stand in."""
-        if self._generates:
+        """ApiError 400 where the engine may read its cache, and the body is no JSON object that a salt could stand in."""
+        if self._caches:
             path = self._exchange.scope["path"]
             why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"
             raise invalid(f"{why} ({error}); send one, or use a key without a salt")

@@ -43,12 +43,15 @@ class Openings:
         self._generation(route, exchange, chat=False)
 
     def forward(self, route: Route, exchange: Exchange) -> None:
-        """A body that may be a prompt: it is JSON where the key has a salt."""
-        self._forwarding(route, exchange, generates=True)
+        """Pass on a body that may be a prompt, and must be JSON where the key has a salt.
+
+        Engines keep the KV of what they embed, score or classify too: how long that takes tells what others have sent.
+        """
+        self._forwarding(route, exchange, caches=True)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
-        """Nothing is made of what is cached, and the body may be anything."""
-        self._forwarding(route, exchange, generates=False)
+        """Pass on a body of any kind, to what reads no cache."""
+        self._forwarding(route, exchange, caches=False)
 
     # ---- parts
 
@@ -57,8 +60,8 @@ class Openings:
         routing = Routing(self._router, exchange, admitted, chat, self._router.now_s())
         exchange.expect(routing.serve, self._router.config.max_body_bytes, self._router.bodies)
 
-    def _forwarding(self, route: Route, exchange: Exchange, *, generates: bool) -> None:
-        forwarding = Forwarding(self._router, exchange, self._admitted(route, exchange), generates=generates)
+    def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
+        forwarding = Forwarding(self._router, exchange, self._admitted(route, exchange), caches=caches)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
