@@ -60,6 +60,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     curve_clients: str | None = None
     curve_any_client: bool = False
     events_max_peers: int = 64
+    events_replay_mib: int = 16
     log_interval_s: float = 10.0
     log_level: str = "info"
 

@@ -111,6 +111,7 @@ def publisher_config(config: EngineConfig) -> PublisherConfig:
         model=config.model,
         curve=curve,
         max_peers=config.events_max_peers,
+        replay_bytes=config.events_replay_mib * 2**20,
     )
 
 

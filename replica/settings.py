@@ -250,6 +250,13 @@ SETTINGS: dict[str, list[Setting]] = {
             "With --curve-secret and without --curve-clients: let in whoever knows the public key.",
         ),
         Setting("events_max_peers", "engine.events_max_peers", COUNT, "N", "Connections to each of the event sockets."),
+        Setting(
+            "events_replay_mib",
+            "engine.events_replay_mib",
+            COUNT,
+            "MIB",
+            "The newest event batches are kept for replays, so many MiB of them (and 10,000 at most).",
+        ),
     ],
     "Simulated engine": [
         Setting(

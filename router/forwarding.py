@@ -114,7 +114,7 @@ class Forwarding:
             return body
 
     def _check_needs_no_salt(self, error: str) -> None:
-        """ApiError 400 where the engine may read its cache, and the body is no JSON object that a salt could stand in."""
+        """Refuse a body without room for a salt (400) where the engine may answer from its cache."""
         if self._caches:
             path = self._exchange.scope["path"]
             why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"

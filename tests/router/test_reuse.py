@@ -61,6 +61,21 @@ def test_pages_of_long_ago_are_forgotten() -> None:
     assert len(reuse) == MOST_PAGES
 
 
+def test_a_new_page_takes_the_place_of_the_one_used_longer_ago() -> None:
+    reuse = Reuse()
+    first, second, third = (7 + number * MOST_PAGES for number in range(3))  # for one place, or the other of its pair
+    reuse.used([first], 0.0)
+    reuse.used([second], 1.0)
+    reuse.used([first], 2.0)
+    reuse.used([third], 3.0)
+    assert len(reuse) == 2
+    known = reuse.chance(0.0)
+    reuse.used([second], 4.0)  # forgotten: a use like that of a page never seen
+    reuse.used([third], 5.0)
+    assert reuse.chance(0.0) > known
+    reuse.check()
+
+
 def test_a_clock_that_stands_still_is_no_error() -> None:
     reuse = Reuse()
     reuse.used([1, 1, 1], 5.0)

@@ -27,7 +27,9 @@ REQUESTS_PER_S = 10.0
 FILL_S = 400.0
 SAMPLES_PER_RUN = 720
 OUT = Path("build/soak")
-POOL = ("--num-blocks", 1024)  # of 16 tokens: too few for all conversations, so blocks are evicted all the time
+# 1,024 blocks of 16 tokens are too few for all conversations: some are evicted all the time. What is kept for replays
+# is full within minutes, instead of hours.
+POOL = ("--num-blocks", 1024, "--events-replay-mib", 1)
 SPEED = ("--simulated-prefill-tokens-per-s", 50_000, "--simulated-decode-tokens-per-s", 100)
 QUIET = ("--log-level", "error")
 
