@@ -85,3 +85,10 @@ PATH = click.Path(exists=True)
 AT_LEAST_0 = FiniteRange(min=0)
 ABOVE_0 = FiniteRange(min=0, min_open=True)
 COUNT = click.IntRange(1, LARGEST)
+SPECIAL_TOKENS_IN_TEXT = Setting(
+    "special_tokens_in_text",
+    "special_tokens_in_text",
+    click.Choice(["parse", "refuse"]),
+    "parse|refuse",
+    "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
+)

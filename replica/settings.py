@@ -10,7 +10,20 @@ from typing import Any
 
 import click
 
-from api.settings import ABOVE_0, AT_LEAST_0, COUNT, FILE, LARGEST, PATH, TEXT, FiniteRange, Setting, Table, Text
+from api.settings import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    FILE,
+    LARGEST,
+    PATH,
+    SPECIAL_TOKENS_IN_TEXT,
+    TEXT,
+    FiniteRange,
+    Setting,
+    Table,
+    Text,
+)
 from kernels.backends import NAMES as ATTENTION
 from replica.config import EngineConfig, ReplicaConfig
 from replica.native_model import AUTO, CPU_KV_CACHE_GB, DEVICES, DTYPES
@@ -67,13 +80,7 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(
             "chat_template", "chat_template", FILE, "FILE", "A chat template in Jinja.  [default: the tokenizer's own]"
         ),
-        Setting(
-            "special_tokens_in_text",
-            "special_tokens_in_text",
-            click.Choice(["parse", "refuse"]),
-            "parse|refuse",
-            "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
-        ),
+        SPECIAL_TOKENS_IN_TEXT,
         Setting(
             "max_model_len",
             "",

@@ -12,7 +12,19 @@ import click
 
 from api.errors import ApiError
 from api.http.path import parse_path, raw_path
-from api.settings import ABOVE_0, AT_LEAST_0, COUNT, FILE, LARGEST, TEXT, FiniteRange, Setting, Table, Text
+from api.settings import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    FILE,
+    LARGEST,
+    SPECIAL_TOKENS_IN_TEXT,
+    TEXT,
+    FiniteRange,
+    Setting,
+    Table,
+    Text,
+)
 from router.config import MEGABYTE, Policy, RouterConfig
 
 
@@ -160,13 +172,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "[default of MODEL: that of the only --model-dir]",
             multiple=True,
         ),
-        Setting(
-            "special_tokens_in_text",
-            "special_tokens_in_text",
-            click.Choice(["parse", "refuse"]),
-            "parse|refuse",
-            "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
-        ),
+        SPECIAL_TOKENS_IN_TEXT,
     ],
     "HTTP": [
         Setting("host", "host", TEXT, "HOST", "The address to listen on."),

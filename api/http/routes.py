@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
+from fastapi import FastAPI
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -163,6 +164,19 @@ def let_in(scope: Scope, asked: Asked) -> None:
     if asked.route is None:
         raise asked.refusal(scope["method"])
     scope.setdefault("state", {})["asked"] = asked
+
+
+def add_routes(app: FastAPI, routes: Iterable[Route], endpoints: Any, operation: Callable[[str, Any], Any]) -> None:
+    """Add the routes that methods of `endpoints` answer; `operation` says what OpenAPI has of a method of one."""
+    for route in routes:
+        for method in route.methods:
+            app.add_api_route(
+                route.template,
+                guarded(route, route.endpoint.__get__(endpoints)),
+                methods=[method],
+                openapi_extra=operation(method, route),
+                include_in_schema=route.in_document,
+            )
 
 
 def guarded(route: Route, answer: Endpoint) -> Endpoint:

@@ -19,7 +19,7 @@ from api.errors import ApiError, draining, unauthorized
 from api.http import documents
 from api.http.answers import json_response
 from api.http.bodies import Bodies
-from api.http.routes import Asked, Gate, Route, Table, Who, guarded
+from api.http.routes import Asked, Gate, Route, Table, Who, add_routes
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -245,23 +245,11 @@ def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> 
         openapi_url=None,  # and so no routes but those of the table
     )
     app.state.endpoints = endpoints
-    _add_routes(app, endpoints)
+    add_routes(app, ROUTES, endpoints, _documented)
     add_error_answers(app, endpoints.metrics)
     app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit)
     app.openapi = lambda: _openapi(app, endpoints.model)  # type: ignore[method-assign]
     return app
-
-
-def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
-    for route in ROUTES:
-        for method in route.methods:
-            app.add_api_route(
-                route.template,
-                guarded(route, route.endpoint.__get__(endpoints)),
-                methods=[method],
-                openapi_extra=_documented(route),
-                include_in_schema=route.in_document,
-            )
 
 
 # ---- what OpenAPI says
@@ -280,7 +268,7 @@ _MODEL_IN_PATH = {"name": "model", "in": "path", "required": True, "schema": {"t
 _METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {"text/plain": {}}}}}
 
 
-def _documented(route: Documented) -> dict[str, Any]:
+def _documented(_method: str, route: Documented) -> dict[str, Any]:
     if route.template == "/metrics":
         return _METRICS
     operation = _operation(route.request, route.answer, generates=route.answer in (Completion, ChatCompletion))

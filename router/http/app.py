@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
 from api.http.answers import error_response
-from api.http.routes import Table, Who, guarded, let_in
+from api.http.routes import Table, Who, add_routes, let_in
 from router.access_log import line_of
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -88,7 +88,10 @@ def build_app(router: Router, upkeep: Upkeep, table: Table, dashboard: Dashboard
         redirect_slashes=False,
         openapi_url=None,  # and so no routes but those of the table
     )
-    _add_routes(app, Endpoints(router, upkeep, dashboard or Dashboard(router)))
+    endpoints = Endpoints(router, upkeep, dashboard or Dashboard(router))
+    add_routes(app, APP_ROUTES, endpoints, lambda method, route: control(method, route.template))
+    for path in DIRECT:
+        app.add_api_route(path, _past_the_app, methods=["POST"], openapi_extra=direct(path))
     _add_error_answers(app)
     app.openapi = lambda: document(app, router.members.models)  # type: ignore[method-assign]
     app.add_middleware(RouterGate, router=router, table=table)
@@ -97,20 +100,6 @@ def build_app(router: Router, upkeep: Upkeep, table: Table, dashboard: Dashboard
             CORSMiddleware, allow_origins=list(router.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     return app
-
-
-def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
-    for route in APP_ROUTES:
-        for method in route.methods:
-            app.add_api_route(
-                route.template,
-                guarded(route, route.endpoint.__get__(endpoints)),
-                methods=[method],
-                openapi_extra=control(method, route.template),
-                include_in_schema=route.in_document,
-            )
-    for path in DIRECT:
-        app.add_api_route(path, _past_the_app, methods=["POST"], openapi_extra=direct(path))
 
 
 async def _past_the_app() -> Response:
