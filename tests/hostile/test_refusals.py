@@ -52,6 +52,16 @@ async def test_a_replica_that_refuses_at_once_gets_few_requests_and_no_client_se
     assert len(bad.calls) <= MOST_TO_THE_BAD_ONE, f"{len(bad.calls)} of {len(found)} went to the bad one"
 
 
+@pytest.mark.parametrize("status", [400, 429, 500])
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_long_refusal_reaches_its_client_whole(path: str, status: int) -> None:
+    """Longer than what is looked into for its reason; and nobody else is there to ask."""
+    reason = b"because " * 20_000
+    async with served(Scripted("only", says(reason, status))) as running, connect(running.port) as client:
+        answer = await client.post(path, chat("question"))
+        assert (answer.status, answer.body) == (status, reason)
+
+
 async def test_random_errors_of_every_replica_reach_no_client() -> None:
     chance = random.Random(0)
 

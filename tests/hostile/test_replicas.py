@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from router.facts import foreign_facts, native_facts, scraped_pool, scraped_queu
 from router.members import Members
 from router.routing import MAX_KEPT_BYTES
 from router.spec import BadSpec, ReplicaSpec
+from router.tokens import Tokens
 from router.upstream import MAX_HEAD_BYTES
 from tests.hostile.pauses import pauses
 from tests.router.loopback import until
@@ -332,15 +335,27 @@ def test_models_that_cannot_be_are_none(body: bytes) -> None:
         foreign_facts(SPEC, body)
 
 
-def test_names_of_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.members.MOST_REMEMBERED", 100)
-    members = Members(lambda _: None)  # type: ignore[arg-type,return-value]
+    made: list[weakref.ref[Tokens]] = []
+
+    def tokens_of(model: str) -> Tokens:
+        tokens = Tokens(model, None)
+        made.append(weakref.ref(tokens))
+        return tokens
+
+    members = Members(tokens_of)
     for number in range(1000):
-        member: Any = type("Named", (), {"models": (f"m{number}",), "adapters": frozenset()})()
+        candidate = SimpleNamespace(max_model_len=None)
+        member: Any = SimpleNamespace(
+            models=(f"m{number}",), adapters=frozenset(), candidate=candidate, slot=0, block_size=16
+        )
         members.by_name = {"r": member}
-        with contextlib.suppress(AttributeError):
-            members.arrange()
-    assert len(members._once_served) <= 100
+        members.arrange()
+    assert members.model("m999").name == "m999"
+    assert [model.name for model in members._gone.values()] == [f"m{number}" for number in range(991, 999)]
+    assert len(members._once_served) == 100
+    assert len([one for one in made if one() is not None]) == 9, "the tokenizers of others are kept"
 
 
 async def test_facts_without_end_are_given_up() -> None:
