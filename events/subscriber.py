@@ -10,15 +10,15 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 import msgspec
 import zmq
 from msgspec import Struct
-from zmq.utils.monitor import parse_monitor_message
 
 from events.actions import Replay
+from events.connection import Connection
 from events.curve import CurveClient, secure_client
 from events.feed import Feed
 from events.messages import Frames
@@ -31,6 +31,8 @@ from events.view import CacheView, Request
 TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
 KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
 UNANSWERED_MS = 4000  # what we sent: a request
+RECONNECT_MS = 50
+RECONNECT_TO_ASK_MS = 250  # nobody watches how these connections end, and each request has a new one
 CONNECT_TIMEOUT_MS = 1000  # the system would try for minutes, and less and less often
 MESSAGES_PER_TURN = 200
 # A prompt of a million tokens in one event; ZeroMQ ends the connection of whoever sends more.
@@ -40,7 +42,6 @@ MAX_UNREAD_ANSWERS = 256  # of a replay or snapshot; few, as they may be long, a
 MAX_WAITING_BYTES = 64 * 2**20  # of messages that wait while a long batch is applied; an event beyond is a gap
 # An answer beyond is not read yet: the publisher still has it, but would not send it again.
 MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
-RECONNECT_S = 2.0  # ZeroMQ gives up a connection that broke its rules for good: it is opened anew after so long
 ANSWERS = "replay", "snapshot"
 MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
 
@@ -51,6 +52,7 @@ _LOCAL = re.compile(r"(?:ipc|inproc)://[^\0]+")
 # without frames, for the event socket) and the frames, before they are acted on; and with "tick" after the passing of
 # time changed something. A feed that is given the same in the same order comes to the same view (recording.py).
 Tap = Callable[[str, Frames], None]
+Receive = Callable[[list[Frames]], object]
 
 
 class Source(Struct, frozen=True):
@@ -176,8 +178,7 @@ class _Sockets:
         self._readers: dict[str, _Reader] = {}
         self._connections = 0
         self._closed = False
-        self._lost_s = time.monotonic()  # when the event socket was connected last
-        self._status_s = self._lost_s  # when a status came last, or the socket was opened anew
+        self._subscriptions: dict[str, Connection] = {}
         self._waiting: deque[tuple[str, Frames]] = deque()  # for the end of a long batch
         self._waiting_bytes = 0
         self._taking: asyncio.Handle | None = None  # of what waits
@@ -191,24 +192,28 @@ class _Sockets:
             raise
 
     def _open(self) -> None:
-        events = self._socket(zmq.SUB)
-        self._readers["events"] = _Reader(self.loop, events, self._events)
-        events.subscribe(self._source.topic.encode())
-        monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._readers["monitor"] = _Reader(self.loop, monitor, self._monitored)
-        events.connect(self._source.events)
+        self._subscribe("events", self._source.events, self._source.topic, self._events, "monitor", self._monitored)
         if self._source.status is not None:
-            status = self._socket(zmq.SUB)
-            self._readers["status"] = self._reader("status", status)
-            status.subscribe(b"")
-            status.connect(self._source.status)
+            receive = partial(self._receive, "status")
+            self._subscribe("status", self._source.status, "", receive, "status monitor", self._status_monitored)
+
+    def _subscribe(
+        self, name: str, endpoint: str, topic: str, receive: Receive, monitor: str, observe: Receive
+    ) -> None:
+        socket = self._socket(zmq.SUB)
+        self._readers[name] = _Reader(self.loop, socket, receive)
+        socket.subscribe(topic.encode())
+        connection = Connection(self._source.name, socket, endpoint, time.monotonic())
+        self._subscriptions[name] = connection
+        self._readers[monitor] = _Reader(self.loop, connection.monitor, observe)
+        connection.open()
 
     def close(self) -> None:
         """Also from within a callback: what is under way then ends without another request."""
         self._closed = True
-        if "events" in self._readers:
+        for name in self._subscriptions.keys() & self._readers.keys():
             # First of all: the I/O thread waits for ever to report an event to a monitor that nobody reads any more.
-            self._readers["events"].socket.disable_monitor()
+            self._readers[name].socket.disable_monitor()
         for name in list(self._readers):
             self._close(name)
 
@@ -301,10 +306,16 @@ class _Sockets:
         return again
 
     def _monitor(self, frames: Frames) -> bool:
-        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-            self._lost_s = time.monotonic()
+        connection = self._subscriptions["events"]
+        made = connection.observe(frames, time.monotonic())
+        if made is None:
+            return False
+        if not made:
             self._mark("disconnected", [])
             self._feed.disconnected()
+            if connection.paused:  # a publisher without room for this socket has none for those of requests
+                self._drop("replay")
+                self._drop("snapshot")
             return False
         again = bool(self._connections and (self._source.native or self._source.replay))
         if again:
@@ -315,6 +326,10 @@ class _Sockets:
         self._act(self._feed.connected(time.monotonic()))
         return again
 
+    def _status_monitored(self, messages: list[Frames]) -> None:
+        for frames in messages:
+            self._subscriptions["status"].observe(frames, time.monotonic())
+
     def _events(self, messages: list[Frames]) -> None:
         # A handshake is reported before the first message of its connection can be read, so look for one now.
         if not self._monitored(self._readers["monitor"].read_all()) and not self._closed:
@@ -322,8 +337,6 @@ class _Sockets:
 
     def _receive(self, socket: str, messages: list[Frames]) -> None:
         reader = self._readers[socket]
-        if socket == "status":
-            self._status_s = time.monotonic()
         for position, frames in enumerate(messages):
             if self._readers.get(socket) is not reader:  # closed, or a request of ours voided the rest
                 return
@@ -355,19 +368,9 @@ class _Sockets:
         if requests or stream.exact != exact:
             self._mark("tick", [])
         self._act(requests)
-        if not stream.online and now_s - self._lost_s > RECONNECT_S:
-            self._lost_s = now_s
-            self._connect_anew("events", self._source.events)
-        if self._source.status is not None and now_s - self._status_s > RECONNECT_S + stream.config.status_timeout_s:
-            self._status_s = now_s
-            self._connect_anew("status", self._source.status)
-
-    def _connect_anew(self, name: str, endpoint: str) -> None:
-        """Where ZeroMQ may have ended the connection for good, without a word."""
-        socket = self._readers[name].socket
-        with suppress(zmq.ZMQError):  # there is none any more
-            socket.disconnect(endpoint)
-        socket.connect(endpoint)
+        if not self._closed:
+            for connection in self._subscriptions.values():
+                connection.tick(now_s)
 
     # ---- what goes out
 
@@ -377,13 +380,16 @@ class _Sockets:
                 return
             if isinstance(request, Replay):
                 if not self._feed.replay_ended:  # replies to an older request may still come: they go with their socket
-                    self._close("replay")
-                    self._forget_waiting("replay")
+                    self._drop("replay")
                 self._ask("replay", self._source.replay, request.start.to_bytes(8, "big"))
             else:
-                self._close("snapshot")
-                self._forget_waiting("snapshot")
+                self._drop("snapshot")
                 self._ask("snapshot", self._source.snapshot, SNAPSHOT_REQUEST)
+
+    def _drop(self, name: str) -> None:
+        """Close the socket, and forget what came by it and still waits."""
+        self._close(name)
+        self._forget_waiting(name)
 
     def _forget_waiting(self, name: str) -> None:
         kept = [one for one in self._waiting if one[0] != name]
@@ -404,9 +410,7 @@ class _Sockets:
             except zmq.ZMQError:
                 socket.close()
                 raise
-            self._readers[name] = _Reader(
-                self.loop, socket, lambda messages: self._answered(name, messages), self._room_for_answers
-            )
+            self._readers[name] = _Reader(self.loop, socket, partial(self._answered, name), self._room_for_answers)
         self._feed.asked(name)
         self._readers[name].send([b"", request])
 
@@ -417,7 +421,7 @@ class _Sockets:
         socket.linger = 0
         socket.rcvhwm = MAX_UNREAD if kind == zmq.SUB else MAX_UNREAD_ANSWERS
         socket.sndhwm = 0
-        socket.reconnect_ivl = 50
+        socket.reconnect_ivl = RECONNECT_MS if kind == zmq.SUB else RECONNECT_TO_ASK_MS
         socket.reconnect_ivl_max = 500
         socket.connect_timeout = CONNECT_TIMEOUT_MS
         socket.maxmsgsize = MAX_FRAME_BYTES
@@ -429,9 +433,6 @@ class _Sockets:
         if self._source.curve is not None:
             secure_client(socket, self._source.curve)
         return socket
-
-    def _reader(self, name: str, socket: "zmq.Socket[bytes]") -> "_Reader":
-        return _Reader(self.loop, socket, lambda messages: self._receive(name, messages))
 
     def _close(self, name: str) -> None:
         reader = self._readers.pop(name, None)
@@ -453,7 +454,7 @@ class _Reader:
         self,
         loop: asyncio.AbstractEventLoop,
         socket: "zmq.Socket[bytes]",
-        receive: Callable[[list[Frames]], object],
+        receive: Receive,
         room: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.socket = socket

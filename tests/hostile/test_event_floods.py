@@ -281,7 +281,7 @@ def test_a_native_replica_is_verified_by_the_first_slice_of_its_first_chain() ->
 async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_goes_on(
     liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.subscriber.RECONNECT_S", 0.1)
+    monkeypatch.setattr("events.connection.RECONNECT_S", 0.1)
     async with routing() as router:
         slot = await exact(router, liar)
         await liar.subscribed()
@@ -297,7 +297,7 @@ async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_goes_on(
 
 
 async def test_a_status_that_is_too_long_silences_nobody_for_good(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.subscriber.RECONNECT_S", -1.9)
+    monkeypatch.setattr("events.connection.RECONNECT_S", -1.9)
     async with routing() as router:
         await exact(router, liar)
         await until(lambda: liar.say() or len(router.statuses) > 0)
