@@ -7,6 +7,7 @@ from collections.abc import Callable
 from events.messages import Frames
 from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
 from events.pool import Digest
+from events.stream import OVERSIZED
 from events.view import CacheView, Request
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Feed:
         self._snapshot_bytes = 0
         self._model_given = bool(view.resolver.model)
         self._strange_after_s = -math.inf
+        self._oversized_logged = False
         self._strange = 0  # since the last line
         self._takers = {
             "events": self._event,
@@ -100,8 +102,7 @@ class Feed:
             self._snapshot.append(frames[1])
             self._snapshot_bytes += len(frames[1])
             if self._snapshot_bytes > MAX_SNAPSHOT_BYTES:
-                self.asked("snapshot")
-                return self._ignored("snapshot", frames, now_s)
+                return self._snapshot_oversized(frames, now_s)
         header, payloads = self._header, self._snapshot
         if len(payloads) < header.batches:
             return []
@@ -109,6 +110,19 @@ class Feed:
         if not self._model_given:
             self.view.resolver.model = header.model
         return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
+
+    def _snapshot_oversized(self, frames: Frames, now_s: float) -> list[Request]:
+        self.asked("snapshot")
+        self._ignored("snapshot", frames, now_s)
+        requests = self.view.perform(self.view.stream.snapshot_oversized())
+        if self.view.inexact == OVERSIZED and not self._oversized_logged:
+            self._oversized_logged = True
+            log.warning(
+                "%s: its snapshot takes more than %d bytes; only what it announces from now on is known of its cache",
+                self.view.name,
+                MAX_SNAPSHOT_BYTES,
+            )
+        return requests
 
     def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
         self._strange += 1

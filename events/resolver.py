@@ -33,6 +33,7 @@ from events.messages import (
 from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
 
 MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
+TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
 MOST_POOLS = 64
 MOST_MEDIA = 8  # every prompt is looked up in each of them
 MOST_MEDIUM_CHARS = 64
@@ -109,6 +110,7 @@ class Resolver:
         self.stats = ResolverStats()
         self.lost: str | None = None
         self.overclaim: str | None = None  # it has claimed more than it can hold
+        self.full: str | None = None  # it has more than is kept
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.pools: dict[tuple[str, int], Pool] = {}
         # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
@@ -125,7 +127,7 @@ class Resolver:
             return self.overclaim
         if self.reannounces:
             return "the engine announces hits again as stores: copies cannot be counted"
-        return self.lost
+        return self.lost or self.full
 
     @property
     def awaited(self) -> Iterable[Hash]:
@@ -147,7 +149,7 @@ class Resolver:
         self._waiting.clear()
         self._waiting_blocks = 0
         self._verified = None
-        self.lost = self.overclaim = None
+        self.lost = self.overclaim = self.full = None
         return cleared
 
     def limit(self, gpu_blocks: int | None) -> None:
@@ -475,6 +477,18 @@ class Resolver:
         more = sum(block_hash not in pool for block_hash in event.block_hashes)  # copies take no room here
         return None if more and self._excess(pool.medium, more, say=True) else pool
 
+    def proved(self) -> None:
+        """The digest is the replica's: blocks that were refused are no longer held there."""
+        self.overclaim = self.full = None
+
+    def is_too_small_for(self, blocks: int) -> bool:
+        """Return whether a replica that holds so many blocks would still be refused some, were it read anew."""
+        if blocks > MOST_BLOCKS:
+            self.full = TOO_MANY_BLOCKS.format(MOST_BLOCKS)
+            return True
+        more = blocks - self.resident_blocks()
+        return self.overclaim is not None and more > 0 and self._excess("GPU", more)
+
     def _excess(self, medium: str, more: int, *, say: bool = False) -> bool:
         """Whether that would be more than it can hold, or than is kept of it."""
         total = more + self.resident_blocks()
@@ -488,9 +502,7 @@ class Resolver:
         if total <= MOST_BLOCKS:
             return False
         if say:  # it may well hold them
-            self.lost = (
-                f"it says it holds more than {MOST_BLOCKS:,} blocks, which is the most that is kept of a replica"
-            )
+            self.full = TOO_MANY_BLOCKS.format(MOST_BLOCKS)
         return True
 
     # ---- the rest

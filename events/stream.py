@@ -21,6 +21,9 @@ from events.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, 
 from events.payloads import PayloadMemory
 from events.pool import Digest
 
+OVERSIZED = "the replica's snapshot is too long to be read"
+MOST_OVERSIZED = 2
+
 
 class StreamConfig(Struct, frozen=True):
     native: bool = False
@@ -93,6 +96,7 @@ class Stream:
         self._snapshot_after_s = 0.0
         self._snapshot_wait_s = self.config.snapshot_interval_s
         self._status_s = 0.0
+        self._oversized = 0  # snapshots in a row that were too long to be read
         self._heard_s: float | None = None  # None: not connected yet
         self._probe_s = self.config.probe_after_s
 
@@ -105,7 +109,7 @@ class Stream:
     def doubt(self) -> str | None:
         """Why the stream is not exact."""
         if self.partial is not None:
-            return self.partial
+            return OVERSIZED if self._without_snapshots else self.partial
         if self._offline:
             return "not connected"
         if self._repair is not None and not self._repair.probe:
@@ -154,6 +158,7 @@ class Stream:
         self._snapshot_after_s = now_s
         self._snapshot_wait_s = self.config.snapshot_interval_s
         self._status_s = now_s
+        self._oversized = 0
         self._drop_held(None)
         if self.next_seq is None:
             return self._synchronize(now_s)
@@ -267,6 +272,7 @@ class Stream:
         if self._repair is None or not self._repair.snapshot:
             return []
         self.incarnation = incarnation
+        self._oversized = 0
         self.stats.snapshots += 1
         self._recent.clear()
         self._status = None
@@ -278,15 +284,30 @@ class Stream:
         actions: list[Action] = [Reset("snapshot"), *(Apply(-1, payload) for payload in payloads)]
         return actions + self._drain(now_s)
 
+    def snapshot_oversized(self) -> list[Action]:
+        """The answer is too long to be read. The second time it is done without: the third would be as long."""
+        if self._repair is None or not self._repair.snapshot:
+            return []
+        self._oversized += 1
+        if not self._without_snapshots:
+            return []
+        self._repair = None
+        return self._declare(OVERSIZED) + self._skip_to_held()
+
+    @property
+    def _without_snapshots(self) -> bool:
+        return self._oversized >= MOST_OVERSIZED
+
     def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:
         """What a native replica says of itself: the last sequence number it sent and the digest true at it."""
         self._silent = False
         self._status_s = now_s
         if self.incarnation is not None and incarnation != self.incarnation:
             self.incarnation = incarnation
+            self._oversized = 0
             return self._restart("the replica has a new incarnation", None, b"", now_s)
         self.incarnation = incarnation
-        if self.next_seq is None or self._repair is not None:
+        if self._without_snapshots or self.next_seq is None or self._repair is not None:
             return []
         self._status = (seq, digest)
         if seq >= self.next_seq:
@@ -314,6 +335,7 @@ class Stream:
         """Batch `seq`, which was applied, clears the cache: what was lost before it does not matter any more."""
         if seq >= self._partial_from:
             self.partial = None
+            self._oversized = 0
 
     def resync(self, reason: str, now_s: float) -> list[Action]:
         """What is known is doubted by somebody who compared it with the replica: all of it is asked for again.
@@ -322,6 +344,7 @@ class Stream:
         """
         if self.config.native:
             actions = self._declare(reason)
+            self._oversized = 0
             asked = self._repair is not None and self._repair.snapshot
             return actions if self._offline or asked else actions + self._ask_snapshot(now_s)
         self._repair = None
@@ -340,6 +363,8 @@ class Stream:
             return []
         if self.config.native and now_s - self._status_s >= self.config.status_timeout_s:
             self._silent = True
+        if self._without_snapshots:
+            return []
         if self.config.native and self.partial is not None and now_s >= self._snapshot_after_s:
             return self._ask_snapshot(now_s)
         if self._behind_since_s is not None and now_s - self._behind_since_s >= self.config.behind_grace_s:
@@ -419,6 +444,8 @@ class Stream:
         self.stats.gaps += 1
         self.stats.missing_batches += last - first + 1
         found: list[Action] = [Gap(first, last)]
+        if self._without_snapshots:
+            return found + self._skip_to_held()
         if self.config.can_replay:
             return found + self._ask_replay(now_s, missing_to=last)
         if self.config.native:

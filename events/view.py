@@ -87,6 +87,9 @@ class CacheView:
     def _compared(self, action: Compare) -> Iterable[Action]:
         if self.resolver.digest() == action.digest:
             self.stream.matched()
+            self.resolver.proved()
+            return ()
+        if self.resolver.is_too_small_for(action.digest.blocks):  # `inexact` says so; a snapshot would not help
             return ()
         return self.stream.mismatch()
 

@@ -5,11 +5,15 @@ import logging
 import msgspec
 import pytest
 
+from events.actions import Snapshot
+from events.blocks import block_keys, root_key
 from events.feed import Feed
-from events.native import SnapshotHeader, encode_native
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.mirror import Mirror
+from events.native import Load, SnapshotHeader, Status, encode_native
 from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
-from events.view import CacheView
+from events.view import CacheView, Request
 
 
 def native_feed(model: str = "") -> Feed:
@@ -49,3 +53,153 @@ def test_the_model_follows_the_replica_unless_it_was_given() -> None:
             feed.asked("snapshot")
             feed.receive("snapshot", [b"", msgspec.msgpack.encode(SnapshotHeader(1, 1, 0.0, 0, model))], 1.0)
         assert (told.view.resolver.model, untold.view.resolver.model) == ("given", model)
+
+
+ROOT = root_key("m", None, None, 1)
+
+
+def block(number: int) -> int:
+    """The key of the only block of a prompt."""
+    return block_keys([number], 1, ROOT)[0]
+
+
+class Replica:
+    """A native replica that answers every snapshot request; it says how many it was sent."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.mirror = Mirror()
+        self.seq = -1
+        self.now_s = 0.0
+        self.asked = 0
+        self.incarnation = 1
+
+    def holds(self, blocks: int) -> None:
+        """Publish what makes it hold so many."""
+        held = sum(len(pool.blocks) for pool in self.mirror.pools.values())
+        more: list[KnownEvent] = [
+            BlockStored([block(number)], None, [number], 1, None, "GPU", None) for number in range(held, blocks)
+        ]
+        self.publish([*more, BlockRemoved([block(number) for number in range(blocks, held)], "GPU")])
+
+    def publish(self, events: list[KnownEvent]) -> None:
+        self.mirror.apply(events)
+        self.seq += 1
+        payload = encode_batch(EventBatch(0.0, list(events)))
+        self.receive("events", [b"", self.seq.to_bytes(8, "big"), payload])
+
+    def speaks(self, seconds: float) -> None:
+        """Let time pass, with a status in each quarter of a second."""
+        for _ in range(int(4 * seconds)):
+            self.now_s += 0.25
+            digest = self.mirror.digest()
+            status = Status(self.incarnation, self.seq, 0.0, digest.blocks, digest.xor, Load())
+            self.receive("status", [b"", encode_native(status)])
+            self.answer(self.feed.tick(self.now_s))
+
+    def receive(self, socket: str, frames: list[bytes]) -> None:
+        self.answer(self.feed.receive(socket, frames, self.now_s))
+
+    def answer(self, requests: list[Request]) -> None:
+        for request in requests:
+            assert isinstance(request, Snapshot)
+            self.asked += 1
+            self.feed.asked("snapshot")
+            payloads = self.mirror.snapshot(0.0)
+            header = SnapshotHeader(self.incarnation, self.seq, 0.0, len(payloads), "m")
+            for part in (encode_native(header), *payloads):
+                self.receive("snapshot", [b"", part])
+
+    @property
+    def inexact(self) -> str:
+        return self.feed.view.inexact or ""
+
+
+@pytest.fixture
+def replica() -> Replica:
+    feed = Feed(CacheView("r", Stream(StreamConfig(native=True, can_replay=False)), Resolver("m", native=True)))
+    replica = Replica(feed)
+    replica.holds(5)
+    replica.answer(feed.connected(0.0))
+    return replica
+
+
+def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 100)
+    replica.holds(150)
+    replica.speaks(600)
+    assert replica.asked == 1
+    assert "more than 100 blocks" in replica.inexact
+    assert replica.feed.view.resolver.resident_blocks() == 100
+    replica.publish([BlockRemoved([block(number) for number in range(60)], "GPU")])
+    replica.speaks(60)
+    assert (replica.asked, replica.inexact) == (2, ""), "what had no room is read when there is some"
+
+
+def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica: Replica) -> None:
+    replica.feed.view.resolver.limit(100)
+    replica.holds(500)
+    replica.speaks(600)
+    assert replica.asked == 1
+    assert "more than the 100 blocks" in replica.inexact
+    replica.holds(90)
+    replica.speaks(60)
+    assert replica.inexact == ""
+
+
+def test_a_loss_in_a_full_view_is_still_repaired(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 100)
+    replica.holds(100)
+    replica.speaks(10)
+    assert (replica.asked, replica.inexact) == (1, "")
+    replica.feed.view.resolver.apply([BlockRemoved([block(7)], "GPU")])
+    replica.speaks(60)
+    assert (replica.asked, replica.inexact) == (2, "")
+
+
+def test_a_snapshot_too_long_to_be_read_is_asked_for_twice_and_no_more(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("events.feed.MAX_SNAPSHOT_BYTES", 1000)
+    replica.holds(100)
+    replica.answer(replica.feed.connected(replica.now_s))
+    asked = replica.asked
+    for blocks in range(100, 200, 2):
+        replica.holds(blocks)
+        replica.speaks(20)
+    assert replica.asked == asked + 1
+    assert "snapshot" in replica.inexact
+    assert {block(197)} <= replica.feed.view.resolver.keys(), "what comes live is applied"
+    assert caplog.text.count("snapshot takes more than") == 1
+    replica.seq += 3  # and what is lost is not asked for
+    replica.holds(210)
+    replica.speaks(20)
+    assert replica.asked == asked + 1
+    assert {block(209)} <= replica.feed.view.resolver.keys()
+    replica.publish([AllBlocksCleared()])
+    replica.speaks(20)
+    assert replica.inexact == ""
+
+
+@pytest.mark.parametrize("reason", ["connected again", "somebody asks for it", "a new incarnation"])
+def test_a_snapshot_that_was_too_long_is_asked_for_again_when_there_is_a_reason(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr("events.feed.MAX_SNAPSHOT_BYTES", 1000)
+    replica.holds(100)
+    replica.answer(replica.feed.connected(replica.now_s))
+    replica.speaks(60)
+    asked = replica.asked
+    replica.holds(5)
+    replica.speaks(60)
+    assert replica.asked == asked
+    if reason == "connected again":
+        replica.answer(replica.feed.connected(replica.now_s))
+    elif reason == "somebody asks for it":
+        replica.answer(replica.feed.resync("doubted", replica.now_s))
+    else:
+        replica.incarnation += 1
+    replica.speaks(60)
+    assert (replica.asked, replica.inexact) == (asked + 1, "")
