@@ -3,6 +3,7 @@
 New fields go last in their struct, with a default: a controller may find what an older one has kept.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -17,12 +18,14 @@ LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 1
 LONGEST_S = 1e8  # three years
 SHORTEST_S = 0.001
 MOST_RESOURCES = 1e9
+MOST_RANKS = 1024  # of one replica, all on one node
 
 # Bounds hold for what is decoded; `check` is for what they cannot say.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_REPLICAS)]
 Bound: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=MOST_RESOURCES)]
+SomeAmount: TypeAlias = Annotated[float, Meta(gt=0.0, le=MOST_RESOURCES)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 SomeSeconds: TypeAlias = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
@@ -83,22 +86,26 @@ class Task(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+def mistakes(model: ModelPlan) -> Iterator[tuple[str, str]]:
+    """Mistakes of one model that its types allow: the field, and what to do."""
+    if not model.name.isprintable():
+        yield "name", f"the name {model.name!r} has a character that cannot be printed; leave it out"
+    if model.name.startswith("-"):
+        yield "name", f"the name {model.name!r} begins as an option does; leave the dash out"
+    bounds = model.autoscale
+    if bounds is not None and bounds.min > bounds.max:
+        yield "autoscale", f"{model.name} is to scale from {bounds.min} to {bounds.max}; make max {bounds.min} or more"
+
+
 def check(plan: FleetPlan) -> None:
-    """Raises ValueError, whose message says what to do."""
+    """Raise ValueError, with what to do, for a mistake that the types allow."""
     names: set[str] = set()
     for model in plan.models:
-        if not model.name.isprintable():
-            raise ValueError(f"the name {model.name!r} has a character that cannot be printed; leave it out")
-        if model.name.startswith("-"):
-            raise ValueError(f"the name {model.name!r} begins as an option does; leave the dash out")
+        for _, message in mistakes(model):
+            raise ValueError(message)
         if model.name in names:
             raise ValueError(f"two models have the name {model.name!r}; give each one of its own")
         names.add(model.name)
-        bounds = model.autoscale
-        if bounds is not None and bounds.min > bounds.max:
-            raise ValueError(
-                f"{model.name} is to scale from {bounds.min} to {bounds.max}; make max {bounds.min} or more"
-            )
 
 
 encode = msgspec.json.Encoder().encode
@@ -106,7 +113,7 @@ _decode = msgspec.json.Decoder(FleetPlan).decode
 
 
 def bounded(plan: FleetPlan) -> FleetPlan:
-    """The same, if all of it is within bounds, as whoever decodes it demands; ValueError with a message for people."""
+    """Return the plan as a controller would decode it; ValueError if it would refuse it."""
     check(plan)
     try:
         return _decode(encode(plan))

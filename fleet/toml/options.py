@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import click
 from click.core import ParameterSource
@@ -13,6 +13,7 @@ from api.options import option_of
 from api.settings import Setting, Table
 from fleet.plan import Engine
 
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 Options: TypeAlias = Mapping[str, Any] | Sequence[Any]  # a table, or the words as they are
 
 LEAVE_OUT = "leave it out"

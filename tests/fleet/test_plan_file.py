@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Resources, check, encode
 from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER
-from fleet.toml.plan_file import MODEL_KEYS, BadPlan, parse_fleet, read_fleet
+from fleet.toml.plan_file import BadPlan, parse_fleet, read_fleet
+from fleet.toml.tables import ModelTable
 from replica.settings import TABLE as REPLICA_TABLE
 from router.settings import TABLE as ROUTER_TABLE
 
@@ -86,11 +87,11 @@ def test_the_example_in_the_docs_says_what_the_docs_say(tmp_path: Path) -> None:
 
 def test_the_example_has_every_key_and_the_page_names_it() -> None:
     used = {key for table in tomllib.loads(EXAMPLE)["models"] for key in table}
-    assert used == set(MODEL_KEYS)
+    assert used == set(ModelTable.__struct_fields__)
     rows = re.findall(r"^\| `([a-z_.]+)`", PAGE, re.MULTILINE)
     more = [f"autoscale.{key}" for key in Autoscale.__struct_fields__]
     more += [f"resources.{key}" for key in Resources.__struct_fields__]
-    assert set(rows) == {*MODEL_KEYS, *more} - {"autoscale", "resources"}
+    assert set(rows) == {*ModelTable.__struct_fields__, *more} - {"autoscale", "resources"}
 
 
 def test_options_may_be_words() -> None:
@@ -172,34 +173,37 @@ def test_the_docs_have_ten_of_them() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("replicas = 1.0", "replicas is 1.0; write a whole number, 0 or more"),
-        ("replicas = true", "replicas is true; write a whole number"),
-        ("replicas = 1001", "replicas is 1001; write 1000 or less"),
-        ("autoscale = {min = 1, max = 1001}", "max is 1001; write 1000 or less"),
-        ("autoscale = {min = 1, max = 2, ttft_target_s = 1e-320}", "ttft_target_s is 1e-320; write a number, 0.001 or"),
-        ('name = "a\\nb"', "the name 'a\\nb' has a character that cannot be printed; write name, without it"),
+        ("replicas = 1.0", "replicas is 1.0: expected `int`, got `float`"),
+        ("replicas = true", "replicas is true: expected `int`, got `bool`"),
+        ("replicas = 1001", "replicas is 1001: expected `int` <= 1000"),
+        ("autoscale = {min = 1, max = 1001}", "max is 1001: expected `int` <= 1000"),
+        (
+            "autoscale = {min = 1, max = 2, ttft_target_s = 1e-320}",
+            "ttft_target_s is 1e-320: expected `float` >= 0.001",
+        ),
+        ('name = "a\\nb"', "the name 'a\\nb' has a character that cannot be printed; leave it out"),
         ('name = "a\\u001b[2Jb"', "the name 'a\\x1b[2Jb' has a character that cannot be printed"),
         ('adapters = ["a\\nb"]', "the name 'a\\nb' has a character that cannot be printed; leave that out"),
-        ("drain_timeout = 1e9", "drain_timeout is 1000000000.0; write 1e+08 or less"),
-        ("resources = {cpus = 1e300}", "cpus is 1e+300; write 1e+09 or less"),
-        ("tensor_parallel = 1025", "tensor_parallel is 1025; write 1024 or less"),
-        ("name = ''", "name is ''; write a text in quotes, or leave it out"),
+        ("drain_timeout = 1e9", "drain_timeout is 1000000000.0: expected `float` <= 100000000.0"),
+        ("resources = {cpus = 1e300}", "cpus is 1e+300: expected `float` <= 1000000000.0"),
+        ("tensor_parallel = 1025", "tensor_parallel is 1025: expected `int` <= 1024"),
+        ("name = ''", "name is '': expected `str` of length >= 1"),
         (f"name = '{'x' * 101}'", "has 101 characters; write name, with 100 at most"),
-        ("drain_timeout = -1", "drain_timeout is -1; write a number, 0 or more"),
-        ("drain_timeout = nan", "drain_timeout is nan; write a number, 0 or more"),
-        ("wedged_after = 0", "wedged_after is 0; write a number, 0.001 or more"),
-        ("autoscale = {min = 0, max = 2}", "min is 0; write a whole number, 1 or more"),
-        ("autoscale = {min = 1}", "autoscale has no max; write autoscale = {min = 1, max = 8}"),
+        ("drain_timeout = -1", "drain_timeout is -1: expected `float` >= 0.0"),
+        ("drain_timeout = nan", "drain_timeout is nan: expected `float` >= 0.0"),
+        ("wedged_after = 0", "wedged_after is 0: expected `float` >= 0.001"),
+        ("autoscale = {min = 0, max = 2}", "min is 0: expected `int` >= 1"),
+        ("autoscale = {min = 1}", "max is missing in autoscale"),
         ("autoscale = {min = 1, max = 2, target = 1}", "'target' is not known here"),
         ("replicas = 9\nautoscale = {min = 1, max = 8}", "replicas is 9, but autoscale goes from 1 to 8; leave"),
-        ("autoscale = 3", "autoscale is 3; write a table: autoscale = {...}"),
-        ("resources = {cpus = '1'}", "cpus is '1'; write a number, 0 or more"),
+        ("autoscale = 3", "autoscale is 3: expected `table`, got `int`"),
+        ("resources = {cpus = '1'}", "cpus is '1': expected `float`, got `str`"),
         ("resources = {custom = {GPU = 1}}", "'GPU' is no resource of your own; write cpus or gpus, or another name"),
-        ("resources = {custom = {a = 0}}", "a is 0; write a number above 0"),
+        ("resources = {custom = {a = 0}}", "a is 0: expected `float` > 0.0"),
         ("environment = {'A-B' = 'x'}", "'A-B' is no variable's name"),
-        ("environment = 'x'", "environment is 'x'; write a table"),
+        ("environment = 'x'", "environment is 'x': expected `table`, got `str`"),
         ('environment = {A = "a\\u0000b"}', "has a NUL in it; leave that out"),
-        ("options = 3", "options is 3; write a table, or a list of words"),
+        ("options = 3", "options is 3: expected `table | list`, got `int`"),
         ("options = [1]", "1 in options is no text; write '1'"),
         ("options = ['--nm-blocks', '1']", "No such option"),
         ("options = ['extra']", "unexpected extra argument"),
@@ -215,7 +219,7 @@ def test_the_docs_have_ten_of_them() -> None:
         ),
         ("tokenizer = 'nowhere'", "tokenizer is 'nowhere', which has no tokenizer.json; name the folder of one"),
         ("chat_template = 'nowhere'", "chat_template is 'nowhere', which is no file; name one in Jinja"),
-        ("adapters = 'x'", "adapters is 'x'; write a list of texts"),
+        ("adapters = 'x'", "adapters is 'x': expected `list`, got `str`"),
         ("resume = true", "resume is for vllm and sglang; leave it out"),
         ("engine = 3", "engine is 3; write native, simulated, vllm or sglang"),
         ("engine = 'vllm'", "model is 'demo', which vllm does not know; name a folder, or ORG/NAME"),
@@ -285,6 +289,22 @@ def test_the_line_is_that_of_the_mistake_not_that_of_the_model() -> None:
 def test_all_mistakes_are_said_in_the_order_of_their_lines() -> None:
     said = wrong("[[models]]\nmodel = 'demo'\nreplicas = -1\nengine = 'x'\n[router]\npolicy = 'fast'\n")
     assert [line.partition(":")[0] for line in said.splitlines()] == [f"fleet.toml, line {n}" for n in (3, 4, 6)]
+
+
+def test_several_mistakes_of_one_model_are_all_said() -> None:
+    said = wrong(
+        "[[models]]\nmodel = 3\nreplicas = -1\nadapters = ['a', 1, 2]\n"
+        "[models.autoscale]\nmin = 0\nup_after_s = 'x'\nmax = 2\n[models.resources]\ncpus = -1\n"
+    )
+    assert said.splitlines() == [
+        "fleet.toml, line 2: model is 3: expected `str`, got `int`",
+        "fleet.toml, line 3: replicas is -1: expected `int` >= 0",
+        "fleet.toml, line 4: adapters is 1: expected `str`, got `int`",
+        "fleet.toml, line 4: adapters is 2: expected `str`, got `int`",
+        "fleet.toml, line 6: min is 0: expected `int` >= 1",
+        "fleet.toml, line 7: up_after_s is 'x': expected `float`, got `str`",
+        "fleet.toml, line 10: cpus is -1: expected `float` >= 0.0",
+    ]
 
 
 def test_a_wrong_engine_is_not_blamed_on_its_options() -> None:
@@ -369,7 +389,20 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 # ---- whatever the file
 
 KEYS = st.sampled_from(
-    [*MODEL_KEYS, "min", "max", "cpus", "gpus", "custom", "models", "router", "policy", "num-blocks", "mdel", '"a.b"']
+    [
+        *ModelTable.__struct_fields__,
+        "min",
+        "max",
+        "cpus",
+        "gpus",
+        "custom",
+        "models",
+        "router",
+        "policy",
+        "num-blocks",
+        "mdel",
+        '"a.b"',
+    ]
 )
 SCALARS = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
