@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import click
-import httpx2
 import msgspec
 from msgspec import Struct
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
-from router.asking import asking, checked
+from router.asking import Client
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
 
@@ -58,21 +57,17 @@ class _Models(Struct):
 
 def ask(router_url: str, fields: dict[str, Any], key: str | None) -> bytes:
     """The router's answer."""
-    with asking(router_url, key) as client:
+    with Client(router_url, key) as client:
         if "model" not in fields:
-            fields = {"model": _only_model(client, router_url), **fields}
-        return checked(client.post("/explain", json=fields), router_url)
+            fields = {"model": _only_model(client), **fields}
+        return client.ask("POST", "/explain", fields)
 
 
-def _only_model(client: httpx2.Client, router_url: str) -> str:
-    body = checked(client.get("/v1/models"), router_url)
-    try:
-        models = [model.id for model in msgspec.json.decode(body, type=_Models).data]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"what answers at {router_url} is no router: {error}") from error
+def _only_model(client: Client) -> str:
+    models = [model.id for model in client.get("/v1/models", _Models).data]
     if len(models) != 1:
         served = f"serves {', '.join(map(printable, models))}" if models else "serves no model yet"
-        raise click.ClickException(f"the router at {router_url} {served}; name one with --model")
+        raise click.ClickException(f"the router at {client.url} {served}; name one with --model")
     return models[0]
 
 

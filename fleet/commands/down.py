@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.client import Fleet
 from fleet.commands.known import KnownFleet, Where, find, known, lives, note, noted, tidy, was_killed
 from fleet.commands.options import fleet_options
 from fleet.commands.progress import Display
 from fleet.commands.view import View
 from fleet.commands.words import changes
+from router.asking import Refused, Unreachable
 
 LOOK_S = 0.25
 BETWEEN_SIGNALS_S = 3.0  # at most: two at once would count as one

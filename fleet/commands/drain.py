@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection
 import click
 
 from api.settings import TEXT, FiniteRange
-from fleet.commands.client import Fleet, Refused
+from fleet.commands.client import Fleet
 from fleet.commands.options import connect, fleet_options
 from fleet.commands.view import ReplicaView
 from fleet.commands.words import count
+from router.asking import Refused
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import click
 
-from fleet.commands.client import Refused
 from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
+from router.asking import Refused
 
 LINES = 100
 FOLLOWED_LINES = 2000  # what is written in LOOK_S should be less

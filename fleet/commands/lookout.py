@@ -7,9 +7,10 @@ from typing import Self, TypeVar
 
 import click
 
-from fleet.commands.client import Fleet, Unreachable
+from fleet.commands.client import Fleet
 from fleet.commands.known import Where
 from fleet.commands.view import View
+from router.asking import Unreachable
 
 T = TypeVar("T")
 

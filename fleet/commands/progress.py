@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fleet.commands.client import Unreachable
+from fleet.commands.client import CONTROLLER
 from fleet.commands.lookout import Lookout
 from fleet.commands.view import View
 from fleet.commands.words import changes
+from router.asking import Unreachable
 
 LOOK_S = 0.25
 MISSING_S = 60.0  # a controller that was restarted has answered by then
@@ -81,7 +82,7 @@ def _follow(lookout: Lookout, seen: View, model: str, display: Display, step: Ca
         view = lookout.look()
         if view is None:
             if lookout.away_s > MISSING_S:
-                raise Unreachable(lookout.fleet.url, lookout.why)
+                raise Unreachable(CONTROLLER, lookout.fleet.url, lookout.why)
             if not said:
                 display.line(f"The controller does not answer ({lookout.why}); it is asked again")
             said = True

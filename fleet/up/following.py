@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import click
 
-from fleet.commands.client import Fleet, Refused
+from fleet.commands.client import Fleet
 from fleet.plan import FleetPlan
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
+from router.asking import Refused
 from router.watched_file import WatchedFile
 
 LOOK_S = 1.0

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.client import Fleet
 from fleet.commands.view import View
 from fleet.plan import FleetPlan
 from fleet.up.again import Tries, plan_now
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
+from router.asking import Refused, Unreachable
 from router.config import RouterConfig
 from router.front import Front
 from router.status import not_ready

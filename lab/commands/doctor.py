@@ -15,6 +15,10 @@ from router.settings import SECRET, URL
 DEFAULT_ROUTER = "http://127.0.0.1:8000"
 
 
+class Failed(click.ClickException):
+    exit_code = 2  # 1: there are findings
+
+
 @click.command()
 @click.option(
     "--router",
@@ -86,10 +90,15 @@ def doctor(
     """
     if router_url is None and not replica_urls:
         router_url = DEFAULT_ROUTER
-    with Asking(router_url, replica_urls, admin_key or api_key, api_key) as asking:
-        with progress("looking, s", int(for_s)) as tell:
+    try:
+        with (
+            Asking(router_url, replica_urls, admin_key or api_key, api_key) as asking,
+            progress("looking, s", int(for_s)) as tell,
+        ):
             looks = watched(asking, for_s, tell)
-        figures = figures_of(*looks)
+    except click.ClickException as error:
+        raise Failed(error.format_message()) from error
+    figures = figures_of(*looks)
     found = findings(figures)
     click.echo(in_json(figures, found) if as_json else "\n".join(lines(figures, found)))
     return 1 if found else 0

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self, TypeVar
+from contextlib import ExitStack
 
 import click
 import httpx2
 import msgspec
 
 from lab.doctor.answers import Decision, Decisions, Loaded, Look, OfReplica, OfRouter, Replicas
+from router.asking import Client, Server, Unreachable, options, reason_of
 from router.doctor.samples import BadMetrics, Samples
 
 ROUTER_TIMEOUT_S = 10.0
@@ -19,17 +19,11 @@ AT_ONCE = 16
 DECISIONS = 2000  # more than most routers remember
 READ_EVERY_S = 0.5  # queues, between the two looks
 
-T = TypeVar("T")
+REPLICA = Server("replica", "see --replica", "see --api-key")
 
 
-class Unreachable(click.ClickException):
-    """Who was named does not answer, or is not what it should be."""
-
-    exit_code = 2
-
-
-class Asking:
-    """To be closed, or used as a context manager. Only replicas named on the command line get a key."""
+class Asking(ExitStack):
+    """Asks a router and replicas. Only replicas named on the command line get a key."""
 
     def __init__(
         self,
@@ -38,99 +32,65 @@ class Asking:
         router_key: str | None = None,
         replica_key: str | None = None,
     ) -> None:
-        self.router_url = router_url
+        super().__init__()
         self.replica_urls = tuple(dict.fromkeys(replica_urls))
-        self._router_key, self._replica_key = _bearer(router_key), _bearer(replica_key)
+        self._router: Client | None = None
+        if router_url is not None:
+            self._router = self.enter_context(Client(router_url, router_key, timeout_s=ROUTER_TIMEOUT_S))
         limits = httpx2.Limits(max_connections=2 * AT_ONCE)
-        self._http = httpx2.Client(timeout=ROUTER_TIMEOUT_S, limits=limits, trust_env=False)
-
-    def close(self) -> None:
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        self._named = self.enter_context(httpx2.Client(**options(replica_key, REPLICA_TIMEOUT_S), limits=limits))
+        self._others = self.enter_context(httpx2.Client(**options(None, REPLICA_TIMEOUT_S), limits=limits))
 
     def look(self) -> Look:
         router = None
-        if self.router_url is not None:
-            metrics = self.router_metrics()
-            replicas = self._decoded("/replicas", self._checked("/replicas"), Replicas).replicas
-            router = OfRouter(metrics, replicas, self._decisions())
+        if self._router is not None:
+            metrics = router_metrics(self._router)
+            replicas = self._router.get("/replicas", Replicas).replicas
+            router = OfRouter(metrics, replicas, decisions(self._router))
         known = [one.url.rstrip("/") for one in router.replicas] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
         with ThreadPoolExecutor(AT_ONCE) as threads:
             answers = dict(zip(asked, threads.map(self._replica, asked), strict=True))
         for url in self.replica_urls:
             if isinstance(why := answers[url], str):
-                raise Unreachable(f"no replica answers at {url}: {why}; see --replica")
+                raise Unreachable(REPLICA, url, why)
         return Look(time.monotonic(), router, answers)
 
-    # ---- the router
-
-    def router_metrics(self) -> Samples:
-        text = self._checked("/metrics").text
-        try:
-            samples = Samples(text)
-        except BadMetrics as error:
-            raise Unreachable(f"what answers at {self.router_url} is no router: {error}; see --router") from error
-        if samples.total("warmroute_router:open_requests") is None:
-            raise Unreachable(
-                f"what answers at {self.router_url} is no router: its /metrics has no warmroute_router:open_requests; "
-                "see --router, and --replica for one that stands alone"
-            )
-        return samples
-
-    def _decisions(self) -> list[Decision] | None:
-        answer = self._get(path := f"/decisions?limit={DECISIONS}")
-        return self._decoded(path, answer, Decisions).decisions if answer.status_code == 200 else None
-
-    def _decoded(self, path: str, answer: httpx2.Response, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(answer.content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Unreachable(f"what answers at {self.router_url}{path} is no router: {error}; see --router") from error
-
-    def _checked(self, path: str) -> httpx2.Response:
-        answer = self._get(path)
-        if answer.status_code in (401, 403):
-            raise Unreachable(f"the router at {self.router_url} demands a key for {path}; see --admin-key")
-        if answer.status_code != 200:
-            raise Unreachable(
-                f"what answers at {self.router_url}{path} is no router: status {answer.status_code}; see --router"
-            )
-        return answer
-
-    def _get(self, path: str) -> httpx2.Response:
-        try:
-            return self._http.get(f"{self.router_url}{path}", headers=self._router_key)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
-            raise Unreachable(f"no router answers at {self.router_url}: {reason}; see --router") from error
-
-    # ---- replicas
+    def between(self) -> list[Samples]:
+        return [] if self._router is None else [router_metrics(self._router)]
 
     def _replica(self, url: str) -> OfReplica | str:
-        """Or why there is no answer."""
-        key = self._replica_key if url in self.replica_urls else {}
+        """Its answer, or why there is none."""
+        http = self._named if url in self.replica_urls else self._others
         try:
-            answer = self._http.get(f"{url}/metrics", headers=key, timeout=REPLICA_TIMEOUT_S)
+            answer = http.get(f"{url}/metrics")
             if answer.status_code != 200:
                 return f"/metrics answers with status {answer.status_code}"
-            load = self._http.get(f"{url}/load", headers=key, timeout=REPLICA_TIMEOUT_S)
-            return OfReplica(Samples(answer.text), _loaded(load))
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return str(error) or type(error).__name__
-        except BadMetrics as error:
-            return str(error)
+            return OfReplica(Samples(answer.text), _loaded(http.get(f"{url}/load")))
+        except (httpx2.HTTPError, httpx2.InvalidURL, BadMetrics) as error:
+            return reason_of(error)
 
 
-def _bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"authorization": f"Bearer {key}"}
+def router_metrics(router: Client) -> Samples:
+    try:
+        samples = Samples(router.ask("GET", "/metrics").decode(errors="replace"))
+    except BadMetrics as error:
+        raise router.stranger(error) from error
+    if samples.total("warmroute_router:open_requests") is None:
+        raise router.stranger("its /metrics has no warmroute_router:open_requests; give --replica if it stands alone")
+    return samples
+
+
+def decisions(router: Client) -> list[Decision] | None:
+    """None: they may not be read."""
+    path = f"/decisions?limit={DECISIONS}"
+    try:
+        content = router.ask("GET", path)
+    except Unreachable:
+        raise
+    except click.ClickException:
+        return None
+    return router.decode(path, content, Decisions).decisions
 
 
 def _loaded(answer: httpx2.Response) -> Loaded | None:
@@ -147,6 +107,6 @@ def watched(asking: Asking, for_s: float, tell: Callable[[int], None]) -> tuple[
     while (left_s := end_s - time.monotonic()) > 0:
         tell(int(for_s - left_s))
         time.sleep(min(READ_EVERY_S, left_s))
-        if first.router is not None and left_s > READ_EVERY_S:
-            between.append(asking.router_metrics())
+        if left_s > READ_EVERY_S:
+            between += asking.between()
     return first, between, asking.look()

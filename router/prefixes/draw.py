@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
-from router.asking import asking, checked
+from router.asking import Client
 from router.prefixes.shared import Prefix, Shared
 
 BRANCH = "  "
@@ -19,8 +19,8 @@ HINT = "No texts are kept; start the router with --show-prompts to see them."
 
 
 def ask(router_url: str, limit: int, key: str | None) -> bytes:
-    with asking(router_url, key) as client:
-        return checked(client.get("/prefixes", params={"limit": limit}), router_url)
+    with Client(router_url, key) as client:
+        return client.ask("GET", "/prefixes", parameters={"limit": limit})
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:

@@ -9,7 +9,7 @@ import click
 import httpx2
 import msgspec
 
-from router.asking import checked
+from router.asking import checked, options, reason_of
 
 TIMEOUT_S = 10.0
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
@@ -31,8 +31,7 @@ class Asking:
     def __init__(self, router_url: str, key: str | None) -> None:
         self.router_url = router_url
         self.way_s = TIMEOUT_S  # the quickest answer so far: about what the way there and back takes
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._http = httpx2.AsyncClient(base_url=router_url, timeout=TIMEOUT_S, headers=headers, trust_env=False)
+        self._http = httpx2.AsyncClient(base_url=router_url, **options(key, TIMEOUT_S))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -65,7 +64,7 @@ class Asking:
         try:
             response = await self._http.request(method, path)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Away(str(error) or type(error).__name__) from error
+            raise Away(reason_of(error)) from error
         self.way_s = min(self.way_s, time.monotonic() - began_s)
         if response.status_code in (502, 504):  # of a proxy whose router is gone
             raise Away(f"status {response.status_code} for {path}")

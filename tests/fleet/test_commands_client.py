@@ -8,10 +8,11 @@ from urllib.parse import parse_qsl, urlsplit
 import click
 import pytest
 
-from fleet.commands.client import Fleet, Refused, Unreachable
+from fleet.commands.client import Fleet
 from fleet.commands.drain import drain
 from fleet.commands.options import PortOrUrl
 from fleet.plan import FleetPlan, ModelPlan
+from router.asking import Refused, Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, run, serving
 
 
@@ -109,7 +110,7 @@ def test_what_is_no_controller_is_told_apart(script: Script, body: object, statu
     script.answers["/fleet"] = status, body
     with Fleet(script.url) as fleet, pytest.raises(click.ClickException) as caught:
         fleet.view()
-    assert "is no fleet's controller" in caught.value.format_message()
+    assert "is no controller" in caught.value.format_message()
     assert script.url in caught.value.format_message()
     assert "\n" not in caught.value.format_message()
 

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.commands.doctor import doctor
-from lab.doctor.asking import Asking, Unreachable
+from lab.doctor.asking import Asking
+from router.asking import Unreachable
 from tests.router.scripted import refused_port
 
 ROUTER = "warmroute_router:open_requests 0\n"
@@ -107,10 +108,10 @@ def test_decisions_that_may_not_be_read_are_none() -> None:
     [
         ({"metrics": ENGINE}, "is no router: its /metrics has no"),
         ({"metrics": "<html>"}, "is no router: it answers no metrics"),
-        ({"metrics": (500, "")}, "is no router: status 500; see --router"),
+        ({"metrics": (500, "")}, "is no router: status 500 for /metrics; see --router"),
         ({"replicas": (401, "{}")}, "demands a key for /replicas; see --admin-key"),
-        ({"replicas": "[]"}, "/replicas is no router"),
-        ({"decisions": "no JSON"}, "is no router: JSON is malformed"),
+        ({"replicas": "[]"}, "is no router: /replicas: Expected `object`"),
+        ({"decisions": "no JSON"}, "is no router: /decisions?limit=2000: JSON is malformed"),
     ],
 )
 def test_what_is_no_router_is_said_in_one_line(paths: dict[str, str | tuple[int, str]], message: str) -> None:
@@ -118,7 +119,7 @@ def test_what_is_no_router_is_said_in_one_line(paths: dict[str, str | tuple[int,
         with pytest.raises(click.ClickException) as refused:
             asking.look()
         assert message in refused.value.message
-        assert refused.value.exit_code == 2
+        assert CliRunner().invoke(doctor, ["--router", router.url]).exit_code == 2
 
 
 @pytest.mark.parametrize(
