@@ -11,9 +11,9 @@ import msgspec
 from fleet.commands.client import Fleet
 from fleet.commands.known import KnownFleet, Where, find, known, lives, note, noted, tidy, was_killed
 from fleet.commands.options import fleet_options
-from fleet.commands.progress import Display
 from fleet.commands.view import View
 from fleet.commands.words import changes
+from fleet.display import Display
 from router.asking import Refused, Unreachable
 
 LOOK_S = 0.25

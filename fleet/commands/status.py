@@ -10,9 +10,9 @@ from rich.live import Live
 from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.picture import Picture
-from fleet.commands.progress import has_cursor
 from fleet.commands.view import View
 from fleet.commands.words import age_of
+from fleet.display import has_cursor
 
 REFRESH_S = 1.0
 

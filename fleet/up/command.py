@@ -20,12 +20,12 @@ from api.settings import TEXT
 from fleet.commands.known import KnownFleet, forget, note, process_started
 from fleet.commands.view import View
 from fleet.control.reconcile import first_count
+from fleet.display import Display
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
-from fleet.up.progress import Progress
 from fleet.up.running import Job, Running
 from fleet.up.watching import CannotStart
 from fleet.up.wishes import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
@@ -215,8 +215,8 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
         if wishes.ray
         else InThisProcess(folder, key)
     )
-    progress = Progress(plan, after)
-    told = Telling(plan, wishes, listener, folder, key, progress, after)
+    display = after.enter_context(Display("Starting", quiet=True))
+    told = Telling(plan, wishes, listener, folder, key, display, after)
     job = Job(
         plan=plan,
         launcher=launcher,
@@ -224,8 +224,8 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
         listener=listener,
         router=router,
         drain_timeout_s=drain_timeout_s(plan),
-        say=progress.say,
-        show=progress.show,
+        say=told.say,
+        show=told.show,
         launched=told.launched,
         announce=told.announce,
     )
@@ -262,7 +262,7 @@ class Telling:
         listener: socket.socket | None,
         folder: Path,
         key: str,
-        progress: Progress,
+        display: Display,
         after: ExitStack,
     ) -> None:
         self.logs = str(folder)
@@ -271,14 +271,23 @@ class Telling:
         self._listener = listener
         self._folder = folder
         self._key = key
-        self._progress = progress
+        self._display: Display | None = display if display.bar is not None else None
         self._after = after
         self._controller = ""
-        progress.say(f"Starting {_replicas(plan)}")
+        self.say(f"Starting {_replicas(plan)}")
+
+    def say(self, text: str) -> None:
+        say(text) if self._display is None else self._display.line(text)
+
+    def show(self, view: View) -> None:
+        """Show how many replicas are ready, while they start."""
+        if self._display is not None:
+            ready, wanted = (sum(getattr(model, key) for model in view.models) for key in ("ready", "wanted"))
+            self._display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
 
     def launched(self, started: Launched, took_s: float) -> None:
         if self._wishes.ray:
-            self._progress.say(f"Ray is ready after {took_s:.1f} s")
+            self.say(f"Ray is ready after {took_s:.1f} s")
         self.logs = started.logs or self.logs
         self._controller = started.controller
         if self._listener is None:
@@ -296,7 +305,9 @@ class Telling:
         self._after.callback(partial(forget, known))
 
     def announce(self, view: View) -> None:
-        self._progress.close()
+        if self._display is not None:
+            self._display.close()
+            self._display = None
         if self._listener is None:
             say(f"\n{_replicas(self._plan)} of the cluster are ready; routers find them with\n")
             say(f"  warmroute router --registry {self._controller}\n")

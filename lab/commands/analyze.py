@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from api.settings import FiniteRange, Unusable
+from fleet.display import progress
 from lab.plots import check_plot
-from lab.progress import progress
 from lab.shapes import SHAPES
 from lab.trace.formats import BadTrace
 from lab.trace.requests import Trace

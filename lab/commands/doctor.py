@@ -4,11 +4,11 @@ import click
 
 from api.options import SettingOption
 from api.settings import FiniteRange
+from fleet.display import progress
 from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
-from lab.progress import progress
 from router.doctor.rules import findings
 from router.settings import SECRET, URL
 

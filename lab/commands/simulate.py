@@ -9,10 +9,10 @@ import msgspec
 from click.core import ParameterSource
 
 from api.settings import FiniteRange, Unusable
+from fleet.display import progress
 from lab.incident import report as incident
 from lab.incident.replay import replay
 from lab.plots import check_plot
-from lab.progress import progress
 from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.pools import POOLS
