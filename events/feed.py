@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from events.messages import Frames
 from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
+from events.native_stream import OVERSIZED
 from events.pool import Digest
-from events.stream import OVERSIZED
 from events.view import CacheView, Request
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,6 @@ from events.native import SNAPSHOT_REQUEST, SnapshotHeader, encode_native
 from events.publisher import END_OF_REPLAY
 from events.recording import Recording, feed_record
 from events.records import Record
-from events.stream import Stream
 from events.subscriber import Source
 from events.view import CacheView, Request
 
@@ -65,7 +64,7 @@ class Story(CacheView):
     """The recorded stream put in order, as the recorder did it; instead of a resolver it has the publisher's lives."""
 
     def __init__(self, source: Source, *, mirrored: bool = False) -> None:
-        super().__init__(source.name, Stream(source.stream_config()))
+        super().__init__(source.name, source.stream())
         self.lives = [Life()]
         self.batches = 0
         self.short_replies = False  # without a topic frame, as vLLM before 0.26

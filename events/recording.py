@@ -29,7 +29,6 @@ from events.messages import EventBatch, Frames
 from events.records import Header, Record
 from events.redaction import Redactor
 from events.resolver import Change, Resolver
-from events.stream import Stream
 from events.subscriber import Source, Tap
 from events.view import CacheView, Request
 
@@ -258,7 +257,7 @@ class Recording:
         on_action: Callable[[Action, EventBatch | None], None] | None = None,
     ) -> CacheView:
         """A view to replay this source into. What a redacted recording calls hashes are keys."""
-        stream = Stream(source.stream_config())
+        stream = source.stream()
         resolver = Resolver(source.model, native=self.header.redacted or source.native)
         return CacheView(source.name, stream, resolver, on_change=on_change, on_action=on_action)
 
@@ -317,7 +316,7 @@ def feed_record(feed: Feed, record: Record) -> None:
     if record.kind == "session":
         view.perform([Reset("the recorder was started again")])
         stats = view.stream.stats
-        view.stream = Stream(view.stream.config)
+        view.stream = type(view.stream)(view.stream.config)
         view.stream.stats = stats
     elif record.kind == "connected":
         requests = feed.connected(record.time)

@@ -21,8 +21,10 @@ from events.actions import Replay
 from events.connection import Connection
 from events.curve import CurveClient, secure_client
 from events.feed import Feed
+from events.foreign_stream import ForeignStream
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
+from events.native_stream import NativeStream
 from events.publisher import offset_port
 from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
@@ -94,11 +96,12 @@ class Source(Struct, frozen=True):
         }
         return msgspec.structs.replace(self, name=f"{self.name}/{rank}" if rank else self.name, **moved)
 
-    def stream_config(self) -> StreamConfig:
-        return StreamConfig(native=self.native, can_replay=self.replay is not None)
+    def stream(self) -> Stream:
+        config = StreamConfig(can_replay=self.replay is not None)
+        return NativeStream(config) if self.native else ForeignStream(config)
 
     def view(self) -> CacheView:
-        return CacheView(self.name, Stream(self.stream_config()), Resolver(self.model, native=self.native))
+        return CacheView(self.name, self.stream(), Resolver(self.model, native=self.native))
 
 
 class Subscriber:

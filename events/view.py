@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
+from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
 from events.resolver import Change, Cleared, Removed, Resolver
 from events.slices import SLICE_BLOCKS, blocks_of, slices
@@ -36,8 +37,8 @@ class CacheView:
         on_action: Callable[[Action, EventBatch | None], None] | None = None,
     ) -> None:
         self.name = name
-        self.stream = stream or Stream()
-        self.resolver = resolver or Resolver(native=self.stream.config.native)
+        self.stream: Stream = stream or ForeignStream()
+        self.resolver = resolver or Resolver(native=self.stream.native)
         self.decoder = Decoder(skim=skim)
         self._on_change = on_change
         self._on_action = on_action

@@ -11,7 +11,6 @@ from events.actions import Action, Apply, Reset
 from events.messages import EventBatch
 from events.native import Status
 from events.resolver import Change, Cleared, Removed, Resolver, Stored
-from events.stream import Stream
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
 from router.index import PrefixIndex
@@ -153,7 +152,7 @@ class ReplicaFeed:
         native = source.native if hashes_are_keys is None else hashes_are_keys
         self.view = CacheView(
             source.name,
-            Stream(source.stream_config()),
+            source.stream(),
             Resolver(source.model, native=native, intern=index.intern),
             skim=source.native,
             sliced=True,

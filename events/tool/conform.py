@@ -16,7 +16,6 @@ from events.messages import EventBatch
 from events.recording import Recording
 from events.records import Record
 from events.resolver import Resolver
-from events.stream import Stream
 from events.subscriber import MAX_FRAME_BYTES, Source
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
@@ -94,7 +93,7 @@ def _replay(recording: Recording, source: Source, graded: Conformance) -> None:
         elif record.kind == "replay":
             graded.replayed(record.frames)
 
-    stream, resolver = Stream(source.stream_config()), Resolver(source.model, native=source.native)
+    stream, resolver = source.stream(), Resolver(source.model, native=source.native)
     view = CacheView(source.name, stream, resolver, on_action=on_action)
     recording.replay_into(Feed(view), source, on_record=on_record)
 

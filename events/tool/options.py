@@ -15,7 +15,6 @@ from events.curve import CurveClient, load_curve_client
 from events.messages import EventBatch
 from events.recording import BadRecording, Recording
 from events.resolver import Change, Resolver
-from events.stream import Stream
 from events.subscriber import Source
 from events.tool.asked import source_at
 from events.view import CacheView
@@ -59,7 +58,7 @@ class Target(NamedTuple):
         """A view for one of the sources, to be fed by `live.follow` or `recording.replay_into`."""
         if self.recording is not None:
             return self.recording.view(source, on_change=on_change, on_action=on_action)
-        stream = Stream(source.stream_config())
+        stream = source.stream()
         resolver = Resolver(source.model, native=source.native)
         return CacheView(source.name, stream, resolver, on_change=on_change, on_action=on_action)
 

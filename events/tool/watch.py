@@ -13,7 +13,6 @@ from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.records import Record
 from events.resolver import Change, Resolver
-from events.stream import Stream
 from events.subscriber import Source
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
@@ -41,7 +40,7 @@ class Watch:
         self.at_s = 0.0  # the wall clock at the last message
         self._changes: list[Change] = []
         resolver = Resolver(source.model, native=source.native or keyed)
-        stream = Stream(source.stream_config())
+        stream = source.stream()
         on_change, on_action = self._changes.append, self._acted
         self.view = view_type(name or source.name, stream, resolver, on_change=on_change, on_action=on_action)
 

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from events.blocks import block_keys, pack_tokens
+from events.foreign_stream import ForeignStream
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, encode_batch
 from events.resolver import Resolver
-from events.stream import Stream, StreamConfig
+from events.stream import StreamConfig
 from events.view import CacheView
 from router.index import Matches, PrefixIndex
 from tests.bench.events import BLOCK, ROOT, payload
@@ -129,7 +130,7 @@ def reading(payloads: list[bytes], kind: str, replicas: int) -> Callable[[], obj
 def view(index: PrefixIndex, kind: str) -> CacheView:
     """From the stream on, as the router follows a replica; it joins at batch 0, so that there is nothing to repair."""
     native, slot = kind == "native", index.add()
-    stream = Stream(StreamConfig(can_replay=False))
+    stream = ForeignStream(StreamConfig(can_replay=False))
     stream.connected(0.0)
     resolver = Resolver("m", native=native, intern=index.intern)
     return CacheView(kind, stream, resolver, skim=native, on_change=lambda change: index.apply(slot, change))

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from events.blocks import block_keys, root_key
+from events.foreign_stream import ForeignStream
 from events.messages import EventBatch, encode_batch
 from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
-from events.stream import Stream, StreamConfig
+from events.stream import StreamConfig
 from events.subscriber import Source
 from events.view import CacheView
 from router.front import Front
@@ -53,7 +54,7 @@ class Story(NamedTuple):
 
 def view_of(payloads: Iterable[bytes]) -> CacheView:
     """The oracle: the same bytes, in order, without sockets."""
-    view = CacheView("oracle", Stream(StreamConfig(can_replay=False)), Resolver(MODEL))
+    view = CacheView("oracle", ForeignStream(StreamConfig(can_replay=False)), Resolver(MODEL))
     view.perform(view.stream.connected(0.0))
     for seq, payload in enumerate(payloads):
         view.perform(view.stream.live(seq, payload, 0.0))

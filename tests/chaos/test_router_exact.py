@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from events.foreign_stream import ForeignStream
+from events.native_stream import NativeStream
 from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
 from events.subscriber import Source, Subscriber
@@ -94,7 +96,7 @@ class Truth:
 
 
 def parts() -> tuple[Stream, Resolver]:
-    return Stream(StreamConfig(native=True)), Resolver(MODEL, native=True)
+    return NativeStream(), Resolver(MODEL, native=True)
 
 
 # ---- a router between losses and load
@@ -265,8 +267,7 @@ async def test_at_every_quiet_point_the_index_is_what_the_replicas_hold() -> Non
 
 async def test_without_repairs_the_same_story_ends_with_a_wrong_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    bare = StreamConfig(native=False, can_replay=False)
-    monkeypatch.setattr(Source, "stream_config", lambda _: bare)
+    monkeypatch.setattr(Source, "stream", lambda _: ForeignStream(StreamConfig(can_replay=False)))
     async with world(accuracy_objective=0.0) as made:
         made.lossy.ask("loss", LOSS)
         await made.load(1.0)

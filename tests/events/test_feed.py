@@ -11,13 +11,14 @@ from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
+from events.native_stream import NativeStream
 from events.resolver import Resolver
-from events.stream import Stream, StreamConfig
+from events.stream import StreamConfig
 from events.view import CacheView, Request
 
 
 def native_feed(model: str = "") -> Feed:
-    feed = Feed(CacheView("r", Stream(StreamConfig(native=True)), Resolver(model, native=True)))
+    feed = Feed(CacheView("r", NativeStream(), Resolver(model, native=True)))
     feed.connected(0.0)
     return feed
 
@@ -117,7 +118,7 @@ class Replica:
 
 @pytest.fixture
 def replica() -> Replica:
-    feed = Feed(CacheView("r", Stream(StreamConfig(native=True, can_replay=False)), Resolver("m", native=True)))
+    feed = Feed(CacheView("r", NativeStream(StreamConfig(can_replay=False)), Resolver("m", native=True)))
     replica = Replica(feed)
     replica.holds(5)
     replica.answer(feed.connected(0.0))

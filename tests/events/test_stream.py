@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 from events.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot
+from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
+from events.native_stream import NativeStream
 from events.pool import Digest
 from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
@@ -26,7 +28,7 @@ def payload(seq: int, run: str = "a") -> bytes:
 
 def following(seqs: int, **config: object) -> Stream:
     """A stream that has replayed batches 0 to seqs - 1 and is exact."""
-    stream = Stream(StreamConfig(**config))  # type: ignore[arg-type]
+    stream = ForeignStream(StreamConfig(**config))  # type: ignore[arg-type]
     stream.connected(0.0)
     for seq in range(seqs):
         stream.replayed(seq, payload(seq), 0.0)
@@ -36,7 +38,7 @@ def following(seqs: int, **config: object) -> Stream:
 
 
 def native_at(seq: int) -> Stream:
-    stream = Stream(StreamConfig(native=True))
+    stream = NativeStream()
     assert stream.connected(0.0) == [Snapshot()]
     stream.snapshot(7, seq, [b"s"], 0.0)
     assert stream.exact and stream.last_seq == seq
@@ -44,7 +46,7 @@ def native_at(seq: int) -> Stream:
 
 
 def test_a_foreign_stream_starts_with_a_replay_of_everything() -> None:
-    stream = Stream()
+    stream = ForeignStream()
     assert stream.connected(0.0) == [Replay(0)]
     assert stream.live(2, payload(2), 0.0) == []  # waits for what comes before
     assert not stream.exact
@@ -55,7 +57,7 @@ def test_a_foreign_stream_starts_with_a_replay_of_everything() -> None:
 
 
 def test_a_replay_that_starts_late_is_said_to_be_partial() -> None:
-    stream = Stream()
+    stream = ForeignStream()
     stream.connected(0.0)
     actions = stream.replayed(34, payload(34), 0.0)
     assert kinds(actions) == ["Partial", "Apply"]
@@ -64,7 +66,7 @@ def test_a_replay_that_starts_late_is_said_to_be_partial() -> None:
 
 
 def test_an_empty_replay_is_not_taken_for_an_empty_cache() -> None:
-    stream = Stream()
+    stream = ForeignStream()
     stream.connected(0.0)
     stream.replay_ended(0.0)
     assert not stream.exact
@@ -137,7 +139,7 @@ def test_a_reconnect_whose_continuity_cannot_be_proved_forgets_and_says_so() -> 
 
 
 def test_a_reconnect_without_a_replay_socket_is_partial() -> None:
-    stream = Stream(StreamConfig(can_replay=False))
+    stream = ForeignStream(StreamConfig(can_replay=False))
     stream.connected(0.0)
     stream.live(0, payload(0), 0.0)
     assert stream.exact
@@ -168,7 +170,7 @@ def test_a_replay_socket_that_does_not_answer_is_given_up() -> None:
 
 
 def test_all_blocks_cleared_makes_a_partial_view_exact() -> None:
-    view = CacheView("r", Stream(StreamConfig(can_replay=False)))
+    view = CacheView("r", ForeignStream(StreamConfig(can_replay=False)))
     view.perform(view.stream.connected(0.0))
     block = BlockStored([1], None, [1], 1, None, "GPU", None)
     view.perform(view.stream.live(5, encode_batch(EventBatch(0.0, [block])), 0.0))
@@ -253,7 +255,7 @@ def test_a_digest_is_compared_only_at_its_own_sequence_number() -> None:
 
 
 def test_a_digest_that_differs_leads_to_a_snapshot_but_not_to_a_storm() -> None:
-    view = CacheView("r", Stream(StreamConfig(native=True)), Resolver(native=True))
+    view = CacheView("r", NativeStream(), Resolver(native=True))
     stream = view.stream
     view.perform(stream.connected(0.0))
     view.perform(stream.snapshot(7, 3, [], 0.0))
@@ -270,7 +272,7 @@ def test_a_digest_that_differs_leads_to_a_snapshot_but_not_to_a_storm() -> None:
 
 
 def test_a_snapshot_that_does_not_help_is_not_asked_for_in_a_storm() -> None:
-    stream = Stream(StreamConfig(native=True, can_replay=False))
+    stream = NativeStream(StreamConfig(can_replay=False))
     actions = stream.connected(0.0)
     asked, now = 0, 0.0
     while now < 2.0:
@@ -284,20 +286,20 @@ def test_a_snapshot_that_does_not_help_is_not_asked_for_in_a_storm() -> None:
 
 
 def test_a_payload_that_is_no_batch_makes_the_view_partial_and_names_it() -> None:
-    view = CacheView("replica-1", Stream(StreamConfig(can_replay=False)))
+    view = CacheView("replica-1", ForeignStream(StreamConfig(can_replay=False)))
     view.perform(view.stream.live(0, b"\xc1", 0.0))
     assert view.inexact is not None and view.inexact.startswith("batch 0 of replica-1: not msgpack")
 
 
 def test_what_is_unknown_at_start_is_not_exact() -> None:
-    assert not Stream().exact
-    assert kinds(Stream(StreamConfig(can_replay=False)).connected(0.0)) == []
-    stream = Stream(StreamConfig(can_replay=False))
+    assert not ForeignStream().exact
+    assert kinds(ForeignStream(StreamConfig(can_replay=False)).connected(0.0)) == []
+    stream = ForeignStream(StreamConfig(can_replay=False))
     assert Partial("joined at batch 3: what came before is not known") in stream.live(3, b"", 0.0)
 
 
 def test_a_replay_socket_that_comes_up_late_is_asked_again() -> None:
-    stream = Stream()
+    stream = ForeignStream()
     assert stream.connected(0.0) == [Replay(0)]
     now = 0.0
     while stream.repairing:
@@ -316,7 +318,7 @@ def test_a_replay_socket_that_comes_up_late_is_asked_again() -> None:
 
 
 def test_nothing_is_asked_before_there_is_a_connection() -> None:
-    assert Stream().tick(1000.0) == []
+    assert ForeignStream().tick(1000.0) == []
 
 
 def test_a_native_replica_that_was_long_gone_is_asked_at_once_when_it_returns() -> None:
@@ -332,7 +334,7 @@ def test_a_native_replica_that_was_long_gone_is_asked_at_once_when_it_returns() 
 
 
 def test_a_snapshot_that_helps_ends_the_waiting() -> None:
-    view = CacheView("r", Stream(StreamConfig(native=True)), Resolver(native=True))
+    view = CacheView("r", NativeStream(), Resolver(native=True))
     stream, now = view.stream, 0.0
     view.perform(stream.connected(now))
     for _ in range(20):
@@ -345,7 +347,7 @@ def test_a_snapshot_that_helps_ends_the_waiting() -> None:
 
 
 def test_a_stream_that_was_never_connected_is_not_exact_and_asks_nothing() -> None:
-    stream = Stream(StreamConfig(native=True))
+    stream = NativeStream()
     assert stream.tick(100.0) == []
     stream.connected(100.0)
     stream.snapshot(7, 3, [], 100.0)
@@ -380,7 +382,7 @@ def test_batches_that_had_no_room_are_asked_for_though_nothing_follows() -> None
 
 
 def test_history_is_asked_for_again_when_the_replay_socket_answers_at_last() -> None:
-    stream = Stream()
+    stream = ForeignStream()
     stream.connected(0.0)
     now = 0.0
     while stream.repairing:
@@ -440,7 +442,7 @@ def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> N
 
 
 def test_a_stream_that_can_ask_nobody_starts_from_nothing_and_says_so() -> None:
-    stream = Stream(StreamConfig(can_replay=False))
+    stream = ForeignStream(StreamConfig(can_replay=False))
     stream.connected(0.0)
     stream.live(0, payload(0), 0.0)
     assert stream.exact

@@ -18,7 +18,9 @@ from hypothesis.stateful import (
 
 from events.actions import Action, Replay, Snapshot
 from events.blocks import block_keys, root_key
+from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.native_stream import NativeStream
 from events.pool import Digest, fold
 from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
@@ -73,7 +75,7 @@ class World(RuleBasedStateMachine):
     native = False
     can_replay = True
     repair = True  # the negative controls turn this off, or take another stream
-    stream_type = Stream
+    stream_type: type[Stream] = ForeignStream
 
     @initialize(replay_batches=st.sampled_from([0, 1, 3, 1000]), seed=st.integers(0, 2**32))
     def begin(self, replay_batches: int, seed: int) -> None:
@@ -81,7 +83,7 @@ class World(RuleBasedStateMachine):
         self.random = random.Random(seed)
         self.replay_batches = replay_batches
         self.publishers = [DumbPublisher(1, replay_batches)]
-        config = StreamConfig(native=self.native, can_replay=self.can_replay, max_held_batches=8)
+        config = StreamConfig(can_replay=self.can_replay, max_held_batches=8)
         self.view = CacheView("r", self.stream_type(config), Resolver(native=self.native))
         self.wire: list[tuple[int, bytes]] = []
         self.statuses: list[tuple[int, int, Digest]] = []
@@ -248,10 +250,10 @@ class World(RuleBasedStateMachine):
 
 class NativeWorld(World):
     native = True
+    stream_type = NativeStream
 
 
-class NativeWithoutReplayWorld(World):
-    native = True
+class NativeWithoutReplayWorld(NativeWorld):
     can_replay = False
 
 
@@ -265,7 +267,7 @@ TestNativeWithoutReplay = NativeWithoutReplayWorld.TestCase
 TestForeignWithoutReplay = ForeignWithoutReplayWorld.TestCase
 
 
-class GullibleStream(Stream):
+class GullibleStream(ForeignStream):
     """Believes that a batch number seen before means the batch seen before."""
 
     def _seen(self, seq: int, payload: bytes) -> bool:  # noqa: ARG002

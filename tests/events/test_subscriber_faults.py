@@ -16,7 +16,6 @@ from events.messages import EventBatch, Frames, encode_batch
 from events.native import Load
 from events.publisher import END_OF_REPLAY, Publisher
 from events.resolver import Resolver
-from events.stream import Stream
 from events.subscriber import Source, Subscriber, _Sockets
 from events.view import CacheView
 from tests.events.test_subscriber import config, native, stored, until
@@ -210,7 +209,7 @@ def removed_at(where: str, subscriber: Subscriber, source: Source) -> tuple[Cach
 
     view = CacheView(
         source.name,
-        Stream(source.stream_config()),
+        source.stream(),
         Resolver("m", native=True),
         on_change=remove if where == "change" else None,
         on_action=at_gap if where == "gap" else remove if where == "action" else None,
@@ -251,7 +250,7 @@ async def test_a_replica_removed_by_a_callback_is_closed_for_good(where: str) ->
 @pytest.mark.parametrize("first", ["monitor", "events"])
 async def test_what_is_unread_at_a_reconnect_is_of_the_old_connection(wire: Wire, first: str) -> None:
     seen: list[int] = []
-    view = CacheView("x", Stream(wire.source.stream_config()), Resolver("m"), on_action=applied(seen))
+    view = CacheView("x", wire.source.stream(), Resolver("m"), on_action=applied(seen))
     tapped: list[tuple[str, Frames]] = []
     async with Subscriber() as subscriber:
         subscriber.add(wire.source, view, tap=lambda socket, frames: tapped.append((socket, frames)))

@@ -1,8 +1,8 @@
 """A view of one replica: what the stream decides is carried out on the resolver, and nothing lost is forgotten."""
 
 from events.actions import Replay
+from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.stream import Stream
 from events.view import CacheView
 
 LONG_AFTER_S = 1000.0
@@ -52,7 +52,7 @@ def test_clear_does_not_excuse_a_loss_after_it() -> None:
 
 
 def test_unreadable_batch_leaves_the_view_inexact_until_the_next_clear() -> None:
-    view = CacheView("r", Stream())
+    view = CacheView("r", ForeignStream())
     view.perform(view.stream.connected(0.0))
     view.perform(view.stream.replayed(0, b"\xc1", 0.0))
     view.perform(view.stream.replayed(1, payload(stored(1)), 0.0))

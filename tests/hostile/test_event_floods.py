@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from events.actions import Apply, Reset
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
 from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
+from events.native_stream import NativeStream
 from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver
 from events.slices import SLICE_BLOCKS, slices
-from events.stream import Stream, StreamConfig
 from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD, Source
 from events.view import CacheView, Request
 from router.feeds import MOST_SIZES
@@ -251,8 +251,7 @@ def test_a_sliced_view_comes_to_the_same_as_a_whole_one(payload_bytes: int) -> N
         stored(keys[:5]),
     ]
     views = [
-        CacheView("v", Stream(StreamConfig(native=True)), Resolver("m", native=True), skim=True, sliced=sliced)
-        for sliced in (False, True)
+        CacheView("v", NativeStream(), Resolver("m", native=True), skim=True, sliced=sliced) for sliced in (False, True)
     ]
     for view in views:
         view.perform([Reset("snapshot"), Apply(-1, batch(*events[:3])), Apply(-1, batch(*events))])
@@ -265,7 +264,7 @@ def test_a_sliced_view_comes_to_the_same_as_a_whole_one(payload_bytes: int) -> N
 
 
 def test_a_native_replica_is_verified_by_the_first_slice_of_its_first_chain() -> None:
-    view = CacheView("v", Stream(StreamConfig(native=True)), Resolver("m", native=True), skim=True, sliced=True)
+    view = CacheView("v", NativeStream(), Resolver("m", native=True), skim=True, sliced=True)
     keys = keys_of(2 * SLICE_BLOCKS)
     keys[7] ^= 1
     view.perform([Apply(-1, batch(stored(keys)))])

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import pytest
 
 from events.actions import Replay
+from events.foreign_stream import ForeignStream
 from events.resolver import Resolver
-from events.stream import Stream
 from events.view import CacheView
 from tests.oracle.vectors import Record, clears, file_params, read, resident_copies
 
@@ -97,7 +97,7 @@ class Reader:
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self.view = CacheView("capture", Stream(), Resolver())
+        self.view = CacheView("capture", ForeignStream(), Resolver())
         self.requests = self.view.perform(self.view.stream.connected(NOW))
 
     def live(self, batches: Iterable[Batch]) -> None:

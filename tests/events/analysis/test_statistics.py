@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from events.actions import Apply
 from events.analysis.lifetimes import Lifetimes
 from events.analysis.statistics import Statistics
+from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent
 from events.resolver import Resolver
-from events.stream import Stream
 from events.tree import Tree
 from events.view import CacheView
 
@@ -78,7 +78,7 @@ class Followed:
 
     def __init__(self) -> None:
         self.statistics, self.tree, self.resolver = Statistics(), Tree(), Resolver()
-        self.view = CacheView("r", Stream(), self.resolver)
+        self.view = CacheView("r", ForeignStream(), self.resolver)
         self.seq = 0
 
     def batch(self, ts: float, *events: KnownEvent, received_s: float | None = None) -> None:
