@@ -50,10 +50,6 @@ def unpack_ids(packed: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(packed) // 4}I", packed))
 
 
-def wrap(native: Native, body: bytes) -> bytes:
-    return envelope(native) + body
-
-
 def envelope(native: Native) -> bytes:
     """Return the bytes in front of the client's body."""
     header = _encode(native)

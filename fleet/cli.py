@@ -16,7 +16,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from fleet import shadow
-from fleet.voice import hush
+from fleet.output import mute_stdout
 
 try:
     from events.lazy import LazyGroup
@@ -41,7 +41,7 @@ COMMANDS = {
     "restart": ("fleet.commands.restart:restart", "Replace the replicas of a model one by one, with nothing lost."),
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
-    "simulate": ("lab.commands.simulate:simulate", "What each policy would make of a trace."),
+    "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
     "size": ("lab.commands.size:size", "How much KV cache a model leaves room for on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
     "top": ("router.cli:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
-        hush()
+        mute_stdout()
         status = 1
     except click.ClickException as error:
         with contextlib.suppress(OSError):  # nobody is there to read it
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        hush()
+        mute_stdout()
         complain(f"Error: cannot write the output: {error.strerror}")
         status = 1
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How far something long has come: a bar below the news on a terminal, elsewhere the news alone."""
+"""Progress of a long task: a bar below the messages on a terminal, elsewhere the messages alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What a fleet should be: its models, and how many replicas of each. Plain data, as JSON wherever it is kept or sent.
+"""The desired fleet: its models, and how many replicas of each. Plain data, kept and sent as JSON.
 
 New fields go last in their struct, with a default: a controller may find what an older one has kept.
 """
@@ -31,7 +31,7 @@ SomeSeconds: TypeAlias = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
 
 class Resources(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one replica needs of its node, as Ray counts it."""
+    """The resources that one replica needs, as Ray counts them."""
 
     cpus: Amount = 1.0
     gpus: Amount = 0.0  # a fraction shares one
@@ -49,7 +49,7 @@ class Autoscale(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model of the fleet, and how each of its replicas is started."""
+    """One model of the fleet, and how to start its replicas."""
 
     name: Name  # what clients ask for; no two plans have the same
     model: str  # a folder, or a name that the engine knows
@@ -79,7 +79,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One replica to run: a name in the fleet, and the plan that was the model's when it was begun."""
+    """One replica to run: its name, and its model's plan when it was begun."""
 
     name: str  # <model>-<number>, fit for file names and URLs
     plan: ModelPlan

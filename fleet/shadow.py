@@ -19,7 +19,7 @@ FIX = "Install warmroute in an environment of its own: python -m venv warmroute-
 
 @dataclass(frozen=True)
 class Conflict:
-    """One of our names that something else goes by too."""
+    """A package of another distribution with the name of one of ours."""
 
     name: str
     other_root: str

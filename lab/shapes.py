@@ -55,7 +55,7 @@ LLAMA_3_8B = ModelConfig(
 
 
 def _shape(nominal_parameters_b: float, **differences: Any) -> Shape:
-    """A model by what distinguishes it from Llama 3 8B."""
+    """Describe a model by its differences from Llama 3 8B."""
     return Shape(replace(LLAMA_3_8B, **differences), round(nominal_parameters_b * GIGABYTE))
 
 

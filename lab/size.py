@@ -1,4 +1,4 @@
-"""How much KV cache a model leaves room for on a device: the formula of `replica.sizing`, with its terms spelt out."""
+"""The KV cache that fits beside a model on a device, by the formula of `replica.sizing`."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Room(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How the numbers are stored, and how many devices share them."""
+    """The number formats, and the devices that share the model."""
 
     weights: str
     kv: str
@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
 
 class Fitting(Struct, frozen=True):
-    """How many requests of one length fit at once, none sharing a prefix."""
+    """The number of requests of one length that fit at once, without shared prefixes."""
 
     tokens: int
     requests: int
@@ -97,7 +97,7 @@ def size_of(name: str, shape: Shape, room: Room, form: Format) -> Size:
 
 
 def heads_of_one(config: ModelConfig, devices: int) -> int:
-    """With more devices than KV heads, several devices hold the same head."""
+    """Return the KV heads of one device; with more devices than heads, several hold the same one."""
     heads = config.num_kv_heads
     if heads % devices and devices % heads:
         raise ValueError(f"--tensor-parallel {devices} does not divide the {heads} KV heads; give one that does")

@@ -17,7 +17,7 @@ def check_file(path: Path, option: str) -> None:
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """A pipe or a device is written into, never replaced; of a link, what it leads to is replaced."""
+    """Write a file in one step. Pipes and devices are written to; a link's target is replaced."""
     raw = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():

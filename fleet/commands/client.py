@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from fleet.commands.known import known, listed
+from fleet.commands.local_fleets import listed, running_fleets
 from fleet.commands.view import ModelView, View
 from fleet.plan import FleetPlan
 from router.asking import Client, Server
@@ -11,7 +11,7 @@ CONTROLLER = Server(
     "controller",
     "see --fleet",
     "give the fleet's key as WARMROUTE_FLEET_KEY",
-    more=lambda: f"; is the fleet running? On this machine there are: {listed(known())}",
+    more=lambda: f"; is the fleet running? On this machine there are: {listed(running_fleets())}",
 )
 TIMEOUT_S = 10.0
 

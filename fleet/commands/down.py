@@ -9,7 +9,17 @@ import click
 import msgspec
 
 from fleet.commands.client import Fleet
-from fleet.commands.known import KnownFleet, Where, find, known, lives, note, noted, tidy, was_killed
+from fleet.commands.local_fleets import (
+    LocalFleet,
+    Where,
+    clean_up,
+    find,
+    is_running,
+    record_fleet,
+    recorded_fleets,
+    running_fleets,
+    was_killed,
+)
 from fleet.commands.options import fleet_options
 from fleet.commands.view import View
 from fleet.commands.words import changes
@@ -44,8 +54,8 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """
     if everything and which is not None:
         raise click.UsageError("--all is all fleets of this machine; give it or --fleet, not both")
-    killed = [fleet for fleet in noted() if was_killed(fleet)]
-    living = known()  # which removes what was left, and says so
+    killed = [fleet for fleet in recorded_fleets() if was_killed(fleet)]
+    living = running_fleets()  # which removes what was left, and says so
     if everything and not living and not killed:
         raise click.ClickException("no fleet runs on this machine; there is nothing to end")
     if everything:
@@ -54,7 +64,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
         end_one(find(which), which, fleet_key, now)
 
 
-def was_meant(which: str | None, fleets: Sequence[KnownFleet]) -> bool:
+def was_meant(which: str | None, fleets: Sequence[LocalFleet]) -> bool:
     return any(which in (None, str(fleet.port)) for fleet in fleets)
 
 
@@ -62,7 +72,7 @@ def was_meant(which: str | None, fleets: Sequence[KnownFleet]) -> bool:
 
 
 def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -> None:
-    here = where.known
+    here = where.local
     if here is not None and not (here.found and which == here.controller):
         end_here([here], now)
     elif now:
@@ -72,7 +82,7 @@ def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -
             end_there(fleet)
 
 
-def end_here(fleets: Sequence[KnownFleet], now: bool) -> None:
+def end_here(fleets: Sequence[LocalFleet], now: bool) -> None:
     for fleet in fleets:
         ask_to_end(fleet, now)
     try:
@@ -83,11 +93,13 @@ def end_here(fleets: Sequence[KnownFleet], now: bool) -> None:
         raise
 
 
-def ask_to_end(fleet: KnownFleet, now: bool) -> None:
+def ask_to_end(fleet: LocalFleet, now: bool) -> None:
     """The second signal means: at once. So who has asked before only waits, unless it is to be now."""
     if not fleet.ending:
-        if lives(fleet):
-            note(msgspec.structs.replace(fleet, ending=True))  # before it is asked: it removes this file in the end
+        if is_running(fleet):
+            record_fleet(
+                msgspec.structs.replace(fleet, ending=True)
+            )  # before it is asked: it removes this file in the end
         send_signal(fleet)
         if now:  # two signals that arrive together are one
             time.sleep(BETWEEN_SIGNALS_S)
@@ -95,32 +107,32 @@ def ask_to_end(fleet: KnownFleet, now: bool) -> None:
         send_signal(fleet)
 
 
-def send_signal(fleet: KnownFleet) -> None:
+def send_signal(fleet: LocalFleet) -> None:
     """Only to the process that has noted this fleet; that number may be another one's by now."""
-    if lives(fleet):
+    if is_running(fleet):
         os.kill(fleet.pid, signal.SIGTERM)
 
 
-def wait_here(fleet: KnownFleet, now: bool) -> None:
+def wait_here(fleet: LocalFleet, now: bool) -> None:
     title = f"Ending port {fleet.port}"
     began_s, said = time.monotonic(), False
     with Fleet(fleet.controller, fleet.key) as controller, Display(title) as display:
         display.line(f"{title}, pid {fleet.pid}")
         running = Running(controller, display)
-        while lives(fleet):
+        while is_running(fleet):
             if not fleet.found:
                 running.look()
             if now and not said and time.monotonic() - began_s > STUCK_S:
                 display.line(f"It does not end. To kill it: kill -9 {fleet.pid}; warmroute down")
                 said = True
             time.sleep(LOOK_S)
-    killed = any(each.pid == fleet.pid and was_killed(each) for each in noted())
+    killed = any(each.pid == fleet.pid and was_killed(each) for each in recorded_fleets())
     if killed:
-        tidy(fleet)
+        clean_up(fleet)
     click.echo(ended(fleet, killed))
 
 
-def ended(fleet: KnownFleet, killed: bool) -> str:
+def ended(fleet: LocalFleet, killed: bool) -> str:
     how = "was killed; what it had left is removed" if killed else "has ended"
     if not fleet.found:
         return f"The fleet of port {fleet.port} {how}"

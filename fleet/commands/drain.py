@@ -105,7 +105,7 @@ def _wait(fleet: Fleet, tell: Callable[[], Collection[str]], limit_s: float) -> 
 
 
 def _is_idle(now: ReplicaView, before: ReplicaView, passed_s: float) -> bool:
-    """Of one that is another by now, what it had before is cut."""
+    """True if it has nothing left; a process that was replaced has lost what it had."""
     if now.life in NOT_BEGUN or (now.incarnation or before.incarnation) != before.incarnation:
         return True
     return now.serves and not now.open_requests and now.measured_at != before.measured_at and passed_s > HEARD_S

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
+from fleet.commands.poller import Poller
 from router.asking import Refused
 
 LINES = 100
@@ -38,34 +38,34 @@ def logs(replica: str, lines: int, follow: bool, which: str | None, fleet_key: s
       warmroute logs demo-0 -n 20 -f
       warmroute logs demo-0 --lines 100000 | grep -i error
     """
-    with Lookout(lambda: locate(which, fleet_key)) as lookout:
+    with Poller(lambda: locate(which, fleet_key)) as poller:
         if not follow:
-            text = lookout.fleet.log(replica, lines)
+            text = poller.fleet.log(replica, lines)
             click.echo(text, nl=bool(text) and not text.endswith("\n"))
             return
         with contextlib.suppress(KeyboardInterrupt):
-            for text in followed(lookout, replica, lines):
+            for text in followed(poller, replica, lines):
                 click.echo(text, nl=False)
 
 
-def followed(lookout: Lookout, replica: str, lines: int) -> Iterator[str]:
-    seen = lookout.fleet.log(replica, max(lines, FOLLOWED_LINES))
+def followed(poller: Poller, replica: str, lines: int) -> Iterator[str]:
+    seen = poller.fleet.log(replica, max(lines, FOLLOWED_LINES))
     yield last_lines(seen, lines)
     seen, said = last_lines(seen, FOLLOWED_LINES), False
     while True:
         time.sleep(LOOK_S)
         try:
-            now = lookout.ask(lambda fleet: fleet.log(replica, FOLLOWED_LINES))
+            now = poller.ask(lambda fleet: fleet.log(replica, FOLLOWED_LINES))
         except Refused as error:
             if error.status == NOT_FOUND:
                 click.echo(f"Note: {replica} is gone", err=True)
                 return
             if error.status != UNAVAILABLE:
                 raise
-            now, lookout.why = None, error.message
+            now, poller.why = None, error.message
         if now is None:
             if not said:
-                click.echo(f"Note: no answer ({lookout.why}); asking again", err=True)
+                click.echo(f"Note: no answer ({poller.why}); asking again", err=True)
             said = True
             continue
         yield news(seen, now)
@@ -77,7 +77,7 @@ def last_lines(text: str, lines: int) -> str:
 
 
 def news(before: str, now: str) -> str:
-    """What of the end of a log was not in the end of it that was seen before; all, if they have nothing in common.
+    """Return the part of a log's end that was not in its end before; all of it if they have nothing in common.
 
     Both are whole lines, but for the last one, which may have been cut in the middle of being written.
     """

@@ -1,4 +1,4 @@
-"""How a command is told which fleet it is about."""
+"""The options that name a fleet."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ import click
 
 from api.options import SettingOption
 from fleet.commands.client import Fleet
-from fleet.commands.known import Where, find
+from fleet.commands.local_fleets import Where, find
 from router.settings import SECRET, Url
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""A fleet drawn for people: a line for each model, a table of its replicas, and why one is not well."""
+"""Draws a fleet: a line for each model, a table of its replicas, and what is wrong with them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class Picture:
 
 
 def sentences(console: Console, lines: Sequence[Text]) -> Sequence[Text]:
-    """Where nobody reads at a terminal, a line stays one, for grep."""
+    """Wrap lines on a terminal only, so that grep finds whole ones elsewhere."""
     for line in lines:
         line.no_wrap = not console.is_terminal
         line.overflow = "fold" if console.is_terminal else "ignore"
@@ -156,7 +156,7 @@ def incarnation(replica: ReplicaView) -> str:
 
 
 def age(replica: ReplicaView, now_s: float) -> str:
-    """How long it has been in this state."""
+    """Return the time since its state changed."""
     return age_of(now_s - replica.since) if replica.since else UNKNOWN
 
 
@@ -169,7 +169,7 @@ def cached(replica: ReplicaView) -> str:
 
 
 def hits(replica: ReplicaView) -> str:
-    """What part of the prompt tokens of the last seconds came from the cache; engines of others do not say."""
+    """Share of the last seconds' prompt tokens that came from the cache; other engines do not tell it."""
     return f"{replica.hit_rate:.0%}" if replica.serves and replica.total_blocks else UNKNOWN
 
 
@@ -181,7 +181,7 @@ def figure(replica: ReplicaView, number: int) -> str:
 
 
 def trouble(view: View) -> list[Text]:
-    """Why replicas are not well, and what their processes said last."""
+    """Explain what is wrong with replicas, with the last lines of their processes."""
     lines = []
     for replica in view.replicas:
         if not replica.why or replica.life == "ready":
@@ -193,5 +193,5 @@ def trouble(view: View) -> list[Text]:
 
 
 def _model_names(view: View) -> list[str]:
-    """Also of models that leave."""
+    """Name all models, leaving ones included."""
     return list(dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)]))

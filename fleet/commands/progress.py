@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 from fleet.commands.client import CONTROLLER
-from fleet.commands.lookout import Lookout
+from fleet.commands.poller import Poller
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
@@ -23,25 +23,25 @@ class Step(NamedTuple):
     is_over: bool
 
 
-def follow(lookout: Lookout, before: View, model: str, title: str, step: Callable[[View], Step]) -> None:
+def follow(poller: Poller, before: View, model: str, title: str, step: Callable[[View], Step]) -> None:
     """Show what happens to a model until `step` says that it is over; Ctrl-C ends the waiting, not the change."""
     try:
         with Display(title) as display:
-            _follow(lookout, before, model, display, step)
+            _follow(poller, before, model, display, step)
     except KeyboardInterrupt:
         click.echo("No longer waited for; the change stays in effect. See `warmroute status`.", err=True)
         raise
 
 
-def _follow(lookout: Lookout, seen: View, model: str, display: Display, step: Callable[[View], Step]) -> None:
+def _follow(poller: Poller, seen: View, model: str, display: Display, step: Callable[[View], Step]) -> None:
     said = False
     while True:
-        view = lookout.look()
+        view = poller.look()
         if view is None:
-            if lookout.away_s > MISSING_S:
-                raise Unreachable(CONTROLLER, lookout.fleet.url, lookout.why)
+            if poller.away_s > MISSING_S:
+                raise Unreachable(CONTROLLER, poller.fleet.url, poller.why)
             if not said:
-                display.line(f"The controller does not answer ({lookout.why}); it is asked again")
+                display.line(f"The controller does not answer ({poller.why}); it is asked again")
             said = True
         else:
             said = False

@@ -2,8 +2,8 @@
 
 import click
 
-from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
+from fleet.commands.poller import Poller
 from fleet.commands.progress import Step, follow
 from fleet.commands.view import View
 
@@ -28,18 +28,18 @@ def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key
     Ctrl-C ends the waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
     cannot be done.
     """
-    with Lookout(lambda: locate(which, fleet_key)) as lookout:
-        before = lookout.fleet.view()
-        generation = lookout.fleet.restart(model, int(surge)).generation
+    with Poller(lambda: locate(which, fleet_key)) as poller:
+        before = poller.fleet.view()
+        generation = poller.fleet.restart(model, int(surge)).generation
         if no_wait:
             click.echo(f"The replicas of {model} are replaced one after the other; see `warmroute status`")
             return
-        follow(lookout, before, model, f"Restarting {model}", lambda view: so_far(view, model, generation))
+        follow(poller, before, model, f"Restarting {model}", lambda view: so_far(view, model, generation))
     click.echo(f"All replicas of {model} are new")
 
 
 def so_far(now: View, name: str, generation: int) -> Step:
-    """How many are new and ready; a restart that somebody else has begun since makes them no older."""
+    """Count the replicas of this generation, or a later one, that are ready."""
     model = now.model(name)
     if model is None:
         raise click.ClickException(f"somebody has taken {name} out of the fleet meanwhile")

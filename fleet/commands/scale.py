@@ -2,8 +2,8 @@
 
 import click
 
-from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
+from fleet.commands.poller import Poller
 from fleet.commands.progress import Step, follow
 from fleet.commands.view import View
 
@@ -29,18 +29,18 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
     Ctrl-C ends the waiting, not the change. Exit status: 0 it is so (with --no-wait: it is wanted), 1 it cannot be, or
     somebody else has changed it meanwhile.
     """
-    with Lookout(lambda: locate(which, fleet_key)) as lookout:
-        before = lookout.fleet.view()
-        lookout.fleet.scale(model, replicas)
+    with Poller(lambda: locate(which, fleet_key)) as poller:
+        before = poller.fleet.view()
+        poller.fleet.scale(model, replicas)
         if no_wait:
             click.echo(f"{model} is to have {replicas} replicas; see `warmroute status`")
             return
-        follow(lookout, before, model, f"Scaling {model}", lambda view: so_far(before, view, model, replicas))
+        follow(poller, before, model, f"Scaling {model}", lambda view: so_far(before, view, model, replicas))
     click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas any more")
 
 
 def so_far(before: View, now: View, name: str, wanted: int) -> Step:
-    """Of more: how many are ready. Of less: how many of those that are too many have left."""
+    """Scaling up, count the ready replicas; scaling down, those that have left."""
     model = now.model(name)
     if model is None:
         raise click.ClickException(f"somebody has taken {name} out of the fleet meanwhile")

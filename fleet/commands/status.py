@@ -7,9 +7,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from fleet.commands.lookout import Lookout
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.picture import Picture
+from fleet.commands.poller import Poller
 from fleet.commands.view import View
 from fleet.commands.words import age_of
 from fleet.display import has_cursor
@@ -40,16 +40,16 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
     After --watch it is 0.
     """
     console = Console(highlight=False, emoji=False, markup=False)
-    with Lookout(lambda: locate(which, fleet_key)) as lookout, contextlib.suppress(KeyboardInterrupt):
-        answer = lookout.fleet.answer()
-        view = lookout.fleet.read(answer)
+    with Poller(lambda: locate(which, fleet_key)) as poller, contextlib.suppress(KeyboardInterrupt):
+        answer = poller.fleet.answer()
+        view = poller.fleet.read(answer)
         if not watch:
             show(console, answer if as_json else Picture(view, time.time()))
             return 0 if view.complete else 1
         if as_json or not has_cursor(console):
-            print_again_and_again(console, lookout, as_json=as_json)
+            print_again_and_again(console, poller, as_json=as_json)
         else:
-            draw_again_and_again(console, lookout, view)
+            draw_again_and_again(console, poller, view)
     return 0
 
 
@@ -60,24 +60,24 @@ def show(console: Console, what: bytes | Picture) -> None:
         console.print(what, crop=False)
 
 
-def print_again_and_again(console: Console, lookout: Lookout, *, as_json: bool) -> None:
-    """For pipes and files. While the controller is away there is nothing to print, and that is said once."""
+def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) -> None:
+    """Print it every second, for pipes and files; note once if the controller does not answer."""
     said = False
     while True:
-        view = lookout.look()
+        view = poller.look()
         if view is None:
             if not said:
-                click.echo(f"Note: {away(lookout)}", err=True)
+                click.echo(f"Note: {away(poller)}", err=True)
             said = True
         else:
             said = False
-            show(console, lookout.answer if as_json else Picture(view, time.time()))
+            show(console, poller.answer if as_json else Picture(view, time.time()))
             if not as_json:
                 click.echo()
         time.sleep(REFRESH_S)
 
 
-def draw_again_and_again(console: Console, lookout: Lookout, view: View) -> None:
+def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
     """On a screen of its own, so that nothing flickers; the last picture stays behind."""
     picture = Picture(view, time.time())
     try:
@@ -85,13 +85,13 @@ def draw_again_and_again(console: Console, lookout: Lookout, view: View) -> None
             live.refresh()
             while True:
                 time.sleep(REFRESH_S)
-                now = lookout.look()
+                now = poller.look()
                 view = now or view
-                picture = Picture(view, time.time(), "" if now else away(lookout))
+                picture = Picture(view, time.time(), "" if now else away(poller))
                 live.update(picture, refresh=True)
     finally:
         console.print(picture, crop=False)
 
 
-def away(lookout: Lookout) -> str:
-    return f"The controller has not answered for {age_of(lookout.away_s)}: {lookout.why}"
+def away(poller: Poller) -> str:
+    return f"The controller has not answered for {age_of(poller.away_s)}: {poller.why}"

@@ -1,4 +1,4 @@
-"""What a controller says of its fleet (GET /fleet), typed; fields of newer controllers are passed over."""
+"""The answer of GET /fleet, typed; fields of newer controllers are ignored."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaView(Struct, frozen=True, kw_only=True):
-    """Of one that has not been heard of yet, there is only what stands before `since`."""
+    """One replica; before its first report only the fields above `since` are set."""
 
     name: str
     model: str
@@ -49,12 +49,12 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
 
     @property
     def serves(self) -> bool:
-        """Whether its figures are of now."""
+        """True if its figures are current."""
         return self.life in ("ready", "draining", "leaving") and self.measured_at > 0
 
     @property
     def number(self) -> int:
-        """Of `demo-10`: 10, so that it comes after `demo-9`."""
+        """The number in its name: sorts `demo-10` after `demo-9`."""
         digits = self.name.rpartition("-")[2]
         return int(digits) if digits.isdecimal() else 0
 
@@ -75,5 +75,5 @@ class View(Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether all that is wanted is ready."""
+        """True if every wanted replica is ready."""
         return not self.ending and all(model.ready >= model.wanted for model in self.models)

@@ -1,4 +1,4 @@
-"""How figures and states of a fleet are put into words."""
+"""A fleet's figures and states in words."""
 
 from fleet.commands.view import ReplicaView, View
 
@@ -6,7 +6,7 @@ CAUSES = ("ready", "gone", "leaving")  # when one is ready another may leave, an
 
 
 def changes(before: View | None, now: View, model: str | None = None) -> list[str]:
-    """What has happened to the replicas of one model, or of all, in lines; what may have led to the others first."""
+    """Describe what happened to the replicas of one model, or of all, causes before effects."""
     were = {} if before is None else {replica.name: replica for replica in before.replicas}
     are = {replica.name: replica for replica in now.replicas}
     happenings = []
@@ -21,7 +21,7 @@ def changes(before: View | None, now: View, model: str | None = None) -> list[st
 
 
 def _change(was: ReplicaView | None, now: ReplicaView, *, first: bool) -> list[str]:
-    """At the first look what is ready is no news."""
+    """Describe one replica's change; at the first look, a ready one is no news."""
     if was is None and first and now.life == "ready":
         return []
     if was is not None and (was.life, was.why, was.starts or 1) == (now.life, now.why, now.starts or 1):
@@ -31,7 +31,7 @@ def _change(was: ReplicaView | None, now: ReplicaView, *, first: bool) -> list[s
 
 
 def happened(replica: ReplicaView) -> str:
-    """What has become of it, and why; to be said after its name."""
+    """Describe its state and the reason, to follow its name."""
     why = replica.why
     match replica.life:
         case "placing":

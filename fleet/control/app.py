@@ -5,9 +5,11 @@ What changes something, or shows what replicas print, is for holders of the flee
 
 import hmac
 import os
+import re
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.applications import Starlette
@@ -18,10 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from api.errors import ApiError, invalid, unauthorized
+from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
 from api.http.answers import error_response, json_response
 from api.http.routes import Asked, Gate, Route, Table, Who, guarded
-from fleet.control import body
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.metrics import metrics_text
@@ -54,7 +55,7 @@ class DrainNodeRequest(Struct, forbid_unknown_fields=True):
 
 
 class Holders:
-    """Those who send the fleet's key."""
+    """Admits requests with the fleet's key."""
 
     def __init__(self, key: str) -> None:
         assert key, "with an empty key everybody would have it"
@@ -115,7 +116,7 @@ class Endpoints:
     # ---- what should be
 
     async def want(self, request: Request) -> Response:
-        plan = await body.read(request, FleetPlan)
+        plan = await read_body(request, FleetPlan)
         try:
             check(plan)
         except ValueError as error:
@@ -124,7 +125,7 @@ class Endpoints:
         return json_response(view(self._controller, logs=True))
 
     async def scale(self, request: Request) -> Response:
-        wish = await body.read(request, ScaleRequest)
+        wish = await read_body(request, ScaleRequest)
         plan = self._controller.reconciler.plan.model(wish.model)
         bounds = plan and plan.autoscale
         if bounds and not bounds.min <= wish.replicas <= bounds.max:
@@ -135,7 +136,7 @@ class Endpoints:
         return self._changed(wish.model)
 
     async def restart(self, request: Request) -> Response:
-        wish = await body.read(request, RestartRequest)
+        wish = await read_body(request, RestartRequest)
         if wish.surge not in (0, 1):
             raise invalid(f"surge is {wish.surge}; make it 0 or 1")
         self._controller.reconciler.restart(wish.model, wish.surge)
@@ -146,13 +147,13 @@ class Endpoints:
         return json_response(model_view(self._controller, model))
 
     async def drain(self, request: Request) -> Response:
-        wish = await body.read(request, DrainRequest)
+        wish = await read_body(request, DrainRequest)
         self._controller.reconciler.drain(wish.replica, wish.drain)
         self._controller.look()
         return json_response(DONE)
 
     async def drain_node(self, request: Request) -> Response:
-        wish = await body.read(request, DrainNodeRequest)
+        wish = await read_body(request, DrainNodeRequest)
         if not self._controller.registry.known:
             raise not_known()  # a controller that has just begun does not know what runs where
         names = self._controller.reconciler.drain_node(wish.node, wish.drain)
@@ -229,3 +230,42 @@ async def _answer_http_error(_: Request, error: Exception) -> Response:
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
     return Response(status_code=400)  # the client has left
+
+
+MOST_BYTES = 4 * 1024 * 1024
+
+_AT = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+async def read_body(request: Request, kind: Any) -> Any:
+    """Read and decode a small body; refuse it as soon as it is too long."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", code="body_too_large")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the body cannot be used: {_with_its_value(str(error), bytes(body))}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise invalid(f"the body cannot be used: {error}") from error
+
+
+def _with_its_value(message: str, body: bytes) -> str:
+    """Return msgspec's message with the value, as written, beside its path."""
+    found = _AT.fullmatch(message)
+    if found is None:
+        return message
+    said, path = found.groups()
+    value = msgspec.Raw(body)
+    for name, number in _STEP.findall(path.replace("[...]", "")):
+        if name:
+            value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[name]
+        else:
+            value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(number)]
+    written = bytes(value).decode(errors="replace")
+    if len(written) > QUOTED_CHARACTERS:
+        written = written[: QUOTED_CHARACTERS - 3] + "..."
+    return f"{path.removeprefix('.')} is {written}: {said}"

@@ -1,4 +1,4 @@
-"""How many replicas a model should have, from what they report: `look` again and again, with the time as an argument.
+"""Decides how many replicas a model should have, from their reports. `look` takes the time as an argument.
 
 More are wanted when a new prompt would wait for longer than the target, or when somebody waits at every replica because
 its KV memory is full, for `up_after_s` without a break; one less when the others would be well off without it for
@@ -24,7 +24,7 @@ ASSUMED_PROMPT_TOKENS = 1000.0
 
 
 class Demand(NamedTuple):
-    """What some replicas have to do together, and how fast they do it."""
+    """The work of some replicas together, and how fast they do it."""
 
     replicas: int
     queued_tokens: float
@@ -36,7 +36,7 @@ class Demand(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """How fast the queue gets shorter. With someone waiting everywhere it is seen: decoding may be in the way."""
+        """Tokens prefilled per second. With a queue at every replica it is measured: decoding slows prefill down."""
         if not self.waiting or self.assumed:
             return self.tokens_per_s
         return min(self.tokens_per_s, max(self.done_tokens_per_s, SLOWEST * self.tokens_per_s))
@@ -47,7 +47,7 @@ class Demand(NamedTuple):
         return self.waiting and self.memory >= FULL
 
     def wait_s(self, replicas: int) -> float:
-        """Of a new prompt, were there so many."""
+        """Estimate how long a new prompt would wait with so many replicas."""
         return self.queued_tokens / (self.pace * replicas / self.replicas)
 
     def busy(self, replicas: int) -> float:
@@ -62,7 +62,7 @@ class Demand(NamedTuple):
 
 
 class Autoscaler:
-    """One model's."""
+    """The autoscaler of one model."""
 
     def __init__(self, plan: Autoscale) -> None:
         self.plan = plan
@@ -91,7 +91,7 @@ class Autoscaler:
         return self._more(wanted, demand, now_s) or self._fewer(wanted, len(reports), demand, now_s) or wanted
 
     def _fresh(self, reports: Sequence[Report], now_s: float) -> list[Report]:
-        """Those that have measured of late, by the clock here: those of the replicas' nodes may be wrong, and jump."""
+        """Return the recent reports, by this machine's clock: those of other nodes may be wrong."""
         heard: dict[str, tuple[float, float]] = {}
         for report in reports:
             measured_at, came_s = self._heard.get(report.name, (0.0, now_s))
@@ -100,7 +100,7 @@ class Autoscaler:
         return [one for one in reports if one.measured_at and now_s - heard[one.name][1] <= STALE_S]
 
     def _count(self, wanted: int, there: int, now_s: float) -> None:
-        """One that has just come gets time to show what it can do."""
+        """Restart the wait for scaling up when a replica becomes ready."""
         if there > self._there:
             self._short_since_s = None
         self._there = there
@@ -129,7 +129,7 @@ class Autoscaler:
         return more
 
     def _more_will_come(self, wanted: int, demand: Demand, now_s: float) -> bool:
-        """Those that were asked for last are not there yet, and it is too early to ask for others."""
+        """True while replicas that were requested last are still starting."""
         since_s = self._incomplete_since_s
         return demand.replicas < wanted and since_s is not None and now_s - since_s < STARTS_S * self.plan.up_after_s
 
@@ -174,7 +174,7 @@ def why_full(demand: Demand) -> str:
 
 
 def demand_of(reports: Sequence[Report]) -> Demand:
-    """Of one replica at least."""
+    """Sum up the reports of one replica or more."""
     loads = [report.load for report in reports]
     rates = [load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s > 0]
     rate = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_S

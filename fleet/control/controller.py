@@ -4,12 +4,12 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
-from fleet.control.memory import Memory
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler
 from fleet.control.registry import Registry
 from fleet.host.report import beat
@@ -28,17 +28,36 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Kept).decode
 
 
+class StateStore(Protocol):
+    async def load(self) -> bytes | None: ...
+
+    async def save(self, state: bytes) -> None: ...
+
+    async def clear(self) -> None: ...
+
+
+class NoStore:
+    """The state store of a fleet that ends with its controller."""
+
+    async def load(self) -> bytes | None:
+        return None
+
+    async def save(self, state: bytes) -> None: ...
+
+    async def clear(self) -> None: ...
+
+
 class Controller:
     """`run` it; the other methods say what is wanted, and may be called at any time."""
 
-    def __init__(self, hosts: Hosts, memory: Memory) -> None:
+    def __init__(self, hosts: Hosts, memory: StateStore) -> None:
         self.reconciler = Reconciler()
         self.registry = Registry()
         self.ended = asyncio.Event()  # everything has left
         self.waits: dict[str, str] = {}  # replica -> why it has not been placed
         self.replaced = 0
         self._hosts = hosts
-        self._memory = memory
+        self._store = memory
         self._there: dict[str, Host] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scalers: dict[str, tuple[Autoscale, Autoscaler]] = {}
@@ -57,7 +76,7 @@ class Controller:
         self._wake.set()
 
     def why_scaled(self, model: str) -> str | None:
-        """Why its number of replicas was changed last."""
+        """Return the reason of the last change of its replica count."""
         scaler = self._scalers.get(model)
         return None if scaler is None else scaler[1].why or None
 
@@ -67,8 +86,8 @@ class Controller:
     # ---- the loop
 
     async def restore(self) -> bool:
-        """Whether an earlier controller has left a wanted state; then its hosts are taken over."""
-        saved = await self._memory.load()
+        """Take over the hosts of an earlier controller; True if it left a desired state."""
+        saved = await self._store.load()
         if saved is None:
             return False
         self._saved = saved
@@ -94,7 +113,7 @@ class Controller:
                 self._publish()
                 self._check()
                 if self.reconciler.ending and not self.reconciler.replicas:
-                    await self._memory.clear()
+                    await self._store.clear()
                     self.ended.set()
                     return
                 with suppress(TimeoutError):
@@ -106,7 +125,7 @@ class Controller:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _check(self) -> None:
-        """A mistake of ours while a host was followed ends the controller, loudly: else it would be forgotten."""
+        """Raise the error of a host's task: a bug there ends the controller."""
         for task in self._tasks.values():
             if task.done() and not task.cancelled():
                 task.result()
@@ -121,7 +140,7 @@ class Controller:
         self._tasks[action.name] = asyncio.create_task(self._leave(action.name, action.limit_s, following))
 
     def _begin(self, task: Task) -> None:
-        """What this place cannot do for one replica is no reason to leave the others alone."""
+        """Begin a host; a failure concerns this replica alone, and is retried."""
         try:
             self._there[task.name] = self._hosts.begin(task)
         except (OSError, ValueError) as error:
@@ -140,11 +159,11 @@ class Controller:
     async def _save(self) -> None:
         state = _encode(self.reconciler.kept())
         if state != self._saved:
-            await self._memory.save(state)
+            await self._store.save(state)
             self._saved = state
 
     def _publish(self) -> None:
-        """A list that misses some of whom a controller before this one knew would take them from every router."""
+        """Publish the members once they are complete: a shorter list would take replicas from every router."""
         if self.registry.known or self.reconciler.settled or time.monotonic() - self._began_s > HEARD_WITHIN_S:
             self.registry.publish(self.reconciler.members())
 
@@ -214,7 +233,7 @@ class Controller:
         self.look()
 
     async def _stop(self, name: str, host: Host, limit_s: float) -> None:
-        """A host that cannot be reached is asked again: it may come back with a replica that nobody wants."""
+        """Stop a host, and retry while it cannot be reached: it may come back with its replica."""
         while True:
             try:
                 async with asyncio.timeout(limit_s + STOPS_S):

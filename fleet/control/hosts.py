@@ -1,4 +1,4 @@
-"""What the controller asks of a place that runs replicas: this machine's processes, or Ray's actors."""
+"""The interface to a place that runs replicas: processes of this machine, or Ray's actors."""
 
 from typing import Protocol
 
@@ -15,10 +15,10 @@ class HostGone(Exception):
 
 
 class Host(Protocol):
-    """One replica's. Every method may raise HostLost or HostGone."""
+    """The host of one replica. Every method may raise HostLost or HostGone."""
 
     async def report(self, after: tuple[str, int] | None) -> Report:
-        """What is so; if that is still `after` (host, version), when it changes, or after some seconds."""
+        """Return the current report; if that is still `after` (host, version), wait for a change for some seconds."""
         ...
 
     async def stop(self, limit_s: float) -> None:
@@ -36,7 +36,7 @@ class Host(Protocol):
 
 class Hosts(Protocol):
     def begin(self, task: Task) -> Host:
-        """A host that starts this replica and keeps it running; one of that name is taken over if it is there."""
+        """Return a host that starts this replica and keeps it running; take over one of that name."""
         ...
 
     async def there(self) -> list[str]:
@@ -44,5 +44,5 @@ class Hosts(Protocol):
         ...
 
     async def missing(self, task: Task) -> str | None:
-        """Why a host that does not report may not have been placed yet: what its node would need to have."""
+        """Return what no node has free for a host that does not report; None if one has it."""
         ...

@@ -1,9 +1,10 @@
-"""From what is wanted and what is so to what to do next: a state machine without sockets, clocks or Ray.
+"""Compares the desired and the current state, and decides what to do: a state machine without sockets, clocks or Ray.
 
 `want`, `scale`, `restart`, `drain` and `end` say what is wanted; `reported`, `lost` and `gone` say what is so; `decide`
 returns each thing to do once. `kept` is all that a restarted controller needs to go on.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import count as numbers
 from itertools import islice
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from fleet.control.worth import worth
 from fleet.host.report import Report
 from fleet.plan import FOREIGN, Autoscale, FleetPlan, ModelPlan, Task
 
@@ -46,7 +46,7 @@ Action = Begin | Stop
 
 
 class Replica:
-    """One that is wanted, or on its way out."""
+    """A replica that is wanted, or leaving."""
 
     def __init__(self, task: Task, *, restored: bool = False) -> None:
         self.task = task
@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def draining(self) -> bool:
-        """Whether it goes on running, without new requests."""
+        """True if it runs on without new requests."""
         return self.kept_away or bool(self.retired)
 
     @property
@@ -131,7 +131,7 @@ class Reconciler:
         self.ending = False
 
     def _count_anew(self, before: ModelPlan | None, model: ModelPlan) -> None:
-        """What was reached since by scaling stays, as far as the bounds allow."""
+        """Set the count; a count reached by scaling stays, within the new bounds."""
         if before is None or before.replicas != model.replicas:
             self._counts[model.name] = first_count(model)
         elif model.autoscale is not None:
@@ -140,7 +140,7 @@ class Reconciler:
             self._counts[model.name] = model.replicas
 
     def _tell(self, model: ModelPlan) -> None:
-        """What needs no other process counts for those that run, too."""
+        """Settings that need no restart apply to running replicas."""
         for replica in self._of(model.name):
             if _started_alike(replica.task.plan) == _started_alike(model):
                 replica.task = msgspec.structs.replace(replica.task, plan=model)
@@ -150,7 +150,7 @@ class Reconciler:
         self._counts[model] = count
 
     def restart(self, model: str, surge: int = 0) -> None:
-        """One after the other; with a surge, so many new ones are begun before an old one is stopped."""
+        """Replace the replicas one by one; with a surge, start new ones before an old one stops."""
         self._known(model)
         self._generations[model] += 1
         self._surges[model] = surge
@@ -175,11 +175,11 @@ class Reconciler:
         self.ending = True
 
     def count(self, model: str) -> int:
-        """How many replicas of it are wanted."""
+        """Return the desired number of replicas."""
         return 0 if self.ending else self._counts.get(model, 0)
 
     def generation(self, model: str) -> int:
-        """That of replicas which are begun now."""
+        """Return the generation of new replicas."""
         return self._generations.get(model, 0)
 
     def _known(self, model: str) -> ModelPlan:
@@ -199,7 +199,7 @@ class Reconciler:
             replica.retired = ""
 
     def lost(self, name: str, why: str) -> None:
-        """Its host does not answer. Its replica may live on, so its place stays what was said last."""
+        """Note that a host does not answer. Its replica may live on, so its place is kept."""
         replica = self.replicas[name]
         replica.lost, replica.heard = why, True
 
@@ -262,17 +262,17 @@ class Reconciler:
             self.replicas[name] = Replica(Task(name=name, plan=plan, generation=generation))
 
     def _leave_the_worst(self, replicas: list[Replica], allowed: int) -> int:
-        """How many that are."""
+        """Mark the worst of too many replicas as leaving; return how many."""
         leaving = self._worst_first(replicas)[: max(0, len(replicas) - allowed)]
         for replica in leaving:
             replica.leaving = True
         return len(leaving)
 
     def _worst_first(self, replicas: list[Replica]) -> list[Replica]:
-        """Who should leave first: not serving, of an older plan, with a cache that is worth least; then the latest."""
+        """Sort by who should leave first: not serving, older plan, least valuable cache, highest number."""
         return sorted(
             replicas,
-            key=lambda each: (each.serves, each.task.generation, worth(each.report), -_number(each.task.name)),
+            key=lambda each: (each.serves, each.task.generation, cache_value(each.report), -_number(each.task.name)),
         )
 
     def _staying(self, model: str) -> list[Replica]:
@@ -295,7 +295,7 @@ class Reconciler:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that there should be was heard of: before, a list of members would miss some."""
+        """True once every replica has been heard of; before, a list of members would miss some."""
         return all(replica.heard for replica in self.replicas.values())
 
     def members(self) -> list[dict[str, Any]]:
@@ -329,7 +329,7 @@ def within(autoscale: Autoscale, count: int) -> int:
 
 
 def name_stem(model: str) -> str:
-    """Of its replicas' names, which end in a number: fit for URLs, file names and names of actors."""
+    """The replicas' names without their number, fit for URLs, file names and actors' names."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in model)
     return "".join(letters).strip("-.") or "model"
 
@@ -339,7 +339,7 @@ def _number(name: str) -> int:
 
 
 def _started_alike(plan: ModelPlan) -> ModelPlan:
-    """What of a plan a running replica cannot change. Ours are told at their start how long they may drain."""
+    """Return the part of a plan that takes a restart to change; for ours that includes the drain timeout."""
     drain_timeout_s = 0.0 if plan.engine in FOREIGN else plan.drain_timeout_s
     return msgspec.structs.replace(
         plan, replicas=1, autoscale=None, drain_timeout_s=drain_timeout_s, adapters=(), resume=False
@@ -348,3 +348,18 @@ def _started_alike(plan: ModelPlan) -> ModelPlan:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
+
+
+SOON_S = 60.0  # what is asked for again within that time is missed
+
+
+def cache_value(report: Report | None) -> tuple[float, float]:
+    """Prompt tokens that would soon be computed again without it, then those a second that it need not compute.
+
+    What is gone is computed once: a prefix that every request begins with is not worth more than it is long.
+    """
+    if report is None:
+        return (0.0, 0.0)
+    saved_tokens_per_s = report.hit_rate * report.prompt_tokens_per_s
+    held_tokens = report.load.cached_blocks * report.block_size if report.block_size else math.inf
+    return (min(held_tokens, saved_tokens_per_s * SOON_S), saved_tokens_per_s)

@@ -1,4 +1,4 @@
-"""A controller at work: its loop and its HTTP server, from start to end."""
+"""Runs a controller: its loop and its HTTP server, from start to end."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What a controller knows, as people and programs read it (docs/fleet.md)."""
+"""The controller's state as people and programs read it (docs/fleet.md)."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def _replica_view(controller: Controller, replica: Replica, logs: bool) -> dict[
 
 
 def life(replica: Replica) -> str:
-    """One word for what goes on with it."""
+    """Return a replica's state in one word."""
     if replica.lost:
         return "lost"
     if replica.report is None:

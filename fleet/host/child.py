@@ -1,4 +1,4 @@
-"""One `warmroute replica` as a child process: its command, its log, and what it says when it is ready."""
+"""A `warmroute replica` as a child process: its command, its log, and its ready line."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process
 
 
 def _current_folder() -> str | None:
-    """None: it has been removed."""
+    """Return the current folder; None if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def module(name: str, *arguments: str) -> list[str]:
 
 
 class Log:
-    """A file that is written and read through one descriptor, so that it outlives its name: folders are tidied up."""
+    """A log file, written and read through one descriptor: it may be removed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Log:
         return os.fstat(self.descriptor).st_size
 
     def shorten(self) -> None:
-        """Where it is too long it begins anew, and what there was is in PATH.1.
+        """Rotate a log that is too long: its content moves to PATH.1.
 
         It is cut in place, for whoever writes it has it open; a line of that moment may be lost.
         """
@@ -59,7 +59,7 @@ class Log:
         os.ftruncate(self.descriptor, 0)
 
     def tail(self, begin: int) -> str:
-        """What was written from here on, or since it was cut, or the last part of it."""
+        """Return what was written from `begin` on, or since the log was cut; the last part if that is long."""
         start = max(begin if begin <= self.size else 0, self.size - TAIL_BYTES)
         return os.pread(self.descriptor, TAIL_BYTES, start).decode(errors="replace")
 
@@ -74,14 +74,14 @@ class Log:
         return self.descriptor < 0
 
     def close(self) -> None:
-        """Also a second time: its number may be another file's by then."""
+        """Close it; a second call does nothing, as the descriptor may be another file's."""
         if not self.is_closed:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Child:
-    """A process, in a session of its own, that dies with this one, however this one ends."""
+    """A process in a session of its own that dies with this one."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Log, log_begin: int) -> None:
         self._process = process
@@ -111,7 +111,7 @@ class Child:
         return self._process.returncode is not None
 
     def place(self) -> Place | None:
-        """Where it listens, once it has said that it is ready; for our own replicas."""
+        """Return where it listens once it is ready; for our own replicas."""
         return read_ready_line(self.output())
 
     async def ended(self) -> str:
@@ -128,14 +128,14 @@ class Child:
         return f"ended with status {status}"
 
     def output(self) -> str:
-        """What this process has written to its log, or the last part of it."""
+        """Return this process's output, or the last part of it."""
         return self._log.tail(self._log_begin)
 
     def last_lines(self) -> list[str]:
         return self.output().splitlines()[-LAST_LINES:]
 
     def notes(self) -> list[str]:
-        """What it says about its settings."""
+        """Return its notes about its settings."""
         return [line for line in self.output().splitlines() if line.startswith("Note: ")]
 
     async def stop(self, limit_s: float) -> bool:
@@ -151,7 +151,7 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """With all that it has started itself."""
+        """Kill the process and its children."""
         if not self.is_over:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How a replica of each engine is started. Nothing heavy is imported: other engines need not be installed here.
+"""Commands that start a replica of each engine. Imports no engine: others need not be installed here.
 
 The flags of vLLM and SGLang are compared with their own parsers by tests/fleet/test_engine_flags.py.
 """
@@ -29,12 +29,11 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 
 
 class Launch(Struct, frozen=True):
-    """What to start, and how one sees that it is ready."""
+    """A command to start, and its addresses."""
 
     command: tuple[str, ...]
     environment: dict[str, str]  # beside what is inherited
     place: Place | None  # None: our ready line says it
-    health_path: str
 
 
 def launch(task: Task, host: str, incarnation: str) -> Launch:
@@ -43,11 +42,11 @@ def launch(task: Task, host: str, incarnation: str) -> Launch:
         return _vllm(task, host, incarnation)
     if task.plan.engine == "sglang":
         return _sglang(task, host, incarnation)
-    return Launch(_ours(task, host), _environment(task.plan, OUR_KEY), None, "/ready")
+    return Launch(_ours(task, host), _environment(task.plan, OUR_KEY), None)
 
 
 def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
-    """Why a replica of it cannot be started on this node, and what to do."""
+    """Say why this node cannot start the engine, and what to do; None if it can."""
     if plan.engine not in FOREIGN:
         return None
     if ":" in host:
@@ -108,7 +107,7 @@ def _vllm(task: Task, host: str, incarnation: str) -> Launch:
         *("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **_events(task, host, ports)})),
         *_given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template}),
     )
-    return Launch(command, _environment(plan, "VLLM_API_KEY"), _place(task, host, ports, incarnation), "/health")
+    return Launch(command, _environment(plan, "VLLM_API_KEY"), _place(task, host, ports, incarnation))
 
 
 def _sglang(task: Task, host: str, incarnation: str) -> Launch:
@@ -120,7 +119,7 @@ def _sglang(task: Task, host: str, incarnation: str) -> Launch:
         *("--kv-events-config", json.dumps(_events(task, host, ports))),
         *_given({"--tokenizer-path": plan.tokenizer, "--chat-template": plan.chat_template}),
     )
-    return Launch(command, _environment(plan, SGLANG_KEY), _place(task, host, ports, incarnation), "/health")
+    return Launch(command, _environment(plan, SGLANG_KEY), _place(task, host, ports, incarnation))
 
 
 def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
@@ -159,14 +158,14 @@ def _key(plan: ModelPlan) -> str | None:
 
 
 def _environment(plan: ModelPlan, key_variable: str) -> dict[str, str]:
-    """An engine of others does not take our packages of the folder that this runs in for its own."""
+    """Return the variables to add. Other engines must not import our packages from the current folder."""
     safe = {"PYTHONSAFEPATH": "1"} if plan.engine in FOREIGN else {}
     key = _key(plan)
     return safe | plan.environment | ({key_variable: key} if key is not None else {})
 
 
 def _program(name: str, plan: ModelPlan) -> str | None:
-    """In the PATH of the plan, else in that of this process, else beside its Python."""
+    """Find a program in the plan's PATH, else in this process's, else beside its Python."""
     if "PATH" in plan.environment:
         return shutil.which(name, path=plan.environment["PATH"])
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
@@ -179,7 +178,7 @@ def _python(plan: ModelPlan) -> str | None:
 
 
 def _may_have_sglang(plan: ModelPlan) -> bool:
-    """Of another Python one sees only at its start what it has."""
+    """We cannot inspect another interpreter before starting it."""
     if "PATH" in plan.environment:
         return _python(plan) is not None
     return find_spec("sglang") is not None

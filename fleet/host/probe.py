@@ -14,7 +14,7 @@ TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 
 
 class Measured(Struct, frozen=True):
-    """What of a Report is measured anew each time, under the same names."""
+    """The fields of a Report that each probe measures anew."""
 
     load: Load = Load()
     hit_rate: float = 0.0
@@ -34,7 +34,7 @@ class _Rates(Struct, frozen=True):
 
 
 class _Answer(Struct):
-    """Of our replicas' GET /load, what is needed here."""
+    """The part of our replicas' GET /load that is used here."""
 
     ready: bool
     load: Load
@@ -58,7 +58,7 @@ class Probe:
         )
 
     async def look(self) -> Measured | None:
-        """None: it gave no good answer, or none in time."""
+        """Measure the replica; None without a good answer in time."""
         try:
             if self._place.engine == "warmroute":
                 return _of_ours(_decode(await self._get("/load")))

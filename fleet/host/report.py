@@ -1,4 +1,4 @@
-"""What a host says of the replica that it runs. New fields go last, with a default."""
+"""A host's report of its replica. New fields go last, with a default."""
 
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,7 @@ Life: TypeAlias = Literal["starting", "ready", "failing", "draining", "ended"]
 
 
 class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a ready replica is to be had; of ours the rest is asked for at `url`."""
+    """The addresses of a ready replica; our own tell the rest at `url`."""
 
     url: str
     model: str
@@ -46,5 +46,5 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def beat(report: Report) -> tuple[object, ...]:
-    """What of a report is more than a new measurement."""
+    """Return the part of a report that changes more seldom than its measurements."""
     return (report.host, report.life, report.why, report.place, report.pid, report.starts)

@@ -43,7 +43,7 @@ class Supervisor:
     # ---- what others ask
 
     async def report(self, after: tuple[str, int] | None = None) -> Report:
-        """At once if it is another one than `after`, its host and version; else when it changes, or soon."""
+        """Return the report; if it is still `after` (host, version), wait for a change for some seconds."""
         if after == (self._report.host, self._report.version):
             changed = self._changed
             with suppress(TimeoutError):
@@ -71,7 +71,7 @@ class Supervisor:
         return ended
 
     def kill(self) -> None:
-        """At once, for someone who does not want to wait."""
+        """Kill at once."""
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
@@ -98,7 +98,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live_once(self) -> str:
-        """One process, from its start to its end; returns how it ended, or why there was none."""
+        """Run one process to its end; return how it ended, or why it could not start."""
         self._killed_for = ""
         try:
             if (missing := engine_missing(self.task.plan, self._address)) is not None:
@@ -121,7 +121,7 @@ class Supervisor:
         return self._killed_for or ending
 
     def _watched(self, watching: "asyncio.Task[None]") -> None:
-        """A replica that cannot be watched, because its key fits into no header, say, is of no use."""
+        """Kill a replica that cannot be probed, as with a key that fits into no header."""
         error = None if watching.cancelled() else watching.exception()
         if error is not None and self._child is not None:
             self._killed_for = f"cannot be watched: {error}"
@@ -161,7 +161,7 @@ class Supervisor:
                 return
 
     async def _wait_until_idle(self, child: Child, limit_s: float) -> float:
-        """An engine that cuts its requests when it ends gets none any more; returns how long it took.
+        """Wait for running requests of an engine that would cut them; return how long that took.
 
         One that hangs is not measured any more, and one that crashes has nothing left to wait for.
         """

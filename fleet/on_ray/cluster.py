@@ -1,13 +1,14 @@
-"""What Ray knows of actors and of nodes: the few questions that its public interface has no answer for.
+"""Ray's view of actors and nodes, where its public interface has no answer.
 
 All of it asks the GCS and may block: call it in a thread.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import ray
-from ray._private import state
+from ray._private import state, worker
 
 from fleet.plan import Resources
 
@@ -17,7 +18,7 @@ UNPLACED: tuple[State, ...] = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 
 class Free(NamedTuple):
-    """Of one node."""
+    """The resources of one node."""
 
     address: str
     total: Mapping[str, float]
@@ -45,7 +46,7 @@ def needs(resources: Resources) -> dict[str, float]:
 
 
 def lacking(needed: Mapping[str, float], found: list[Free]) -> str | None:
-    """What no node has free, in one clause; None: there is one that has it all."""
+    """Say which resource no node has free; None if one node has all of them."""
     if not found:
         return "Ray has no node"
     if any(all(node.available.get(name, 0.0) >= amount for name, amount in needed.items()) for node in found):
@@ -62,3 +63,16 @@ def _most(name: str, node: Free) -> str:
     if not node.total.get(name):
         return "none has any at all"
     return f"the most is {node.available.get(name, 0.0):g} of {node.total[name]:g} on {node.address}"
+
+
+def node_address() -> str:
+    """The node's own, as Ray's other nodes know it."""
+    mine = ray.get_runtime_context().get_node_id()
+    found: str = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == mine)
+    return found
+
+
+def log_folder() -> Path:
+    """Return the folder of Ray's logs on this node, so that its tools show ours too. Ray has no public way to it."""
+    node: Any = worker._global_node
+    return Path(node.get_logs_dir_path())

@@ -15,10 +15,9 @@ import ray
 from api.http.server import listen
 from fleet.control import controller as control
 from fleet.control.serving import Serving
-from fleet.on_ray import node
-from fleet.on_ray.cluster import Actor
+from fleet.on_ray.cluster import Actor, log_folder, node_address
 from fleet.on_ray.hosts import RayHosts
-from fleet.on_ray.memory import KvMemory
+from fleet.on_ray.state_store import RayStateStore
 from fleet.plan import FleetPlan
 
 log = logging.getLogger(__name__)
@@ -45,12 +44,12 @@ decode_begun = msgspec.json.Decoder(Begun).decode
 class Controller:
     def __init__(self, namespace: str, port: int, key: str) -> None:
         logging.basicConfig(
-            filename=node.log_folder() / "warmroute-controller.log",
+            filename=log_folder() / "warmroute-controller.log",
             level=logging.INFO,
             format="%(asctime)s %(levelname)s %(message)s",
         )
-        self._memory = KvMemory(namespace)
-        self._controller = control.Controller(RayHosts(namespace), self._memory)
+        self._store = RayStateStore(namespace)
+        self._controller = control.Controller(RayHosts(namespace), self._store)
         self._key = key
         self._begun: asyncio.Future[Begun] = asyncio.get_running_loop().create_future()
         self._living = asyncio.get_running_loop().create_task(self._live(port))
@@ -62,7 +61,7 @@ class Controller:
         self._controller.want(_decode_plan(plan))
 
     async def _live(self, port: int) -> None:
-        """A mistake of ours ends this process, and is in its log; Ray starts another one, which goes on from here."""
+        """Serve; a bug ends this process with a traceback, and Ray starts another one that goes on."""
         try:
             await self._serve(port)
         except Exception:
@@ -72,8 +71,8 @@ class Controller:
             os._exit(1)
 
     async def _serve(self, port: int) -> None:
-        address, again = node.address(), ray.get_runtime_context().was_current_actor_reconstructed
-        port = port or await self._memory.port()
+        address, again = node_address(), ray.get_runtime_context().was_current_actor_reconstructed
+        port = port or await self._store.port()
         try:
             listener = await _listen(address, port, PORT_WITHIN_S if again else 0.0)
         except OSError as error:
@@ -81,7 +80,7 @@ class Controller:
                 raise
             self._begun.set_result(Begun(trouble=_not_listening(address, port, error)))
             return
-        await self._memory.keep_port(listener.getsockname()[1])
+        await self._store.keep_port(listener.getsockname()[1])
         if await self._controller.restore():
             log.info("goes on with what an earlier controller was told")
         serving = Serving(self._controller, listener, self._key)
@@ -118,7 +117,7 @@ def there(namespace: str) -> Actor | None:
 
 
 def make(namespace: str, port: int, key: str) -> Actor:
-    """Or the one that somebody else has made meanwhile."""
+    """Create the controller's actor, or return the one created meanwhile."""
     options: Any = ray.remote(Controller).options(
         name=NAME,
         namespace=namespace,

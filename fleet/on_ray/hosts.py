@@ -54,7 +54,7 @@ class RayHosts:
 
 
 def find(name: str, namespace: str) -> Actor | None:
-    """A replica's actor; not one of somebody else's."""
+    """Return a replica's actor; None for an actor of another program."""
     try:
         actor = ray.get_actor(name, namespace=namespace)
     except ValueError:
@@ -120,7 +120,7 @@ class RayHost:
             return self._actor
 
     async def _death(self, error: ActorDiedError) -> HostGone | HostLost:
-        """One that cannot even begin would be made again at once, and again, on a node that lacks something."""
+        """Return the error of a dead actor; wait before one that could not start is created again."""
         self._actor = None
         if not error.actor_init_failed:
             return HostGone(first_line(error))
@@ -164,7 +164,7 @@ class RayHost:
     # ---- what it is told
 
     async def stop(self, limit_s: float) -> None:
-        """It ends in any case: one that cannot be reached is killed as soon as Ray reaches it."""
+        """Stop the replica and its actor; Ray kills one that cannot be reached as soon as it can."""
         self._stopped = True
         async with self._making:
             actor = self._actor or await asyncio.to_thread(find, self._task.name, self._namespace)
@@ -180,7 +180,7 @@ class RayHost:
         await asyncio.to_thread(self._wait_until_gone, actor)
 
     def _wait_until_gone(self, actor: Actor) -> None:
-        """So that the name is free."""
+        """Wait until the actor is dead, so that its name is free."""
         end_s = time.monotonic() + GONE_WITHIN_S
         while state_of(actor) != "DEAD":
             if time.monotonic() > end_s:
@@ -220,5 +220,5 @@ def unreachable(error: RayError) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """Of a remote traceback: what was raised."""
+    """Return the exception of a remote traceback."""
     return str(error).strip().rpartition("\n")[2]

@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from api.lifeline import die_with_parent, parent_pid
-from fleet.on_ray.keeping import Keeping
+from fleet.on_ray.cleanup import kill_session, lead_a_session, remove_store, watch_over
 from fleet.on_ray.local import init, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
-from fleet.on_ray.remains import kill_session, lead_a_session, remove_store, watch_over
 from fleet.on_ray.settings import joined_environment
+from fleet.on_ray.watchdog import RayWatchdog
 
 CONNECT_S = 3.0
 JOIN_S = 15.0  # with a wrong token Ray waits forever
@@ -80,9 +80,9 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     set_environment(session)
     init(Path(folder))
     launched = begin(order)
-    keeping = Keeping(servers(), partial(heal_controller, order.namespace), _say)
+    watchdog = RayWatchdog(servers(), partial(heal_controller, order.namespace), _say)
     answers.write(encode(launched) + b"\n")
-    over = asyncio.run(_until_the_end(keeping))
+    over = asyncio.run(_until_the_end(watchdog))
     if over is not None:
         raise Failed(f"Ray's {over} has died; its logs are in {launched.logs}")
     _shut_down()
@@ -91,13 +91,13 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     os._exit(0)
 
 
-async def _until_the_end(keeping: Keeping) -> str | None:
-    """Which part of Ray has ended; None: it is to end."""
+async def _until_the_end(watchdog: RayWatchdog) -> str | None:
+    """Return the part of Ray that has ended; None when asked to end."""
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     threading.Thread(target=_read_to_the_end, args=(loop, end), daemon=True).start()
-    over, ending = asyncio.create_task(keeping.until_over()), asyncio.create_task(end.wait())
+    over, ending = asyncio.create_task(watchdog.until_over()), asyncio.create_task(end.wait())
     await asyncio.wait([over, ending], return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
     if not end.is_set():
@@ -112,7 +112,7 @@ def _read_to_the_end(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> Non
 
 
 def _shut_down() -> None:
-    """What does not end by itself is killed by our caller."""
+    """Shut Ray down; the caller kills what does not end in time."""
     import ray
 
     ending = threading.Thread(target=ray.shutdown, daemon=True)
@@ -202,7 +202,8 @@ def begin(order: Order) -> Launched:
     import ray
     from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 
-    from fleet.on_ray import controller, node
+    from fleet.on_ray import controller
+    from fleet.on_ray.cluster import log_folder
 
     for attempt in range(TRIES):
         found = controller.there(order.namespace)
@@ -227,7 +228,7 @@ def begin(order: Order) -> Launched:
         return Launched(
             controller=begun.url,
             address=ray.get_runtime_context().gcs_address,
-            logs=str(node.log_folder()),
+            logs=str(log_folder()),
             found=found is not None,
         )
     raise AssertionError("the last try returns or raises")

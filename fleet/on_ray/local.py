@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: as small as it gets, on loopback alone, and gone with this process."""
+"""A small Ray of our own on this machine: on loopback only, and ended with this process."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fleet.on_ray.remains import make_store, processes
+from fleet.on_ray.cleanup import make_store, processes
 from fleet.on_ray.settings import LOOPBACK, local_environment
 
 LONGEST_SOCKET = 107  # bytes of a Unix socket's path
@@ -19,7 +19,7 @@ CPUS = 1000  # whoever starts a fleet on one machine says himself how many repli
 
 
 def too_long(folder: str) -> str | None:
-    """Why Ray's sockets cannot be in this folder."""
+    """Say why a folder is too long for Ray's sockets; None if it is not."""
     most = LONGEST_SOCKET - len(SESSION)
     length = len(os.fsencode(folder))
     if length <= most:
@@ -59,7 +59,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def keeps_a_store() -> bool:
-    """Whether the installed Ray can keep the state of its GCS on a disk."""
+    """True if the installed Ray can keep its GCS's state on a disk."""
     major, minor = version("ray").split(".")[:2]
     return (int(major), int(minor)) >= WITH_A_STORE
 
@@ -85,7 +85,7 @@ def _start_gcs_again(node: Any) -> int:
 
 
 def raylet_lives(within_s: float) -> bool | None:
-    """Whether the GCS counts the only node as alive, which it does for a minute after a raylet began to hang.
+    """True if the GCS counts the only node as alive, as it does for a minute after its raylet began to hang.
 
     None: the GCS does not answer.
     """

@@ -1,4 +1,4 @@
-"""What `warmroute up` and the launcher say to each other, one JSON line each. New fields go last, with a default."""
+"""The messages between `warmroute up` and its launcher, one JSON line each. New fields go last, with a default."""
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,7 @@ class Launched(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Trouble(Struct, frozen=True, kw_only=True, tag=True):
-    """Why there is no fleet, or none any more; one line for the user."""
+    """An error that ends the fleet, in one line for the user."""
 
     message: str
 

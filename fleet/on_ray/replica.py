@@ -12,7 +12,7 @@ import msgspec
 from fleet.host.child import Log
 from fleet.host.report import Report
 from fleet.host.supervisor import Supervisor
-from fleet.on_ray import node
+from fleet.on_ray.cluster import log_folder, node_address
 from fleet.on_ray.settings import environment_of, not_for_children
 from fleet.plan import Task
 
@@ -31,12 +31,12 @@ class Replica:
         for name in not_for_children(os.environ, environment_of(os.getppid())):
             del os.environ[name]
         decoded = _decode_task(task)
-        self._log = Log(node.log_folder() / f"warmroute-{decoded.name}.log")
-        self._supervisor = Supervisor(decoded, node.address(), self._log)
+        self._log = Log(log_folder() / f"warmroute-{decoded.name}.log")
+        self._supervisor = Supervisor(decoded, node_address(), self._log)
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        """A mistake of ours ends this process, and is in Ray's log of it; Ray starts another one."""
+        """Run the replica; a bug ends this process with a traceback, and Ray starts another one."""
         try:
             await self._supervisor.run()
         except Exception:

@@ -38,19 +38,19 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
 
 
 def joined_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """For somebody else's Ray: authentication as the environment says, never as a file that some other Ray has left."""
+    """Return the settings for joining a Ray: authentication by the environment, never by another Ray's token file."""
     named = "RAY_AUTH_TOKEN" in given or "RAY_AUTH_TOKEN_PATH" in given
     return _QUIET | {"RAY_AUTH_MODE": given.get("RAY_AUTH_MODE") or ("token" if named else "disabled")}
 
 
 def not_for_children(own: Mapping[str, str], nodes: Mapping[str, str]) -> set[str]:
-    """What a replica must not inherit from its actor; `nodes` is the environment of who started the actor."""
+    """Return the variables that a replica must not inherit from its actor; `nodes` is the node's own environment."""
     threads = {"OMP_NUM_THREADS"} if "OMP_NUM_THREADS" not in nodes else set()  # then it is Ray's idea
     return {name for name in own if name.startswith("RAY_") or name in threads}
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """With which it was started; empty where that is not for us to see."""
+    """Return a process's initial environment; empty if it cannot be read."""
     try:
         content = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -33,7 +33,7 @@ class _Statement(NamedTuple):
 
 
 class Lines:
-    """Where the tables and keys of a text are."""
+    """The lines of a TOML text's tables and keys."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {(): 1}
@@ -49,7 +49,7 @@ class Lines:
                 self._lines[table] = line  # not that of a table within it, which may come before
 
     def of(self, path: Path) -> int:
-        """Of the thing itself, or of what it is in."""
+        """Return the line of a table or key, or of the table that it is in."""
         while path not in self._lines:
             path = path[:-1]
         return self._lines[path]
@@ -80,7 +80,7 @@ def _statements(text: str) -> Iterator[_Statement]:
 
 
 def _end(text: str, position: int) -> int:
-    """Where the next statement begins: after the first new line that is in no text and in no brackets."""
+    """Return the start of the next statement: after the first newline outside of texts and brackets."""
     depth = 0
     while (found := _TOKEN.match(text, position)) is not None:
         position = found.end()

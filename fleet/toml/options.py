@@ -90,7 +90,7 @@ class BadOption(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as TOML has it, and not all of one that is long."""
+    """Return a value as TOML writes it, cut if it is long."""
     text = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -169,7 +169,7 @@ def _plain_words(options: Sequence[Any]) -> list[str]:
 
 
 def _explained(error: click.ClickException, options: Options) -> BadOption:
-    """Its key is the one that the table has, if there it is."""
+    """Return click's error with the key as the table spells it."""
     as_written = {key.replace("-", "_"): key for key in options} if isinstance(options, Mapping) else {}
     if isinstance(error, click.BadParameter) and error.param is not None and error.param.name is not None:
         key = as_written.get(error.param.name, error.param.name)
@@ -183,7 +183,7 @@ def _explained(error: click.ClickException, options: Options) -> BadOption:
 
 
 def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
-    """Which options there are differs from version to version: only what the fleet itself says is refused."""
+    """Return the engine's options as words. Which exist depends on its version: only the fleet's own are refused."""
     own = OWN_OF_FOREIGN[engine]
     if isinstance(options, Mapping):
         return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value, own))
@@ -211,7 +211,7 @@ def _refuse_foreign(
 
 
 def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
-    """A table is JSON, as these engines take it."""
+    """Yield the words of one option; a table becomes JSON."""
     if _FLAG.fullmatch(f"--{key}") is None:
         raise BadOption(key, f"{key!r} is no option's name; write it without --, like max-model-len")
     _refuse_foreign(key, key, key, own)

@@ -107,7 +107,7 @@ def _content(path: str, text: str) -> dict[str, Any]:
 
 
 def _depth(content: dict[str, Any]) -> int:
-    """How many levels of tables and lists there are; without recursion, since a dotted key of any length is TOML."""
+    """Return the depth of nested tables and lists. Without recursion: a dotted key may be of any length."""
     level: list[Any] = [content]
     for depth in range(MOST_LEVELS + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
@@ -118,7 +118,7 @@ def _depth(content: dict[str, Any]) -> int:
 
 
 def _unusable(value: object, where: Path = ()) -> Iterator[tuple[Path, str]]:
-    """What TOML allows and nothing here can take."""
+    """Yield values that TOML allows and nothing here can take."""
     match value:
         case dict():
             for key, item in value.items():
@@ -174,7 +174,7 @@ def _router(options: Options, note: Note) -> tuple[str, ...]:
 
 
 def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
-    """None: it has a mistake, and what depends on that is not looked at."""
+    """Return the plan of one table; None if msgspec finds mistakes, before anything that depends on them is checked."""
     for keys, kind in ((), ModelTable), (("autoscale",), Autoscale), (("resources",), Resources):
         inner = values.get(*keys) if keys else values
         refuse_unknown(inner, kind.__struct_fields__, (*note.where, *keys), note.mistakes)
@@ -260,7 +260,7 @@ def _replicas(table: ModelTable, note: Note) -> int:
 
 
 def _resources(table: ModelTable, note: Note) -> Resources:
-    """One actor that asks for k GPUs has them all on one node."""
+    """Return the resources; by default as many GPUs as the engine uses. Ray places an actor on one node."""
     asked, parallel, is_foreign = table.resources, table.tensor_parallel, table.engine in FOREIGN
     gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign else 0)
     if gpus > 1 and not gpus.is_integer():

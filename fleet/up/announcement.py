@@ -1,4 +1,4 @@
-"""What `warmroute up` shows when all replicas are ready: what runs where, and how to ask it."""
+"""The message of `warmroute up` when all replicas are ready: what runs where, and how to send a request."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ DEMO = (
 
 
 def remarks_on(plan: FleetPlan) -> Sequence[str]:
-    """What not to expect of it."""
+    """Return the caveats of this fleet's models."""
     if all(model.engine == "simulated" for model in plan.models):
         return SIMULATED
     return DEMO if [model.name for model in plan.models] == ["demo"] else ()

@@ -17,19 +17,19 @@ import uvloop
 
 from api.options import SettingOption
 from api.settings import TEXT
-from fleet.commands.known import KnownFleet, forget, note, process_started
+from fleet.commands.local_fleets import LocalFleet, process_started, record_fleet, remove_record
 from fleet.commands.view import View
 from fleet.control.reconcile import first_count
 from fleet.display import Display
+from fleet.output import say
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
+from fleet.up.planning import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
 from fleet.up.running import Job, Running
 from fleet.up.watching import CannotStart
-from fleet.up.wishes import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
-from fleet.voice import say
 from replica.settings import MODEL
 from router.config import Policy
 from router.settings import SECRET
@@ -44,8 +44,8 @@ NO_RAY = (
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Wishes(NamedTuple):
-    """What the command line asks for, but for the plan."""
+class Settings(NamedTuple):
+    """The command line's settings beside the plan."""
 
     host: str
     port: int
@@ -59,7 +59,7 @@ class Wishes(NamedTuple):
 
 
 def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
-    """An option with the same environment variable as that of a replica has."""
+    """Make an option with the environment variable WARMROUTE_<KEY>, as `warmroute replica` has it."""
     name = "--" + key.replace("_", "-")
     rest = {"show_default": True, "envvar": f"WARMROUTE_{key.upper()}", **rest}
     return click.option(name, key, cls=SettingOption, metavar=metavar, **rest)
@@ -158,18 +158,18 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
         os.environ[KEY] = api_key  # a replica's command line is for everybody to read
     check_alone(ctx, config, IN_THE_FILE)
     plan = plan_of(config, options)
-    wishes = Wishes(**{name: options[name] for name in Wishes._fields})
-    check_together(wishes)
-    if wishes.follow:
+    settings = Settings(**{name: options[name] for name in Settings._fields})
+    check_together(settings)
+    if settings.follow:
         if config is None:
             raise click.UsageError("--follow needs a --config, the file to follow")
-        return follow(plan, wishes, config, lambda: plan_of(config, options))
+        return follow(plan, settings, config, lambda: plan_of(config, options))
     with ExitStack() as after:
-        return start(plan, wishes, after)
+        return start(plan, settings, after)
 
 
 def fleet_key() -> str:
-    """Whoever has it can change the fleet, so there always is one: other commands find it where `up` notes it."""
+    """Return the controller's key, a random one by default; other commands find it in the fleet's file."""
     given = os.environ.get(FLEET_KEY)
     if given is None:
         return secrets.token_urlsafe(24)
@@ -190,33 +190,33 @@ def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
         raise click.UsageError(str(error)) from error
 
 
-def check_together(wishes: Wishes) -> None:
-    if wishes.address is not None and not wishes.ray:
-        raise click.UsageError(f"--no-ray and --address {wishes.address} contradict each other; leave one of them out")
-    if wishes.follow and wishes.router:
+def check_together(settings: Settings) -> None:
+    if settings.address is not None and not settings.ray:
+        raise click.UsageError(f"--no-ray and --address {settings.address} contradict each other; leave one out")
+    if settings.follow and settings.router:
         raise click.UsageError("--follow has no router: give --no-router too, and start routers with --registry")
-    if not wishes.router and wishes.address is None:
+    if not settings.router and settings.address is None:
         raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
-    if not wishes.router and FLEET_KEY not in os.environ:
+    if not settings.router and FLEET_KEY not in os.environ:
         raise click.UsageError(
             f"--no-router needs a {FLEET_KEY} in the environment: who has it can change and end the fleet"
         )
-    if wishes.ray and importlib.util.find_spec("ray") is None:
+    if settings.ray and importlib.util.find_spec("ray") is None:
         raise click.ClickException(NO_RAY)
 
 
-def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
+def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
     key = fleet_key()
-    router = router_config(plan, wishes.host, wishes.port)
-    listener = after.enter_context(bind(wishes.host, wishes.port)) if wishes.router else None
-    folder = log_folder(wishes.log_dir)
+    router = router_config(plan, settings.host, settings.port)
+    listener = after.enter_context(bind(settings.host, settings.port)) if settings.router else None
+    folder = log_folder(settings.log_dir)
     launcher: Launcher = (
-        OnRay(folder, wishes.address, wishes.namespace, wishes.controller_port, key)
-        if wishes.ray
+        OnRay(folder, settings.address, settings.namespace, settings.controller_port, key)
+        if settings.ray
         else InThisProcess(folder, key)
     )
     display = after.enter_context(Display("Starting", quiet=True))
-    told = Telling(plan, wishes, listener, folder, key, display, after)
+    told = Telling(plan, settings, listener, folder, key, display, after)
     job = Job(
         plan=plan,
         launcher=launcher,
@@ -236,18 +236,18 @@ def start(plan: FleetPlan, wishes: Wishes, after: ExitStack) -> int:
     except CannotStart as error:
         raise click.ClickException(f"{error}\nThe whole log is in {told.logs}") from error
     finally:
-        if not broken and wishes.log_dir is None:
+        if not broken and settings.log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)  # somebody may have tidied up before us
     if broken:
         say(f"Something failed on the way; the logs are in {told.logs}")
     return 0
 
 
-def follow(plan: FleetPlan, wishes: Wishes, config: str, read: Callable[[], FleetPlan]) -> int:
-    key, folder = fleet_key(), log_folder(wishes.log_dir)
-    launcher = OnRay(folder, wishes.address, wishes.namespace, wishes.controller_port, key)
+def follow(plan: FleetPlan, settings: Settings, config: str, read: Callable[[], FleetPlan]) -> int:
+    key, folder = fleet_key(), log_folder(settings.log_dir)
+    launcher = OnRay(folder, settings.address, settings.namespace, settings.controller_port, key)
     uvloop.run(Following(plan, WatchedFile(config), read, launcher, key, say).run())
-    if wishes.log_dir is None:
+    if settings.log_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -258,7 +258,7 @@ class Telling:
     def __init__(
         self,
         plan: FleetPlan,
-        wishes: Wishes,
+        settings: Settings,
         listener: socket.socket | None,
         folder: Path,
         key: str,
@@ -267,7 +267,7 @@ class Telling:
     ) -> None:
         self.logs = str(folder)
         self._plan = plan
-        self._wishes = wishes
+        self._settings = settings
         self._listener = listener
         self._folder = folder
         self._key = key
@@ -286,23 +286,23 @@ class Telling:
             self._display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
 
     def launched(self, started: Launched, took_s: float) -> None:
-        if self._wishes.ray:
+        if self._settings.ray:
             self.say(f"Ray is ready after {took_s:.1f} s")
         self.logs = started.logs or self.logs
         self._controller = started.controller
         if self._listener is None:
             return
-        known = KnownFleet(
+        local = LocalFleet(
             port=self._listener.getsockname()[1],
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0.0,
             controller=started.controller,
             key=self._key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
             found=started.found,
-            folders=() if self._wishes.log_dir else (str(self._folder),),
+            folders=() if self._settings.log_dir else (str(self._folder),),
         )
-        note(known)
-        self._after.callback(partial(forget, known))
+        record_fleet(local)
+        self._after.callback(partial(remove_record, local))
 
     def announce(self, view: View) -> None:
         if self._display is not None:
@@ -315,7 +315,7 @@ class Telling:
             return
         url = f"http://{authority(*self._listener.getsockname()[:2])}"
         say(announcement(url, view, remarks_on(self._plan), guarded=KEY in os.environ))
-        kept = "" if self._wishes.log_dir else ",\nkept only if something fails"
+        kept = "" if self._settings.log_dir else ",\nkept only if something fails"
         say(f"Logs: {self.logs}{kept}.")
         say("Elsewhere: warmroute status, scale, restart, logs. Ctrl-C ends everything.")
 

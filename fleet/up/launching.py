@@ -1,4 +1,4 @@
-"""Where the controller of `warmroute up` runs: in this process (`--no-ray`), or on Ray, which a child of it starts."""
+"""Starts the controller of `warmroute up`: in this process (`--no-ray`), or on Ray, by a child process."""
 
 import asyncio
 import math
@@ -13,14 +13,13 @@ from msgspec import Struct
 
 from api.http.server import listen
 from api.lifeline import PARENT_VARIABLE
-from fleet.control.controller import Controller
-from fleet.control.here import Here
-from fleet.control.memory import NoMemory
+from fleet.control.controller import Controller, NoStore
+from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module
+from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched as RayLaunched
 from fleet.on_ray.orders import Order, Trouble, decode_answer, encode
-from fleet.on_ray.remains import clear_orphans, clear_session
 from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import FleetPlan
 from fleet.up.watching import CannotStart
@@ -41,12 +40,12 @@ class Launched(Struct, frozen=True):
 
 class Launcher(Protocol):
     holds: bool  # the fleet ends with it
-    tries: float  # how often in a row a fleet that was lost may be begun again
+    retries: float  # how often in a row a fleet that was lost may be begun again
     away_s: float  # a controller that does not answer for so long is lost, with the fleet
 
     @property
     def clean(self) -> bool:
-        """Whether all ended as it should."""
+        """True if everything ended in order."""
         ...
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
@@ -62,17 +61,17 @@ class Launcher(Protocol):
         ...
 
     def kill(self) -> None:
-        """All processes of the fleet on this machine, at once."""
+        """Kill all processes of the fleet on this machine."""
         ...
 
 
 class InThisProcess:
     holds = True
-    tries: float = 0
+    retries: float = 0
     away_s = math.inf
 
     def __init__(self, logs: Path, key: str) -> None:
-        self.hosts = Here(logs)
+        self.hosts = LocalHosts(logs)
         self._logs = logs
         self._key = key
         self._serving: Serving | None = None
@@ -83,7 +82,7 @@ class InThisProcess:
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
         assert not again, "it ends with this process"
-        controller = Controller(self.hosts, NoMemory())
+        controller = Controller(self.hosts, NoStore())
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
         await self._serving.start()
@@ -104,7 +103,7 @@ class InThisProcess:
 
 
 class OnRay:
-    """A child of this process starts Ray here, and holds it, or joins that at `address`, and leaves the fleet there.
+    """A child process starts a Ray here and holds it, or joins the one at `address` and leaves the fleet there.
 
     The child is the driver, as Ray calls it, and not the process of the router: a driver dies with its head node.
     """
@@ -114,7 +113,7 @@ class OnRay:
         self._folder = folder
         self._local = address is None
         self.holds = self._local
-        self.tries: float = LOCAL_TRIES if self._local else math.inf
+        self.retries: float = LOCAL_TRIES if self._local else math.inf
         self.away_s = math.inf if self._local else AWAY_S
         # The controller of each Ray after the first has the same port, which is nobody else's meanwhile.
         self._held = _held_port() if self._local else None
@@ -175,7 +174,7 @@ class OnRay:
             )
 
     def _log(self) -> BinaryIO:
-        """Its folder may have been tidied up since."""
+        """Open the log; its folder may have been removed meanwhile."""
         path = self._folder / LOG
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -220,13 +219,13 @@ class OnRay:
         self._child = None
 
     def kill(self) -> None:
-        """Whatever Ray has started here is gone with it; in a cluster the fleet goes on ending by itself."""
+        """Kill the launcher, and with it all that Ray has started here; a cluster's fleet goes on ending by itself."""
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
 
 
 def _held_port() -> socket.socket:
-    """A port that the system gives to nobody else, while whoever is told of it can listen there."""
+    """Reserve a free port: the system gives it to nobody else, but a child can still listen there."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((LOOPBACK, 0))

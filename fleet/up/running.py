@@ -13,7 +13,6 @@ import msgspec
 from fleet.commands.client import Fleet
 from fleet.commands.view import View
 from fleet.plan import FleetPlan
-from fleet.up.again import Tries, plan_now
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused, Unreachable
@@ -27,12 +26,56 @@ ENDS_S = 60.0  # for replicas to end after their time to drain is over
 T = TypeVar("T")
 
 
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+SETTLED_S = 60.0  # a fleet that lasted for so long has not failed at once
+
+
+class Retries:
+    """Limits retries in a row: the first at once, later ones after doubling pauses."""
+
+    def __init__(self, most: float, now_s: Callable[[], float]) -> None:
+        self._most = most
+        self._now_s = now_s
+        self._count = 0
+        self._began_s = now_s()
+
+    def began(self) -> None:
+        """Note that a retry began the fleet."""
+        self._began_s = self._now_s()
+
+    def lost(self) -> None:
+        """The fleet is lost; one that had lasted leaves all tries to the next one."""
+        if self._now_s() - self._began_s > SETTLED_S:
+            self._count = 0
+
+    def next_pause_s(self) -> float | None:
+        """Seconds to wait before the next try; None: there were enough."""
+        if self._count >= self._most:
+            return None
+        self._count += 1
+        if self._count == 1:
+            return 0.0
+        return min(FIRST_PAUSE_S * 2.0 ** min(self._count - 2, 64), LONGEST_PAUSE_S)
+
+
+def plan_now(plan: FleetPlan, seen: View | None) -> FleetPlan:
+    """The plan with as many replicas as were wanted when the fleet was seen last."""
+    wanted = {model.name: model.wanted for model in seen.models} if seen is not None else {}
+    return msgspec.structs.replace(
+        plan,
+        models=tuple(
+            msgspec.structs.replace(model, replicas=wanted.get(model.name, model.replicas)) for model in plan.models
+        ),
+    )
+
+
 class Ended(Exception):
-    """A signal came first."""
+    """Raised when a signal comes first."""
 
 
 class Job(NamedTuple):
-    """What is to run, and who is told of it."""
+    """A fleet to run, and the callbacks that are told of it."""
 
     plan: FleetPlan
     launcher: Launcher
@@ -141,14 +184,14 @@ class Running:
 
     async def _keep(self, watcher: Watcher) -> None:
         """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
-        tries = Tries(self._job.launcher.tries, time.monotonic)
+        retries = Retries(self._job.launcher.retries, time.monotonic)
         while True:
             why = await self._lost(watcher)
             self.failed = True
-            tries.lost()
+            retries.lost()
             if watcher.view is not None and watcher.view.ending:
                 raise CannotStart(why)
-            await self._begin_again(why, tries, plan_now(self._job.plan, watcher.view))
+            await self._begin_again(why, retries, plan_now(self._job.plan, watcher.view))
 
     async def _lost(self, watcher: Watcher) -> str:
         """Returns when the fleet is over, and says why."""
@@ -163,13 +206,13 @@ class Running:
                 task.cancel()
             await asyncio.gather(failed, away, return_exceptions=True)
 
-    async def _begin_again(self, why: str, tries: Tries, plan: FleetPlan) -> None:
+    async def _begin_again(self, why: str, retries: Retries, plan: FleetPlan) -> None:
         assert self._started is not None
         job, began_s, said = self._job, time.monotonic(), ""
         while True:
-            if (pause_s := tries.next_pause_s()) is None:
+            if (pause_s := retries.next_pause_s()) is None:
                 raise CannotStart(
-                    f"{why}\nThe fleet was begun again {job.launcher.tries:g} times, and was lost each time"
+                    f"{why}\nThe fleet was begun again {job.launcher.retries:g} times, and was lost each time"
                 )
             if why != said:
                 job.say(f"The fleet is lost: {why}\nIt is begun again; requests wait meanwhile.")
@@ -180,7 +223,7 @@ class Running:
             except CannotStart as error:
                 why = str(error)
                 continue
-            tries.began()
+            retries.began()
             if started.controller != self._started.controller:
                 raise CannotStart(
                     f"The fleet runs again, with its controller at {started.controller}, "
@@ -228,7 +271,7 @@ class Running:
 
     @property
     def _ends_replicas(self) -> bool:
-        """Those that were there before, and those that are ready and to go on without a router here, are left alone."""
+        """True if the replicas end with this process: not those found running, nor those left without a router here."""
         stay = self._job.listener is None and self._announced
         return self._started is not None and not self._started.found and not stay
 

@@ -14,7 +14,7 @@ LOOK_S = 1.0
 
 
 class CannotStart(Exception):
-    """A replica ended before it was ready for the first time, or nothing could be started at all."""
+    """Raised when a replica ends before it is ready for the first time, or nothing can be started."""
 
 
 class Watcher:
@@ -42,7 +42,7 @@ class Watcher:
             await asyncio.sleep(STARTING_LOOK_S)
 
     async def follow(self) -> None:
-        """For as long as the fleet runs. A controller that is away for a moment is said once."""
+        """Watch while the fleet runs; say once that the controller does not answer."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -115,7 +115,7 @@ class Watcher:
             self._say(f"{replica.name} {replica.why}; it is started again. Its last words:{_last_words(replica)}")
 
     def _say_notes(self, replica: ReplicaView) -> None:
-        """What all replicas have to say about their settings is the same."""
+        """Say each note about settings once: all replicas have the same."""
         for note in replica.notes:
             if note not in self._notes:
                 self._notes.add(note)

@@ -1,1 +1,1 @@
-"""What a trace or a log says about sharing: how much there is, what cache it takes, and what breaks it."""
+"""Analyzes how much a trace or log shares, what cache that takes, and what breaks it."""

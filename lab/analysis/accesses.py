@@ -1,4 +1,4 @@
-"""A trace as flat arrays: one element for each full block that a request's prompt has.
+"""A trace as flat arrays, with an element for each full block of a prompt.
 
 Block numbers become dense, in order of first appearance. A number names its block and all that is before it; where a
 trace's own numbers do not (one number after two different ones), the beginnings are named anew.
@@ -39,17 +39,17 @@ class Accesses(Struct, frozen=True, eq=False):
 
     @property
     def ends(self) -> Integers:
-        """Where each request's blocks end, in `numbers`."""
+        """The end of each request's blocks in `numbers`."""
         return np.cumsum(self.lengths)
 
     @property
     def requests(self) -> Integers:
-        """Of each access."""
+        """The request of each access."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @property
     def depths(self) -> Integers:
-        """How many blocks are before each, in its prompt."""
+        """The number of blocks before each one in its prompt."""
         return _within(self.lengths)
 
     @property
@@ -82,7 +82,7 @@ def _numbered(full: Iterable[Sequence[int]], total: int) -> tuple[Integers, int]
 
 
 def _names_beginnings(numbers: Integers, lengths: Integers, unique: int) -> bool:
-    """Whether each block comes after the same one wherever it comes."""
+    """True if each block follows the same block wherever it appears."""
     if not len(numbers):
         return True
     before = np.concatenate(([NOTHING], numbers[:-1]))
@@ -110,7 +110,7 @@ def _within(lengths: Integers) -> Integers:
 
 
 def earlier_of(numbers: Integers) -> Integers:
-    """For each access the one before it of the same block, or NOTHING."""
+    """Return the previous access of the same block for each access, or NOTHING."""
     order = np.argsort(numbers, kind="stable")
     again = numbers[order[1:]] == numbers[order[:-1]]
     earlier = np.full(len(numbers), NOTHING, np.int64)

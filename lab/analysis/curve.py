@@ -24,7 +24,7 @@ class Curve(Struct, frozen=True, eq=False):
 
     @property
     def most_blocks(self) -> int:
-        """With so many, nothing is ever evicted."""
+        """The number of blocks with which nothing is ever evicted."""
         return len(self.hits) - 1 + self.begun_blocks
 
     def hit_rate(self, blocks: int) -> float:

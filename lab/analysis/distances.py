@@ -1,4 +1,4 @@
-"""How large a least-recently-used cache must be for each access to hit: exact, for all sizes at once.
+"""The exact size of an LRU cache for each access to hit, for all sizes at once.
 
 A request gives its blocks back tail first, so they stand in the cache's order with the first as the most recent, and
 a block is always at least as recent as those that come after it. So the blocks of a request that were last used by the
@@ -55,7 +55,7 @@ def segments_of(accesses: Accesses) -> Segments:
 
 
 def smaller_before(values: Integers, weights: Integers) -> Integers:
-    """For each element the weights of all to its left that are not greater, added up.
+    """For each element, sum the weights of those to its left that are not greater.
 
     As in a radix sort from the highest bit of the ranks: elements stand in groups with equal higher bits, in their
     first order; those whose bit is set have all of their group before them whose bit is not set to count.

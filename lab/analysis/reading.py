@@ -1,4 +1,4 @@
-"""A file as the analysis needs it: its blocks, its prompts, and what its requests are called."""
+"""Reads a file's blocks, prompts and request names."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def prompts(path: Path, tell: Tell) -> Read:
 
 
 def names(path: Path) -> list[str]:
-    """Of all requests: first those of the trace, in its order, then those that it leaves out."""
+    """Name all requests: first those of the trace, in its order, then those that it leaves out."""
     timed = list(_logged(path) if is_log(path) else _numbered(path))
     known = [(at_s, name) for at_s, name, is_known in timed if is_known]
     start_s = min((at_s for at_s, _ in known), default=0.0)

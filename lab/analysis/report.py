@@ -1,4 +1,4 @@
-"""An analysis in words, and its curve as a drawing."""
+"""An analysis as text, and its curve as a plot."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-
 
 
 def lines(analysis: Analysis) -> Iterator[str]:
-    """For people."""
+    """Yield the report's lines."""
     yield from _sharing(analysis.name, analysis.sharing)
     yield ""
     yield from _caches(analysis)
@@ -108,7 +108,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _example(example: Example, one: str, other: str) -> Iterator[str]:
-    """One below the other, so that the eye finds where they part."""
+    """Align two texts, so that their difference is easy to see."""
     before = _shown(example.before)
     width = max(len(one), len(other))
     yield f"    {one:<{width}}  ...{before}[{_shown(example.one)}]"

@@ -1,4 +1,4 @@
-"""How much of the prompts is shared, were nothing ever evicted."""
+"""How much of the prompts is shared if nothing is ever evicted."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ class Sharing(Struct, frozen=True):
 
 
 class Coarser(Struct, frozen=True):
-    """What blocks `factor` times as large would leave."""
+    """The hit rate with blocks `factor` times as large."""
 
     factor: int
     block_tokens: int
@@ -64,7 +64,7 @@ def _found_by_request(accesses: Accesses) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def coarser(accesses: Accesses, factors: Sequence[int] = FACTORS) -> Iterator[Coarser]:
-    """A larger block is shared where its last part is, for that part's number says all that is before it."""
+    """Yield hit rates with larger blocks: one is shared if its last part is, which names everything before it."""
     is_again = earlier_of(accesses.numbers) != NOTHING
     ends = accesses.depths + 1
     for factor in factors:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from lab.analysis.accesses import Accesses, Integers, accesses_of
@@ -9,7 +10,6 @@ from lab.analysis.breaks.finding import Finding
 from lab.analysis.breaks.prompts import Read
 from lab.analysis.breaks.search import search
 from lab.analysis.curve import HEADROOM, Curve, curve_of, with_headroom
-from lab.analysis.order import depth_first
 from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
 from replica.sizing import GIGABYTE
@@ -18,7 +18,7 @@ SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
 class Cache(Struct, frozen=True, omit_defaults=True):
-    """A cache, and what it finds; `share` of what one without an end does."""
+    """A cache size and its hits; `share` relative to an unlimited cache."""
 
     blocks: int
     tokens: int
@@ -28,7 +28,7 @@ class Cache(Struct, frozen=True, omit_defaults=True):
 
 
 class Needed(Struct, frozen=True, kw_only=True):
-    """With headroom it is no less than the longest prompt takes."""
+    """The cache for a target hit rate; with headroom, at least as large as the longest prompt."""
 
     target: float  # of what can hit
     exact: Cache
@@ -73,7 +73,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, eq=False):
-    """With what is drawn and written, too."""
+    """An analysis, with the data for its plot and its order."""
 
     analysis: Analysis
     curve: Curve
@@ -128,3 +128,15 @@ def _ordered(accesses: Accesses, order: Integers, curve: Curve, capacity_tokens:
     blocks = capacity_tokens // accesses.block_tokens
     best_tokens = suggested.needed(1.0) * accesses.block_tokens
     return Ordered(capacity_tokens, curve.hit_rate(blocks), suggested.hit_rate(blocks), best_tokens)
+
+
+def depth_first(accesses: Accesses) -> Integers:
+    """Places of the requests: through the tree of prefixes depth first, its branches in order of appearance.
+
+    Numbers are given at first appearance, so sorting by them does that; equal prompts keep their order.
+    """
+    packed = memoryview(accesses.numbers.astype(">u4").tobytes())
+    ends = (accesses.ends * 4).tolist()
+    starts = [0, *ends[:-1]]
+    keys = [bytes(packed[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)

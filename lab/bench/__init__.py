@@ -1,1 +1,1 @@
-"""A load generator: asks an OpenAI endpoint for answers as users would, and says how it did."""
+"""A load generator for OpenAI endpoints."""

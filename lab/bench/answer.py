@@ -1,4 +1,4 @@
-"""What is read of an answer, and what is kept of a request that is over."""
+"""The fields of an answer that are read, and the outcome of a request."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ class Choice(Struct):
 
     @property
     def says(self) -> bool:
-        """Whether there is a token in it: a role alone is none."""
+        """True if it has a token; a role alone is none."""
         delta = self.delta
         if delta is None:
             return bool(self.text)
@@ -61,7 +61,7 @@ read_event = msgspec.json.Decoder(Event).decode
 
 
 class Outcome(Struct):
-    """One request. Times are seconds since the run began; lengths are None where the endpoint did not tell them."""
+    """One request. Times are seconds since the run began; lengths are None if the endpoint does not tell them."""
 
     talk: str
     turn: int
@@ -91,7 +91,7 @@ class Outcome(Struct):
 
     @property
     def tpot_s(self) -> float | None:
-        """Of each token after the first."""
+        """Time per output token after the first."""
         if self.error or self.first_s is None or not self.output_tokens or self.output_tokens < 2:
             return None
         return (self.end_s - self.first_s) / (self.output_tokens - 1)

@@ -1,4 +1,4 @@
-"""When conversations begin: at random, evenly, or in bursts; as a trace has it; or whenever a client is free."""
+"""Arrival times: at random, evenly or in bursts; as in a trace; or whenever a client is free."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
 
 
 def arriving(talks: Iterable[Talk], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
-    """A conversation counts with all its turns, so that requests come at this rate once as many end as begin."""
+    """Yield arrivals at a rate of requests: a conversation counts with all its turns."""
     chance, at_s = random.Random(f"arrivals {seed}"), 0.0
     for talk in talks:
         yield Arrival(at_s, talk)
@@ -27,7 +27,7 @@ def arriving(talks: Iterable[Talk], kind: str, requests_per_s: float, seed: str)
 
 
 def at_once(talks: Iterable[Talk]) -> Iterator[Arrival]:
-    """For clients that take the next when they are free."""
+    """Yield arrivals without times, for clients in a closed loop."""
     return (Arrival(0.0, talk) for talk in talks)
 
 
@@ -44,7 +44,7 @@ def _talk(number: int, request: TraceRequest, block_tokens: int) -> Talk:
 
 
 def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:
-    """All answers of this length, or of those that were planned."""
+    """Set the length of all answers, if one is given."""
     if output_tokens is None:
         yield from arrivals
         return

@@ -22,7 +22,7 @@ SWEEP_EVERY_S = 5.0
 
 
 class Endpoint:
-    """Its connections, and what is sent with every request."""
+    """The connections to an endpoint, and the headers of every request."""
 
     def __init__(self, target: Target, key: str | None, timeout_s: float) -> None:
         self.target = target
@@ -42,7 +42,7 @@ class Endpoint:
         return Asked(self, self._request("POST", path, body, session), outcome, began_s, on_end)
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """A whole answer; Broken or TimeoutError where there is none."""
+        """Return status and body of an answer; raises Broken or TimeoutError."""
         whole = Whole(self._loop.create_future())
         sending = self.upstream.send(self._request(method, path, body), whole)
         try:
@@ -66,7 +66,7 @@ class Endpoint:
         self._sweeper = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
     def close(self) -> None:
-        """What is in flight is not told of its end."""
+        """Abandon the requests in flight, and close."""
         self._sweeper.cancel()
         for asked in list(self.in_flight):
             asked.abandon()
@@ -95,7 +95,7 @@ class Whole:
 
 
 class Asked:
-    """One request under way: listens to its answer and writes into its outcome."""
+    """A request in flight; writes its outcome."""
 
     __slots__ = (
         "_began_s",
@@ -231,7 +231,7 @@ class Asked:
         on_end(self)
 
     def abandon(self) -> None:
-        """Its end is of no interest any more; the endpoint is told by the connection's end."""
+        """Abandon the request by closing its connection; `on_end` is not called."""
         self._timer.cancel()
         self._endpoint.in_flight.discard(self)
         sending, self._sending = self._sending, None
@@ -244,4 +244,4 @@ OnEnd = Callable[[Asked], object]
 
 
 def _nobody(asked: Asked) -> None:
-    """Whoever asked has gone."""
+    """Ignore the end of an abandoned request."""

@@ -35,12 +35,12 @@ class Ratio(Struct, frozen=True):
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval leaves out 1, where both would be the same."""
+        """True if the interval excludes 1, where both are equal."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 class Pair(NamedTuple):
-    """What became of one request at both; None: there it was not sent, or failed."""
+    """One request's outcomes at both endpoints; None where it was not sent, or failed."""
 
     first: Outcome | None
     second: Outcome | None
@@ -62,7 +62,7 @@ class Metric(NamedTuple):
 
 
 def paired(first: Sequence[Outcome], second: Sequence[Outcome]) -> list[Pair]:
-    """By conversation and turn; warm-up is left out."""
+    """Pair outcomes by conversation and turn, without warm-up."""
     of_first, of_second = (
         {(one.talk, one.turn): one for one in each if not one.is_warm_up} for each in (first, second)
     )

@@ -1,4 +1,4 @@
-"""What the outcomes of a run come to."""
+"""Sums up the outcomes of a run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def _goodput(outcomes: Sequence[Outcome], limit_s: float | None, per_s: float) -
 
 
 def _replicas(answered: Sequence[Outcome]) -> dict[str, ReplicaFigures]:
-    """By the router's own word; nothing where there is no router that says it."""
+    """Group outcomes by the replica that the router names; empty without a router."""
     by_name: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in answered:
         if outcome.replica is not None:

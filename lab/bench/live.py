@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal while it goes on; nothing elsewhere."""
+"""The progress of a run, on terminals only."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One run against one endpoint: sends what is due or what clients have time for, until it is enough.
+"""One run against one endpoint, in an open or a closed loop.
 
 Open loop: a request is due at its time, whatever became of those before it, and its latencies count from then. Closed
 loop: so many clients, each of which asks as soon as it has its answer.
@@ -21,14 +21,14 @@ REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone
 
 
 class WarmUp(NamedTuple):
-    """What comes first and is not counted."""
+    """The first requests, which are not counted."""
 
     requests: int = 0
     s: float = 0.0
 
 
 class Limits(NamedTuple):
-    """All limits that are given hold. Only counted requests count."""
+    """The limits of a run; all that are given hold, for counted requests."""
 
     requests: int | None = None
     for_s: float | None = None
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a run has found, in the order of the ends."""
+    """The outcomes of a run, in the order in which requests ended."""
 
     outcomes: list[Outcome]
     unfinished: int  # interrupted
@@ -131,7 +131,7 @@ class Load:
         self._at(following.at_s, lambda: self._due(following))
 
     def _free(self) -> None:
-        """A client in closed loop asks, or goes home."""
+        """Start a client's next request in a closed loop, or end the client."""
         arrival = None if self._is_over else next(self._arrivals, None)
         if arrival is not None:
             self._begin(arrival.talk, self._now_s())
@@ -158,7 +158,7 @@ class Load:
         )
 
     def _outcome(self, talk: Talk, number: int, intended_s: float) -> Outcome | None:
-        """None: it is enough."""
+        """Return the outcome of a new request; None if no more are sent."""
         if self._is_over or (self._until_s is not None and intended_s >= self._until_s):
             return None
         warm_up = self.limits.warm_up

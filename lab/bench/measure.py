@@ -1,4 +1,4 @@
-"""A whole measurement: finds out how each endpoint is asked, runs the rounds in turn, and sums up."""
+"""A whole measurement: probes the endpoints, runs the rounds in turn, and sums up."""
 
 import asyncio
 import signal
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 
 
 class Stop:
-    """What Ctrl-C does: ends the load that runs, or whatever comes before it."""
+    """Handles Ctrl-C: ends the current load, or whatever runs before the first one."""
 
     def __init__(self) -> None:
         self.load: Load | None = None
@@ -62,7 +62,7 @@ class Stop:
             self.task.cancel()
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised: without this it would only be logged, and its request be waited for."""
+        """Stop for an exception in a callback; otherwise it would only be logged, and its request waited for."""
         error = context.get("exception")
         if isinstance(error, BaseException):
             self.failure = self.failure or error
@@ -102,7 +102,7 @@ async def _guarded(stop: Stop, work: Coroutine[Any, Any, Found]) -> Found:
 
 
 def _signalled(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
-    """Whoever signals again wants it gone, whatever still goes on."""
+    """Stop; a second signal kills the process."""
     for number in SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
@@ -134,7 +134,7 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
 
 
 def in_turn(count: int, number: int) -> list[int]:
-    """A B, B A, A B, ...: so that what changes slowly, on either side of the wire, meets both alike."""
+    """Alternate the order (A B, B A, ...), so that slow changes affect both endpoints alike."""
     order = list(range(count))
     return order if number % 2 == 0 else order[::-1]
 
@@ -181,7 +181,7 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
 
 
 def _compared(plan: Plan, found: Measured, endpoints: Sequence[EndpointResult]) -> list[Ratio]:
-    """Of the rounds that both have to their end."""
+    """Compare the rounds that both endpoints finished."""
     if len(endpoints) < 2:
         return []
     both = [

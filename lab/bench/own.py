@@ -1,4 +1,4 @@
-"""What the load generator itself costs, so that nobody takes its own slowness for the endpoint's."""
+"""The load generator's own cost, so that its slowness is not taken for the endpoint's."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ class Own(Struct, frozen=True):
 
 
 class Watch:
-    """From its making until `stop`."""
+    """Measures from its creation until `stop`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

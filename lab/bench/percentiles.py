@@ -8,7 +8,7 @@ SHOWN = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class Spread(Struct, frozen=True):
-    """Of so many values; None: of none."""
+    """Mean and percentiles of `count` values; None without values."""
 
     count: int
     mean: float | None = None

@@ -24,7 +24,7 @@ class CannotAsk(Exception):
 
 
 class Probe(Struct, frozen=True):
-    """What was sent and what came of it; caches and counters of the endpoint have seen it."""
+    """The first requests and their results; the endpoint's caches and counters have seen them."""
 
     model: str
     tokens_per_word: float
@@ -42,7 +42,7 @@ class Ready(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """How the user wants it asked."""
+    """The user's settings for requests."""
 
     model: str | None
     seed: str
@@ -152,7 +152,7 @@ async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
 
 
 def _tokens_per_word(sent: list[Outcome]) -> float | None:
-    """By the difference of two lengths: what a template adds is in both."""
+    """Estimate tokens per word by two lengths; what a template adds cancels out."""
     lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
     if len(lengths) < 2 or lengths[0] is None or lengths[1] is None:
         return None

@@ -1,4 +1,4 @@
-"""A turn of a conversation as the body of a request."""
+"""Makes request bodies of a conversation's turns."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Dialect(NamedTuple):
-    """Which fields beyond the plainest an endpoint takes."""
+    """The optional fields that an endpoint takes."""
 
     greedy: bool = True  # temperature 0
     ignore_eos: bool = True  # answers are as long as was asked for
@@ -31,7 +31,7 @@ DIALECTS = (
 
 
 class Form(NamedTuple):
-    """How an endpoint is asked: messages, one text, or token ids."""
+    """The form of requests: messages, a text, or token ids."""
 
     model: str
     words: Words
@@ -82,7 +82,7 @@ class Form(NamedTuple):
 
 
 def asked_tokens(talk: Talk, turn: int) -> int:
-    """Of this turn's prompt, without what a template adds."""
+    """Return the planned tokens of this turn's prompt, without a template's."""
     before = sum(_tokens(one.said) + one.output_tokens for one in talk.turns[:turn])
     return _tokens(talk.system) + before + _tokens(talk.turns[turn].said)
 

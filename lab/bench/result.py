@@ -1,4 +1,4 @@
-"""All that a measurement has found, as it is written to a file, and on which machine."""
+"""The result of a measurement as written to a file, with the machine."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ class Result(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """One request, for files. `gaps_s` are left out: they are more than all the rest."""
+    """One request in a file, without its many `gaps_s`."""
 
     endpoint: int
     round: int
@@ -70,7 +70,7 @@ class Row(Struct, frozen=True):
 
 
 class WithRequests(Struct, frozen=True):
-    """What `--output` writes."""
+    """The content of `--output`."""
 
     result: Result
     requests: list[Row]
@@ -114,7 +114,7 @@ def program_version() -> str:
 
 
 def warnings(endpoint: EndpointResult) -> list[str]:
-    """Why its figures should not be taken as they are."""
+    """Warn where figures are not reliable."""
     found = [*_of_load(endpoint), *_of_own(endpoint), *_of_endpoint(endpoint.probe)]
     return [f"{endpoint.url}: {text}" for text in found]
 

@@ -1,4 +1,4 @@
-"""What is asked, before it is text: conversations of one turn or several, each prompt all that was said so far."""
+"""Planned conversations, before they are text: each prompt is the conversation so far."""
 
 from typing import NamedTuple
 

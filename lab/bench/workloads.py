@@ -21,7 +21,7 @@ BATCH_DOCUMENTS = 50  # that are in one batch
 
 
 class Shape(NamedTuple):
-    """What can be chosen of a workload."""
+    """The options of a workload."""
 
     turns: int = 8  # of a conversation
     think_s: float = 2.0  # on average

@@ -59,7 +59,7 @@ def analyze(
     order_path: Path | None,
     as_json: bool,
 ) -> None:
-    """What a trace or a request log says about sharing: how much there is, what cache it takes, what breaks it.
+    """Analyze a trace or a request log: how much prompts share, what cache that takes, what breaks it.
 
     FILE is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids), or a request
     log (warmroute router --request-log). With --log-prompts a log has the prompts' text, too; then this finds what

@@ -18,10 +18,9 @@ from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured, outcomes_of, summed_up
-from lab.bench.pictures import draw
 from lab.bench.probe import LEAST_TOKENS_PER_WORD, CannotAsk, Wish
 from lab.bench.result import Result, WithRequests, row
-from lab.bench.tables import WIDTH, show
+from lab.bench.tables import WIDTH, draw, show
 from lab.bench.talks import Arrival
 from lab.bench.words import USUAL_VOCABULARY
 from lab.bench.workloads import WORKLOADS, Shape, talks
@@ -40,7 +39,7 @@ FILES_BESIDE = 64  # that are open beside the connections
 
 
 class Asked(Struct, kw_only=True, frozen=True):
-    """What the command line says, as it said it."""
+    """The options of the command line, as given."""
 
     url: str
     model: str | None
@@ -241,7 +240,7 @@ def _check(asked: Asked) -> None:
 
 
 def target_of(url: str) -> Target:
-    """With or without the /v1 that clients of the OpenAI API write, or what examples with curl have after it."""
+    """Parse the endpoint's URL, with or without /v1 or a path of the API."""
     root = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").rstrip("/").removesuffix("/v1")
     try:
         return parse_target(root)
@@ -250,7 +249,7 @@ def target_of(url: str) -> Target:
 
 
 def _tell_of_key(targets: Sequence[Target]) -> None:
-    """Whoever has it set for another service may not know that it goes here too."""
+    """Warn that a key set for another service is sent to these endpoints, too."""
     away = [target.url for target in targets if not is_loopback(target.host)]
     if away:
         urls = " and ".join(away)
@@ -314,7 +313,7 @@ def _limits(asked: Asked, trace: Trace | None) -> Limits:
 
 
 class _Source:
-    """Where requests come from, anew for each round."""
+    """Makes the requests of each round."""
 
     def __init__(self, asked: Asked, trace: Trace | None) -> None:
         self._asked = asked

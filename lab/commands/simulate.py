@@ -168,7 +168,7 @@ def simulate(
     as_json: bool,
     plot_path: Path | None,
 ) -> None:
-    """What each policy would make of a trace: hit rate and time to first token, in virtual time.
+    """Compare policies on a trace: hit rate and time to first token, in virtual time.
 
     The router's index, policies and optimistic entries and the engine's block pool are the shipped ones; only time is
     simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their

@@ -147,7 +147,7 @@ def _way_out(room: Room) -> str:
 
 
 def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
-    """For people."""
+    """Yield the report's lines."""
     each = f", on each of {form.devices} devices" if form.devices > 1 else ""
     weights = f"{gigabytes(answer.weights_bytes)}  {'as given' if room.weights is not None else form.weights}{each}"
     for name, value in (

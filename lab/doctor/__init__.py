@@ -1,1 +1,1 @@
-"""What live metrics say is wrong, and which knob to turn: asking, comparing, words; `router.doctor` judges."""
+"""Finds out what is wrong by live metrics; the rules are in `router.doctor`."""

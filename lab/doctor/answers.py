@@ -1,4 +1,4 @@
-"""What routers and replicas answer, as far as it is needed here; unknown fields are passed over."""
+"""The fields of routers' and replicas' answers that are used here; others are ignored."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from router.doctor.samples import Samples
 
 
 class Events(Struct, frozen=True):
-    """Of GET /replicas of a router, what is needed; null: no events are followed."""
+    """The events of a replica in GET /replicas; null if none are followed."""
 
     seq: int = -1
     overclaim: str | None = None
 
 
 class Known(Struct, frozen=True):
-    """One replica, as GET /replicas of a router says it."""
+    """One replica in GET /replicas."""
 
     name: str
     url: str
@@ -56,7 +56,7 @@ class Decisions(Struct):
 
 
 class Loaded(Struct, frozen=True):
-    """Of GET /load of a replica of ours."""
+    """The answer of GET /load of one of our replicas."""
 
     model: str = ""
     endpoints: dict[str, Any] | None = None

@@ -60,7 +60,7 @@ class Asking(ExitStack):
         return [] if self._router is None else [router_metrics(self._router)]
 
     def _replica(self, url: str) -> OfReplica | str:
-        """Its answer, or why there is none."""
+        """Return a replica's answer, or the reason without one."""
         http = self._named if url in self.replica_urls else self._others
         try:
             answer = http.get(f"{url}/metrics")
@@ -82,7 +82,7 @@ def router_metrics(router: Client) -> Samples:
 
 
 def decisions(router: Client) -> list[Decision] | None:
-    """None: they may not be read."""
+    """Return the router's decisions; None if the key may not read them."""
     path = f"/decisions?limit={DECISIONS}"
     try:
         content = router.ask("GET", path)

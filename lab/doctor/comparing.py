@@ -37,7 +37,7 @@ def _known_urls(look: Look) -> set[str]:
 
 
 def _alone(url: str, first: Look, last: Look) -> Replica:
-    """One that no router was asked about."""
+    """Return the figures of a replica without a router."""
     own = _own(first.replicas.get(url), last.replicas[url], None)
     answer = last.replicas[url]
     load = answer.load if isinstance(answer, OfReplica) else None
@@ -148,7 +148,7 @@ def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Deci
 
 
 def _held(decision: Decision) -> tuple[float, float]:
-    """How much of its prompt the chosen replica held, and the best of the others that could take it."""
+    """Return the prompt tokens that the chosen replica held, and the best of the other eligible ones."""
     ours = [one.matched_tokens for one in decision.candidates if one.name == decision.chosen]
     others = [
         one.matched_tokens for one in decision.candidates if one.name != decision.chosen and one.cost_s is not None

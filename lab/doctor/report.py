@@ -34,7 +34,7 @@ def _requests(figures: Figures) -> float:
 
 
 def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
-    """For people."""
+    """Yield the report's lines."""
     if not found:
         yield f"nothing wrong: {summary(figures)}"
         if not _requests(figures):

@@ -19,7 +19,7 @@ def coarsened(trace: Trace, factor: int) -> Trace:
 
 
 def _rest(request: TraceRequest, factor: int) -> tuple[int, ...]:
-    """What is left over begins a block that is not full."""
+    """Return the last, partly filled block, if there is one."""
     return request.blocks[-1:] if len(request.blocks) % factor else ()
 
 
@@ -38,7 +38,7 @@ def sped_up(trace: Trace, factor: float) -> Trace:
 
 
 def at_rate(trace: Trace, input_tokens_per_s: float) -> Trace:
-    """So fast that prompts come at this rate, all of their tokens counted."""
+    """Change the pace to this rate of prompt tokens."""
     own = trace.input_tokens / trace.span_s if trace.span_s else 0.0
     if not own:
         raise ValueError(f"{trace.name}: all its requests come at once, so it has no rate that could be changed")

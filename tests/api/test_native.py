@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.native import Frame, FrameReader, Native, encode_frame, pack_ids, unpack_ids, unwrap, wrap
+from api.native import Frame, FrameReader, Native, encode_frame, envelope, pack_ids, unpack_ids, unwrap
 
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 FRAMES = st.lists(st.tuples(st.integers(0, 127), TOKEN_IDS, st.binary(max_size=50)), max_size=8)
@@ -24,7 +24,7 @@ def test_a_wrapped_request_comes_out_as_it_went_in(prompt: list[int], resumed: l
         priority=-1.5,
         cache_salt="tenant",
     )
-    assert unwrap(wrap(native, body)) == (native, body)
+    assert unwrap(envelope(native) + body) == (native, body)
     assert unpack_ids(native.prompts[0]) == prompt
 
 
@@ -32,7 +32,7 @@ def test_a_wrapped_request_comes_out_as_it_went_in(prompt: list[int], resumed: l
 def test_any_bytes_are_unwrapped_or_refused(body: bytes) -> None:
     with suppress(ApiError):
         native, rest = unwrap(body)
-        assert unwrap(wrap(native, rest)) == (native, rest)
+        assert unwrap(envelope(native) + rest) == (native, rest)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ replica.server.Signals.__init__ = watched
 RUN = "\nfrom fleet.cli import main\nmain()"
 
 
-class Memory:
+class StateStore:
     """Of both processes, when nothing runs."""
 
     def __init__(self, served: Command) -> None:
@@ -86,11 +86,11 @@ def held(served: Command) -> tuple[int, int]:
     return int(tasks), int(objects)
 
 
-async def quiet(served: Command) -> Memory:
+async def quiet(served: Command) -> StateStore:
     """Waits for the end of what the clients began. Only then is a count of files one of leaks."""
     await asyncio.to_thread(served.wait_idle)
     await asyncio.to_thread(check_invariants, served)
-    return Memory(served)
+    return StateStore(served)
 
 
 def check_invariants(served: Command) -> None:
@@ -105,7 +105,7 @@ async def keep_checking(served: Command) -> None:
         await asyncio.sleep(CHECK_EVERY_S)
 
 
-async def load(served: Command, crowd: Crowd, for_s: float) -> Memory:
+async def load(served: Command, crowd: Crowd, for_s: float) -> StateStore:
     checking = asyncio.create_task(keep_checking(served))
     try:
         await crowd.run(for_s)
@@ -149,7 +149,7 @@ async def test_256_clients_with_random_manners_leave_nothing_behind() -> None:
         assert lines == []
 
 
-def report(served: Command, crowd: Crowd, witness: Witness, phases: list[Memory]) -> None:
+def report(served: Command, crowd: Crowd, witness: Witness, phases: list[StateStore]) -> None:
     load = served.load()
     print(dict(crowd.counts))
     print("memory (MB):", [{name: value // 2**20 for name, value in phase.bytes.items()} for phase in phases])
@@ -225,13 +225,13 @@ def one_stream(served: Command) -> Iterator[Any]:
 
 def test_an_open_stream_is_seen_by_every_measure() -> None:
     with command(*SMALL) as served:
-        before = Memory(served)
+        before = StateStore(served)
         with one_stream(served):
             wait_until(lambda: served.load()["pool"]["referenced"], "the stream has blocks")
             state = served.load()
             assert (state["load"]["running"], state["open_requests"]) == (1, 1)
             assert served.post("/reset_prefix_cache").status == 409
-            assert Memory(served).files["HTTP"] > before.files["HTTP"]
+            assert StateStore(served).files["HTTP"] > before.files["HTTP"]
         served.wait_idle()
         assert served.post("/reset_prefix_cache").status == 200
 

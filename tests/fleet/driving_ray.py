@@ -15,9 +15,9 @@ import ray
 from ray._private import state
 
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
+from fleet.on_ray.cleanup import lead_a_session, processes, watch_over
 from fleet.on_ray.hosts import Patience, RayHosts
 from fleet.on_ray.local import init
-from fleet.on_ray.remains import lead_a_session, processes, watch_over
 from fleet.plan import ModelPlan, Resources, Task
 
 PATIENCE = Patience(report_s=0.5, silent_s=2.0)

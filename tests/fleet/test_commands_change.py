@@ -13,8 +13,8 @@ import pytest
 from fleet.commands import drain as drain_module
 from fleet.commands import progress
 from fleet.commands.drain import drain
-from fleet.commands.known import Where
-from fleet.commands.lookout import Lookout
+from fleet.commands.local_fleets import Where
+from fleet.commands.poller import Poller
 from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View
@@ -40,8 +40,8 @@ def typed(what: dict[str, Any]) -> View:
     return msgspec.convert(what, View)
 
 
-def demos(*lives: str, **more: Any) -> list[dict[str, Any]]:
-    return [replica(f"demo-{number}", life, **more) for number, life in enumerate(lives)]
+def demos(*is_running: str, **more: Any) -> list[dict[str, Any]]:
+    return [replica(f"demo-{number}", life, **more) for number, life in enumerate(is_running)]
 
 
 # ---- what has happened
@@ -252,12 +252,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_waiting_ends_when_nothing_was_left_at_a_later_look(script: Script) -> None:
-    lives = ("draining", "ready")
+    is_running = ("draining", "ready")
     script.views = [
-        view([model()], demos(*lives, open_requests=0, measured_at=10.0)),  # from before anybody heard of it
-        view([model()], demos(*lives, open_requests=2, measured_at=11.0)),
-        view([model()], demos(*lives, open_requests=0, measured_at=12.0)),
-        view([model()], demos(*lives, open_requests=9, measured_at=13.0)),
+        view([model()], demos(*is_running, open_requests=0, measured_at=10.0)),  # from before anybody heard of it
+        view([model()], demos(*is_running, open_requests=2, measured_at=11.0)),
+        view([model()], demos(*is_running, open_requests=0, measured_at=12.0)),
+        view([model()], demos(*is_running, open_requests=9, measured_at=13.0)),
     ]
     ran = run(drain, "demo-0", "--wait", "60", "--fleet", script.url)
     assert ran.lines == ["demo-0 gets no new requests, and has nothing left to do"]
@@ -339,29 +339,29 @@ def test_a_controller_that_came_back_elsewhere_is_found() -> None:
         place: list[str] = []
         with serving(Script(calm(1))) as first:
             place.append(first.url)
-            lookout = stack.enter_context(Lookout(lambda: Where(place[-1], None, None)))
-            assert lookout.look() == typed(calm(1))
-        assert lookout.look() is None
-        assert lookout.away_s > 0
-        assert "refused" in lookout.why
+            poller = stack.enter_context(Poller(lambda: Where(place[-1], None, None)))
+            assert poller.look() == typed(calm(1))
+        assert poller.look() is None
+        assert poller.away_s > 0
+        assert "refused" in poller.why
         place.append(stack.enter_context(serving(Script(calm(2)))).url)
-        assert lookout.look() is None  # and finds where it is now
-        assert lookout.look() == typed(calm(2))
-        assert lookout.away_s == 0
+        assert poller.look() is None  # and finds where it is now
+        assert poller.look() == typed(calm(2))
+        assert poller.away_s == 0
 
 
 def test_waiting_goes_on_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = Lookout.look, 0
+    real, asked = Poller.look, 0
 
-    def look(lookout: Lookout) -> View | None:
+    def look(poller: Poller) -> View | None:
         nonlocal asked
         asked += 1
         if asked in (1, 2):
-            lookout.why = "Connection refused"
+            poller.why = "Connection refused"
             return None
-        return real(lookout)
+        return real(poller)
 
-    monkeypatch.setattr(Lookout, "look", look)
+    monkeypatch.setattr(Poller, "look", look)
     script.views = [calm(), calm(3)]
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.lines[0] == "The controller does not answer (Connection refused); it is asked again"
@@ -371,7 +371,7 @@ def test_waiting_goes_on_when_the_controller_is_back(script: Script, monkeypatch
 
 def test_a_controller_that_stays_away_ends_the_waiting(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "MISSING_S", -1.0)
-    monkeypatch.setattr(Lookout, "look", lambda _: None)
+    monkeypatch.setattr(Poller, "look", lambda _: None)
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.status == 1
     assert ran.errors.startswith(f"no controller answers at {script.url}")

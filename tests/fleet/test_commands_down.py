@@ -12,23 +12,23 @@ import pytest
 
 from fleet.commands import down as down_module
 from fleet.commands.down import down
-from fleet.commands.known import KnownFleet, known, lives, note, process_started
+from fleet.commands.local_fleets import LocalFleet, is_running, process_started, record_fleet, running_fleets
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 UP = """
 import os, signal, sys
-from fleet.commands.known import KnownFleet, forget, note, process_started
+from fleet.commands.local_fleets import LocalFleet, record_fleet, remove_record, process_started
 port, controller, signals, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-fleet = KnownFleet(
+fleet = LocalFleet(
     port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,),
     key="secret", found=sys.argv[5:] == ["found"])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-note(fleet)
+record_fleet(fleet)
 print("ready", flush=True)
 for number in range(signals):
     signal.sigwait([signal.SIGTERM])
     print(f"signal {number + 1}", flush=True)
-forget(fleet)
+remove_record(fleet)
 """
 NOBODY = "http://127.0.0.1:9"
 
@@ -67,7 +67,7 @@ def test_a_fleet_gets_one_signal_and_is_waited_for(start: Start) -> None:
     assert (ran.status, ran.errors) == (0, "")
     assert ran.lines == [f"Ending port 8000, pid {up.pid}", "The fleet of port 8000 has ended"]
     assert up.wait(5) == 0
-    assert known() == []
+    assert running_fleets() == []
 
 
 def test_now_sends_the_second_one(start: Start) -> None:
@@ -78,12 +78,12 @@ def test_now_sends_the_second_one(start: Start) -> None:
 
 def test_asking_again_only_waits_because_a_second_signal_would_cut_requests(start: Start) -> None:
     up = start(signals=2)
-    [fleet] = known()
+    [fleet] = running_fleets()
     down_module.ask_to_end(fleet, now=False)
     assert up.stdout is not None and up.stdout.readline() == "signal 1\n"
-    [asked] = known()
+    [asked] = running_fleets()
     down_module.ask_to_end(asked, now=False)
-    assert lives(asked)
+    assert is_running(asked)
     assert run(down, "--now").status == 0
     assert up.stdout.readline() == "signal 2\n"
     assert up.wait(5) == 0
@@ -119,7 +119,7 @@ def test_several_fleets_want_a_name_or_all(start: Start) -> None:
     assert run(down, "--fleet", "9000").lines[-1] == "The fleet of port 9000 has ended"
     start(7000)
     assert run(down, "--all").lines[-1] == "The fleet of port 8000 has ended"
-    assert known() == []
+    assert running_fleets() == []
 
 
 def test_what_a_killed_fleet_has_left_is_removed(start: Start, tmp_path: Path, noted_in: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
     up = start(signals=5)
     real = down_module.send_signal
 
-    def killing(fleet: KnownFleet) -> None:
+    def killing(fleet: LocalFleet) -> None:
         real(fleet)
         up.kill()
 
     monkeypatch.setattr(down_module, "send_signal", killing)
     assert run(down).lines[-1] == "The fleet of port 8000 was killed; what it had left is removed"
     assert not (tmp_path / "warmroute-8000").exists()
-    assert known() == []
+    assert running_fleets() == []
 
 
 def test_where_the_router_only_joined_a_fleet_that_goes_on(start: Start) -> None:
@@ -187,8 +187,8 @@ def test_a_pid_that_was_given_anew_gets_no_signal() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         started = process_started(stranger.pid)
         assert started is not None
-        fleet = KnownFleet(port=8000, pid=stranger.pid, started=started, controller=NOBODY)
-        note(msgspec.structs.replace(fleet, started=started - 1))
+        fleet = LocalFleet(port=8000, pid=stranger.pid, started=started, controller=NOBODY)
+        record_fleet(msgspec.structs.replace(fleet, started=started - 1))
         assert run(down).status == 0  # it was killed, long ago
         down_module.send_signal(msgspec.structs.replace(fleet, started=started - 1))
         with pytest.raises(subprocess.TimeoutExpired):

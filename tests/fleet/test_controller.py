@@ -13,13 +13,12 @@ import msgspec
 import pytest
 
 from api.http.server import listen
-from fleet.control import body
+from fleet.control import app as control_app
 from fleet.control import controller as control
 from fleet.control.app import build_app
-from fleet.control.controller import Controller
-from fleet.control.here import Here
+from fleet.control.controller import Controller, NoStore
 from fleet.control.hosts import Host, HostGone
-from fleet.control.memory import NoMemory
+from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.report import Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
@@ -61,10 +60,10 @@ class Client:
 
 @asynccontextmanager
 async def controller(
-    folder: Path, wanted: FleetPlan | None = None, hosts: Here | None = None
+    folder: Path, wanted: FleetPlan | None = None, hosts: LocalHosts | None = None
 ) -> AsyncIterator[tuple[Client, Controller]]:
-    hosts = hosts or Here(folder)
-    running = Controller(hosts, NoMemory())
+    hosts = hosts or LocalHosts(folder)
+    running = Controller(hosts, NoStore())
     if wanted is not None:
         running.want(wanted)
     serving = Serving(running, listen("127.0.0.1", 0), KEY)
@@ -183,7 +182,7 @@ async def test_mistakes_are_answered_with_what_to_do(tmp_path: Path) -> None:
         twice = encode_plan(plan("m", "m"))
         assert (await client.http.put("/fleet", content=twice)).status_code == 400
         assert (await client.http.put("/fleet", content=b"{")).status_code == 400
-        assert (await client.http.put("/fleet", content=b" " * (body.MOST_BYTES + 1))).status_code == 413
+        assert (await client.http.put("/fleet", content=b" " * (control_app.MOST_BYTES + 1))).status_code == 413
 
 
 async def test_only_those_with_the_key_change_a_fleet_or_read_its_logs(tmp_path: Path) -> None:
@@ -255,7 +254,7 @@ async def test_a_plan_that_nothing_could_run_is_refused_with_the_value_that_is_w
 # ---- hosts
 
 
-class Failing(Here):
+class Failing(LocalHosts):
     """Begins no replica of this name while `broken`."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -336,7 +335,7 @@ async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_go
 ) -> None:
     monkeypatch.setattr(control, "AGAIN_S", 0.1)
     hosts = Dying()
-    running = Controller(hosts, NoMemory())
+    running = Controller(hosts, NoStore())
     running.want(plan("m"))
     loop = asyncio.create_task(running.run())
     async with asyncio.timeout(DEADLINE_S):
@@ -363,7 +362,7 @@ async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_go
 
 
 async def test_a_client_that_leaves_amid_its_request_is_no_mistake_of_ours(tmp_path: Path) -> None:
-    app = build_app(Controller(Here(tmp_path), NoMemory()), KEY)
+    app = build_app(Controller(LocalHosts(tmp_path), NoStore()), KEY)
     messages = [
         {"type": "http.request", "body": b'{"model"', "more_body": True},
         {"type": "http.disconnect"},

@@ -93,7 +93,7 @@ def test_ours_computes_on_a_gpu_if_it_was_given_one(gpus: float, device: str) ->
 
 def test_ours_says_itself_where_it_listens() -> None:
     started = start(ModelPlan(name="small", model="demo"))
-    assert (started.place, started.health_path) == (None, "/ready")
+    assert started.place is None
 
 
 def test_the_key_is_in_the_environment_never_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_another_engine_listens_where_its_place_says(engine: Engine) -> None:
     assert started.place.url == f"http://{HOST}:{port}"
     assert after(started.command, "--host") == HOST
     assert after(started.command, "--served-model-name") == started.place.model == "qwen"
-    assert (started.place.engine, started.place.incarnation, started.health_path) == (engine, "one", "/health")
+    assert (started.place.engine, started.place.incarnation) == (engine, "one")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -25,7 +25,7 @@ class Ray:
 
     clean = True
     holds = False
-    tries = 0.0
+    retries = 0.0
     away_s = 0.0
 
     def __init__(self, *controllers: str) -> None:
@@ -124,7 +124,7 @@ async def test_a_plan_that_could_not_be_handed_over_is_handed_over_later(tmp_pat
             await it.until_said("The fleet begins")
             controller.answers["PUT /fleet"] = refusal(503, "not now")
             it.write("22")
-            await until(lambda: len(controller.changes) > 3, "it tries again")
+            await until(lambda: len(controller.changes) > 3, "it retries again")
             del controller.answers["PUT /fleet"]
             await it.until_said("has changed, and the fleet has the new plan")
 

@@ -20,11 +20,11 @@ import pytest
 
 pytest.importorskip("ray")
 
+from fleet.on_ray.cleanup import processes
 from fleet.on_ray.cluster import Free, lacking
 from fleet.on_ray.launch import explained
 from fleet.on_ray.local import LONGEST_SOCKET, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer
-from fleet.on_ray.remains import processes
 from fleet.on_ray.settings import joined_environment, local_environment, not_for_children
 from fleet.plan import FleetPlan, ModelPlan, Resources
 from tests.events.processes import wait_until

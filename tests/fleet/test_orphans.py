@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.on_ray.remains import clear_orphans, processes
+from fleet.on_ray.cleanup import clear_orphans, processes
 from fleet.up.launching import OnRay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

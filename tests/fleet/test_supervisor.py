@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from fleet.control.here import Here
 from fleet.control.hosts import HostGone
+from fleet.control.local_hosts import LocalHosts
 from fleet.host.child import Log
 from fleet.host.engines import Launch, launch
 from fleet.host.report import Life, Report
@@ -168,7 +168,7 @@ async def test_a_mistake_of_ours_is_raised_and_the_host_can_be_stopped_all_the_s
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("fleet.host.supervisor.engine_missing", mistaken)
-    host = Here(tmp_path).begin(Task(name="m-0", plan=ModelPlan(name="m", model="demo", engine="simulated")))
+    host = LocalHosts(tmp_path).begin(Task(name="m-0", plan=ModelPlan(name="m", model="demo", engine="simulated")))
     async with asyncio.timeout(DEADLINE_S):
         await host.report(None)
         await asyncio.sleep(0)  # its task runs, and dies

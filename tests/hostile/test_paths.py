@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.native import REQUEST_TYPE, Native, wrap
+from api.native import REQUEST_TYPE, Native, envelope
 from router.keys import keys_from_options
 from tests.router.scripted import CHAT, Client, Script, chat, connect, says, served
 
@@ -44,7 +44,7 @@ async def test_a_newline_at_the_end_of_a_path_opens_nothing(
 
 async def test_a_client_gives_itself_no_priority_and_no_cache_of_others() -> None:
     script = Script(says(GOOD))
-    body = wrap(Native(priority=-1e6, cache_salt=KEYS[0].salt), b'{"model":"m","messages":[]}')
+    body = envelope(Native(priority=-1e6, cache_salt=KEYS[0].salt)) + b'{"model":"m","messages":[]}'
     async with served(*script.replicas(1, native=True), keys=KEYS, demand_key=True) as running:
         for target in (CHAT + "%0A", CHAT, "/v1/embeddings", "/v1/chat%2Fcompletions"):
             async with connect(running.port) as client:

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from fleet.on_ray.remains import processes
+from fleet.on_ray.cleanup import processes
 from tests.chaos.ray_here import SLOWLY_S, Stream, Victims, kill, under_load, up, wait_until
 from tests.fleet.test_up import Up, of_process
 from tests.fleet.test_up_on_ray import all_of

@@ -21,9 +21,8 @@ from api.http.server import http_server, listen
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
 from fleet.control import app as controller_app
-from fleet.control.controller import Controller
-from fleet.control.here import Here
-from fleet.control.memory import NoMemory
+from fleet.control.controller import Controller, NoStore
+from fleet.control.local_hosts import LocalHosts
 from replica.http import app as replica_app
 from router.http import app as router_app
 from router.http import routes as router_routes
@@ -166,7 +165,7 @@ async def test_a_replica_lets_in_whom_the_table_names_and_nobody_else(caller: st
 
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_the_controller_lets_in_whom_the_table_names_and_nobody_else(caller: str, tmp_path: Path) -> None:
-    async with serving(controller_app.build_app(Controller(Here(tmp_path), NoMemory()), ADMIN)) as port:
+    async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), NoStore()), ADMIN)) as port:
         for method, path, route in routes_of(controller_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])
             let_in = route.who is Who.ANYONE or caller == "an administrator"
@@ -348,7 +347,7 @@ async def test_every_route_of_the_framework_is_a_row_of_the_table(tmp_path: Path
         apps: dict[str, Any] = {
             "router": router_app.build_app(running.router, running.front.upkeep, router_routes.TABLE),
             "replica": replica_app.build_app(no_engine, Prompts(ByteTokenizer()), config()),
-            "controller": controller_app.build_app(Controller(Here(tmp_path), NoMemory()), ADMIN),
+            "controller": controller_app.build_app(Controller(LocalHosts(tmp_path), NoStore()), ADMIN),
         }
         for name, app in apps.items():
             rows = {(method, route.template) for route in TABLES[name].routes for method in route.methods}

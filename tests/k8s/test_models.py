@@ -146,7 +146,7 @@ def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Pa
     ours, theirs = flags(words), flags(list(begun.command))
     assert theirs.items() - ours.items() == set(), "what the fleet says and the manifest does not"
     assert set(ours) - set(theirs) <= {"--max-model-len", "--context-length", "--page-size"}
-    assert container["readinessProbe"]["httpGet"]["path"] == begun.health_path
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"  # as fleet.host.probe asks
     assert Path(container["command"][-1]).name in (Path(begun.command[0]).name, "sglang.launch_server")
     assert pod.annotations["warmroute/engine"] == engine
 

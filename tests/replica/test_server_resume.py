@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, pack_ids, wrap
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, envelope, pack_ids
 from tests.api.tokenizers import byte_level
 from tests.replica.serving import MODEL, Replica, replica
 
@@ -36,7 +36,7 @@ def request(path: str, **fields: Any) -> dict[str, Any]:
 
 def frames(served: Replica, path: str, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
     native = Native(resume_token_ids=resume or [], **KNOWN)  # type: ignore[arg-type]
-    answer = served.post(path, wrap(native, json.dumps(body).encode()), **HEADERS)
+    answer = served.post(path, envelope(native) + json.dumps(body).encode(), **HEADERS)
     assert answer.status == 200, answer.body
     return FrameReader().feed(answer.body)
 
@@ -139,6 +139,6 @@ def test_a_plain_client_can_resume_too(origin: Replica, successor: Replica) -> N
 
 def test_tokens_that_nobody_would_have_generated_are_refused(successor: Replica) -> None:
     native = Native(resume_token_ids=[pack_ids([5000])])
-    body = wrap(native, json.dumps(request("/v1/completions")).encode())
+    body = envelope(native) + json.dumps(request("/v1/completions")).encode()
     answer = successor.post("/v1/completions", body, **HEADERS)
     assert (answer.status, answer.error["param"]) == (400, "resume_token_ids[0]")

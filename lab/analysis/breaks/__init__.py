@@ -1,1 +1,1 @@
-"""Which prompts break sharing early, and where: found in the text of a log that has it."""
+"""Finds prompts that differ early, by the text in a log."""

@@ -38,7 +38,7 @@ Users: TypeAlias = dict[str, list[Prompt]]  # of each text
 
 
 class Place(NamedTuple):
-    """A message, and all that is before it."""
+    """A message and everything before it."""
 
     model: str
     before: tuple[Piece, ...]
@@ -138,7 +138,7 @@ def _late(text: str, shared: int, constant: set[str], end: int) -> Late:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int]]:
-    """With the place where each begins."""
+    """Yield sentences with their offsets."""
     at = 0
     for end in [*_ends.finditer(text), None]:
         stop = len(text) if end is None else end.start()

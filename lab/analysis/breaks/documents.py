@@ -25,7 +25,7 @@ class Document(NamedTuple):
 
 
 def with_one_key_order(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Of each document that is written in several ways, the first way stands everywhere."""
+    """Replace every way of writing a document by the first one."""
     texts = {piece.text for prompt in prompts for piece in (*prompt.leading, *prompt.rest)}
     texts.update(tool for prompt in prompts for tool in prompt.tools)
     found = {text: documents for text in texts if "{" in text and (documents := list(_documents(text)))}

@@ -1,4 +1,4 @@
-"""What is said of one kind of fault: how much it costs, where it shows, and what to do."""
+"""One kind of fault: its cost, an example, and the advice."""
 
 from msgspec import Struct
 

@@ -15,7 +15,7 @@ LEAST_MESSAGES = 2  # kept, where nothing else says that it is one conversation
 
 
 def changed_history(prompts: Sequence[Prompt]) -> Loss | None:
-    """What later requests of a conversation have of an earlier one, after the place where they part from it."""
+    """Find conversations that change or cut earlier messages, and what they recompute."""
     talks = Talks()
     lost: list[tuple[int, Prompt, Prompt]] = []
     for prompt in prompts:
@@ -32,7 +32,7 @@ def changed_history(prompts: Sequence[Prompt]) -> Loss | None:
 
 
 class Talks:
-    """Which request a prompt goes on from: the last one that ended with a message that it has."""
+    """Finds the request that a prompt continues: the last one that ended with one of its messages."""
 
     def __init__(self) -> None:
         self._whole: set[int] = set()  # hashes of everything after the system prompt
@@ -48,7 +48,7 @@ class Talks:
             self._by_session[prompt.model, prompt.session] = prompt
 
     def before(self, prompt: Prompt) -> Prompt | None:
-        """None also where the prompt only appends to an earlier one."""
+        """Return the prompt that this one continues with changes; None if it only appends."""
         hashes = _hashes(prompt)
         for at in reversed(range(len(prompt.rest))):
             if hashes[at] in self._whole:
@@ -60,7 +60,7 @@ class Talks:
 
 
 def _hashes(prompt: Prompt) -> list[int]:
-    """Of the conversation up to each message."""
+    """Hash the conversation up to each message."""
     found, before = [], hash((prompt.model, prompt.salt))
     for piece in prompt.rest:
         before = hash((before, piece))

@@ -62,7 +62,7 @@ _body = msgspec.json.Decoder(Body)
 
 
 def read_prompts(lines: Iterable[Logged]) -> Read:
-    """In order of arrival."""
+    """Requests in order of arrival."""
     prompts: list[tuple[float, Prompt]] = []
     known: dict[str, str] = {}  # one copy of each text, as conversations repeat all of theirs
     requests = without_body = without_text = 0
@@ -102,7 +102,7 @@ def _prompts(line: Logged, packed: bytes, known: dict[str, str]) -> Iterator[Pro
 
 
 def _texts(prompt: Any) -> list[str]:
-    """Of a completion request: one, several, or none where they are token ids."""
+    """Return a completion request's texts; none if they are token ids."""
     if isinstance(prompt, str):
         return [prompt]
     return [text for text in prompt if isinstance(text, str)] if isinstance(prompt, list) else []

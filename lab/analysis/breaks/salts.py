@@ -1,4 +1,4 @@
-"""A `cache_salt` that no other request has: nothing can be shared with it."""
+"""Finds `cache_salt`s that only one request has: it shares nothing."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""All faults of a log's prompts, each with what it costs.
+"""Finds all faults of a log's prompts, with their costs.
 
 A fault of the beginning costs what repairing everything but it leaves to compute, more than repairing all does: so one
 does not hide another, and what a fault of another kind explains is not counted twice. What remains when these are
@@ -49,7 +49,7 @@ def search(prompts: Sequence[Prompt]) -> list[Finding]:
 
 
 def _repaired(prompts: Sequence[Prompt], values: Values, left: Fault | None = None) -> list[Prompt]:
-    """All of the beginnings repaired but for one fault."""
+    """Repair the beginnings of all prompts, except for one fault."""
     found = list(prompts)
     for fault, repair in REPAIRS.items():
         if fault != left:
@@ -101,7 +101,7 @@ def _text(prompt: Prompt) -> str:
 
 
 def _merged(losses: Sequence[Loss]) -> Iterator[Loss]:
-    """One for each fault, with the example of the most expensive."""
+    """Merge losses by fault, with the most expensive one's example."""
     by_fault: defaultdict[Fault, list[Loss]] = defaultdict(list)
     for loss in losses:
         by_fault[loss.fault].append(loss)

@@ -1,4 +1,4 @@
-"""Where texts part, and what prompts cost when every beginning is computed once."""
+"""Common prefixes of texts, and the cost of prompts when every prefix is computed once."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

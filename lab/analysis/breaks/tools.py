@@ -20,7 +20,7 @@ Tools: TypeAlias = tuple[str, ...]
 
 
 def with_one_tool_order(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Of each set of tools its most frequent order stands everywhere."""
+    """List each set of tools in its most frequent order."""
     orders: defaultdict[Tools, Counter[Tools]] = defaultdict(Counter)
     for prompt in prompts:
         orders[tuple(sorted(prompt.tools))][prompt.tools] += 1

@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """A kind's name stands for each value."""
+    """A text with values replaced by the names of their kinds."""
 
     piece: Piece
     values: tuple[str, ...]

@@ -7,8 +7,8 @@ from hypothesis import given
 from lab.analysis.accesses import accesses_of
 from lab.analysis.curve import curve_of, with_headroom
 from lab.analysis.distances import hits_by_capacity, segments_of
-from lab.analysis.order import depth_first
 from lab.analysis.sharing import coarser, sharing_of
+from lab.analysis.whole import depth_first
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import coarsened
 from tests.lab.analysis.trees import full_blocks, trace_of, traces

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from api.errors import ApiError
 from api.http.bodies import Bodies
-from api.native import REQUEST_TYPE, Native, pack_ids, wrap
+from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest
 from api.tokenizer import ByteTokenizer
@@ -145,7 +145,7 @@ async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) 
 
 
 async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> None:
-    body = wrap(Native(prompts=[pack_ids([1] * 100)]), b'{"model": "demo", "prompt": "x"}')
+    body = envelope(Native(prompts=[pack_ids([1] * 100)])) + b'{"model": "demo", "prompt": "x"}'
     with pytest.raises(ApiError) as caught:
         await reader.generation(Client(body, REQUEST_TYPE).request, CompletionRequest, 100)
     assert (caught.value.status, caught.value.param) == (413, "prompt")

@@ -1,4 +1,4 @@
-"""What the command line or a fleet.toml asks for, as a plan and the configuration of the router in front of it."""
+"""Makes the plan, and the router's configuration, from the command line or a fleet.toml."""
 
 import copy
 import os
@@ -25,7 +25,7 @@ KEY = "WARMROUTE_API_KEY"
 
 
 def replica_config(model: str, engine: str, options: Sequence[str]) -> ReplicaConfig:
-    """What every replica will be told: read here first, so that a mistake costs no start."""
+    """Read the replicas' options here first, so that a mistake costs no start."""
     arguments = ["--model", model, "--engine", engine, *options]
     with replica.make_context("warmroute replica", arguments, max_content_width=100) as ctx:
         for key in OWN_OF_EACH:
@@ -60,7 +60,7 @@ def one_model(model: str, engine: str, replicas: int, policy: str, options: Sequ
 
 
 def complete(plan: FleetPlan) -> FleetPlan:
-    """A file's plan, with what only the models themselves say: where they lie, and their tokenizers."""
+    """Complete a file's plan with the models' folders and tokenizers."""
     return msgspec.structs.replace(plan, models=tuple(_complete(model) for model in plan.models))
 
 
@@ -80,7 +80,7 @@ def _complete(plan: ModelPlan) -> ModelPlan:
 
 
 def _key_of(plan: ModelPlan) -> dict[str, str]:
-    """Its replicas may be on machines where the variable is not set."""
+    """Return the variable of the replicas' key: it may not be set on their machines."""
     name = plan.api_key_env
     return {name: os.environ[name]} if name is not None and name in os.environ else {}
 
@@ -120,7 +120,7 @@ def drain_timeout_s(plan: FleetPlan) -> float:
 
 
 def check_alone(ctx: click.Context, config: str | None, others: Sequence[str]) -> None:
-    """What a fleet.toml says is not said on the command line, too."""
+    """Refuse options that a fleet.toml already sets."""
     if config is None:
         return
     for key in others:

@@ -17,16 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet.commands.known import (
-    KnownFleet,
+from fleet.commands.local_fleets import (
+    LocalFleet,
     Where,
+    clean_up,
     find,
-    forget,
-    known,
-    lives,
-    note,
+    is_running,
     process_started,
-    tidy,
+    record_fleet,
+    remove_record,
+    running_fleets,
     was_killed,
 )
 from tests.fleet.scripted import machine_without_fleets
@@ -44,17 +44,17 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-def fleet_of(pid: int | None = None, port: int = 8000, **more: Any) -> KnownFleet:
+def fleet_of(pid: int | None = None, port: int = 8000, **more: Any) -> LocalFleet:
     pid = pid or os.getpid()
     started = process_started(pid)
     assert started is not None
     usual: dict[str, Any] = {"port": port, "pid": pid, "started": started, "controller": f"http://127.0.0.1:{port + 1}"}
-    return KnownFleet(**(usual | more))
+    return LocalFleet(**(usual | more))
 
 
-def killed_fleet(process: subprocess.Popen[bytes], **more: Any) -> KnownFleet:
+def killed_fleet(process: subprocess.Popen[bytes], **more: Any) -> LocalFleet:
     fleet = fleet_of(process.pid, **more)
-    note(fleet)
+    record_fleet(fleet)
     process.kill()
     process.wait()
     return fleet
@@ -65,56 +65,56 @@ def killed_fleet(process: subprocess.Popen[bytes], **more: Any) -> KnownFleet:
 
 def test_what_was_noted_is_known_and_can_be_forgotten(noted_in: Path) -> None:
     fleet = fleet_of(key="secret", folders=("/tmp/warmroute-x",))
-    path = note(fleet)
-    assert known() == [fleet]
+    path = record_fleet(fleet)
+    assert running_fleets() == [fleet]
     assert path == noted_in / f"8000-{os.getpid()}.json"
-    forget(fleet)
-    assert known() == []
+    remove_record(fleet)
+    assert running_fleets() == []
     assert not noted_in.exists()
 
 
 def test_nobody_else_can_read_the_key(noted_in: Path) -> None:
-    path = note(fleet_of(key="secret"))
+    path = record_fleet(fleet_of(key="secret"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(noted_in.stat().st_mode) == 0o700
 
 
 def test_a_folder_that_was_open_to_others_is_closed(noted_in: Path) -> None:
     noted_in.mkdir(mode=0o777)
-    note(fleet_of())
+    record_fleet(fleet_of())
     assert stat.S_IMODE(noted_in.stat().st_mode) == 0o700
 
 
 def test_several_fleets_are_sorted_by_port_and_the_folder_stays_while_one_is_left(noted_in: Path) -> None:
     fleets = [fleet_of(port=port) for port in (9000, 8000, 8500)]
     for fleet in fleets:
-        note(fleet)
-    assert [fleet.port for fleet in known()] == [8000, 8500, 9000]
-    forget(fleets[0])
-    assert [fleet.port for fleet in known()] == [8000, 8500]
+        record_fleet(fleet)
+    assert [fleet.port for fleet in running_fleets()] == [8000, 8500, 9000]
+    remove_record(fleets[0])
+    assert [fleet.port for fleet in running_fleets()] == [8000, 8500]
     assert sorted(path.name for path in noted_in.iterdir()) == [f"{port}-{os.getpid()}.json" for port in (8000, 8500)]
 
 
 def test_a_fleet_does_not_forget_the_one_that_came_after_it(process: subprocess.Popen[bytes]) -> None:
     older, newer = fleet_of(process.pid), fleet_of()
-    note(older)
-    note(newer)
-    forget(older)
-    assert known() == [newer]
+    record_fleet(older)
+    record_fleet(newer)
+    remove_record(older)
+    assert running_fleets() == [newer]
 
 
 def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Popen[bytes]) -> None:
     fleets = [fleet_of(controller="http://127.0.0.1:1"), fleet_of(process.pid, controller="http://127.0.0.1:2")]
     for fleet in fleets:
-        note(fleet)
-    assert known() == fleets
+        record_fleet(fleet)
+    assert running_fleets() == fleets
     several = "may be one of several: port 8000 .*:1.*, port 8000 .*:2.*; name one with --fleet URL"
     for which in ("8000", "http://localhost:8000"):
         with pytest.raises(click.ClickException, match=f"^{which} {several}"):
             find(which)
-    assert [find(fleet.controller).known for fleet in fleets] == fleets
-    forget(fleets[0])
-    assert known() == fleets[1:]
+    assert [find(fleet.controller).local for fleet in fleets] == fleets
+    remove_record(fleets[0])
+    assert running_fleets() == fleets[1:]
 
 
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"\xff", b'{"port": 8000, "key": "two words"}'])
@@ -122,77 +122,77 @@ def test_a_file_that_cannot_be_read_any_more_is_forgotten_too(
     content: bytes, noted_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = fleet_of()
-    note(fleet).write_bytes(content)
-    forget(fleet)
+    record_fleet(fleet).write_bytes(content)
+    remove_record(fleet)
     assert not noted_in.exists()
     assert capsys.readouterr().err == ""
 
 
 def test_a_key_that_no_header_can_carry_leaves_no_file_behind(noted_in: Path) -> None:
     fleet = fleet_of(key="two words")
-    note(fleet)
-    forget(fleet)
+    record_fleet(fleet)
+    remove_record(fleet)
     assert not noted_in.exists()
 
 
 def test_a_file_of_another_container_with_the_same_port_and_pid_stays() -> None:
     fleet = fleet_of()
-    theirs = note(msgspec.structs.replace(fleet, pid_namespace="pid:[1]"))
-    forget(fleet)
+    theirs = record_fleet(msgspec.structs.replace(fleet, pid_namespace="pid:[1]"))
+    remove_record(fleet)
     assert theirs.exists()
 
 
 def test_what_cannot_be_removed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    path = note(fleet_of())
+    path = record_fleet(fleet_of())
     path.unlink()
     path.mkdir()
-    forget(fleet_of())
+    remove_record(fleet_of())
     assert capsys.readouterr().err.startswith(f"Note: {path} cannot be removed: ")
 
 
 def test_nothing_is_removed_through_a_link_to_another_folder(tmp_path: Path, noted_in: Path) -> None:
     fleet = fleet_of()
-    path = note(fleet)
+    path = record_fleet(fleet)
     noted_in.rename(tmp_path / "elsewhere")
     noted_in.symlink_to(tmp_path / "elsewhere")
-    forget(fleet)
+    remove_record(fleet)
     assert (tmp_path / "elsewhere" / path.name).exists()
 
 
 def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    path = note(fleet_of())
+    path = record_fleet(fleet_of())
     assert path == tmp_path / "temporary" / f"warmroute-{os.geteuid()}" / f"8000-{os.getpid()}.json"
 
 
 @pytest.mark.parametrize("runtime", ["", "not/absolute", "/does/not/exist"])
 def test_a_runtime_folder_that_cannot_be_used_is_passed_over(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    assert note(fleet_of()).parent.name == f"warmroute-{os.geteuid()}"
+    assert record_fleet(fleet_of()).parent.name == f"warmroute-{os.geteuid()}"
 
 
 def test_a_session_with_a_runtime_folder_finds_the_fleet_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of()
     with monkeypatch.context() as patch:
         patch.delenv("XDG_RUNTIME_DIR")
-        before = note(fleet)
-    assert known() == [fleet]
-    note(fleet)
-    assert known() == [fleet]
+        before = record_fleet(fleet)
+    assert running_fleets() == [fleet]
+    record_fleet(fleet)
+    assert running_fleets() == [fleet]
     assert not before.exists()
 
 
 def test_a_folder_of_another_user_is_neither_trusted_nor_used(
     noted_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note(fleet_of())
+    record_fleet(fleet_of())
     real = os.geteuid()
     (noted_in.parents[1] / "temporary" / f"warmroute-{real + 1}").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
-    assert known() == []
+    assert running_fleets() == []
     assert "it is not a folder of this user" in capsys.readouterr().err
     with pytest.raises(click.ClickException, match=r"cannot write '.*8000-\d+\.json'.*; set XDG_RUNTIME_DIR"):
-        note(fleet_of())
+        record_fleet(fleet_of())
 
 
 # ---- garbage
@@ -224,9 +224,9 @@ def test_garbage_is_reported_and_passed_over(
     content: bytes, noted_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = fleet_of(port=9999)
-    note(fleet)
+    record_fleet(fleet)
     (noted_in / "8000.json").write_bytes(content)
-    assert known() == [fleet]
+    assert running_fleets() == [fleet]
     assert f"Note: {noted_in / '8000.json'} is passed over: " in capsys.readouterr().err
     assert (noted_in / "8000.json").exists()
 
@@ -237,13 +237,13 @@ def test_garbage_is_reported_and_passed_over(
 )
 def test_no_content_of_a_file_stops_the_others(noted_in: Path, content: bytes) -> None:
     fleet = fleet_of(port=9999)
-    note(fleet)
+    record_fleet(fleet)
     (noted_in / "8000.json").write_bytes(content)
-    assert known() == [fleet]
+    assert running_fleets() == [fleet]
 
 
 def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = note(fleet_of())
+    path = record_fleet(fleet_of())
     path.rename(noted_in / "elsewhere")
     (noted_in / "1.json").symlink_to(noted_in / "elsewhere")
     (noted_in / "2.json").mkdir()
@@ -251,15 +251,15 @@ def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.C
     (noted_in / "4.json").write_bytes((noted_in / "elsewhere").read_bytes())
     (noted_in / "4.json").chmod(0o666)
     (noted_in / "5.txt").write_text("no fleet")
-    assert known() == []
+    assert running_fleets() == []
     said = capsys.readouterr().err
     assert [name in said for name in ("1.json", "2.json", "3.json", "4.json", "5.txt")] == [True] * 4 + [False]
 
 
 def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
-    note(fleet_of(port=9999))
+    record_fleet(fleet_of(port=9999))
     (noted_in / f"9999-{os.getpid()}.json").write_text(json.dumps(good_fields() | {"new": [1]}))
-    assert [fleet.port for fleet in known()] == [9999]
+    assert [fleet.port for fleet in running_fleets()] == [9999]
 
 
 # ---- life and death
@@ -267,14 +267,14 @@ def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
 
 def test_a_process_lives_until_it_ends_even_if_nobody_asks_how(process: subprocess.Popen[bytes]) -> None:
     fleet = fleet_of(process.pid)
-    assert lives(fleet)
+    assert is_running(fleet)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
     assert Path(f"/proc/{process.pid}/stat").exists()
-    assert not lives(fleet)
+    assert not is_running(fleet)
     assert process_started(process.pid) is None
     process.wait()
-    assert not lives(fleet)
+    assert not is_running(fleet)
 
 
 def test_a_name_with_spaces_and_parentheses_confuses_nothing(tmp_path: Path) -> None:
@@ -290,15 +290,15 @@ def test_a_name_with_spaces_and_parentheses_confuses_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize("change", [{"started": 1.0}, {"boot": "another"}])
 def test_a_pid_that_was_given_anew_is_not_taken_for_the_fleet(change: dict[str, Any]) -> None:
     fleet = msgspec.structs.replace(fleet_of(), **change)
-    assert not lives(fleet)
+    assert not is_running(fleet)
     assert was_killed(fleet)
 
 
 def test_of_another_containers_fleet_nothing_is_known(tmp_path: Path) -> None:
     folder = tmp_path / "warmroute-logs"
     folder.mkdir()
-    path = note(msgspec.structs.replace(fleet_of(folders=(str(folder),)), pid_namespace="pid:[1]"))
-    assert known() == []
+    path = record_fleet(msgspec.structs.replace(fleet_of(folders=(str(folder),)), pid_namespace="pid:[1]"))
+    assert running_fleets() == []
     assert folder.exists() and path.exists()
 
 
@@ -309,12 +309,12 @@ def test_what_a_killed_fleet_has_left_is_removed_and_that_is_said(
     folder.mkdir()
     (folder / "demo-0.log").touch()
     killed_fleet(process, folders=(str(folder), str(tmp_path / "warmroute-gone")))
-    assert known() == []
+    assert running_fleets() == []
     assert not folder.exists()
     assert not noted_in.exists()
     said = f"Note: the fleet of port 8000 was killed (pid {process.pid}); what it had left is removed\n"
     assert capsys.readouterr().err == said
-    assert known() == []
+    assert running_fleets() == []
     assert capsys.readouterr().err == ""
 
 
@@ -324,7 +324,7 @@ def test_a_controller_that_outlived_its_fleet_is_said(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         killed_fleet(process, port=port - 1)
-        assert known() == []
+        assert running_fleets() == []
     assert f"warmroute down --fleet http://127.0.0.1:{port}\n" in capsys.readouterr().err
 
 
@@ -339,7 +339,7 @@ def test_only_temporary_folders_of_ours_are_removed(
     ours.mkdir()
     link.symlink_to(precious)
     around = f"{ours}/../precious/../warmroute-1"
-    tidy(fleet_of(folders=(str(precious), str(link), "warmroute-relative", around, str(ours))))
+    clean_up(fleet_of(folders=(str(precious), str(link), "warmroute-relative", around, str(ours))))
     assert removed == [str(ours)]
     assert capsys.readouterr().err.count("is left alone") == 3
 
@@ -351,14 +351,14 @@ def test_a_new_fleet_on_the_port_of_a_killed_one_cleans_up_after_it(
     folder.mkdir()
     killed_fleet(process, folders=(str(folder),))
     fleet = fleet_of()
-    note(fleet)
-    assert known() == [fleet]
+    record_fleet(fleet)
+    assert running_fleets() == [fleet]
     assert not folder.exists()
 
 
 def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of()
-    path = note(fleet)
+    path = record_fleet(fleet)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -366,8 +366,8 @@ def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            note(msgspec.structs.replace(fleet, ending=True))
-    assert known() == [fleet]
+            record_fleet(msgspec.structs.replace(fleet, ending=True))
+    assert running_fleets() == [fleet]
     assert path.exists()
 
 
@@ -376,22 +376,22 @@ def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_only_fleet_needs_no_name() -> None:
     fleet = fleet_of(key="secret")
-    note(fleet)
+    record_fleet(fleet)
     assert find(None) == Where("http://127.0.0.1:8001", "secret", fleet)
 
 
 @pytest.mark.parametrize("which", ["8000", "8001", "http://127.0.0.1:8001", "http://localhost:8000"])
 def test_a_fleet_is_found_by_its_routers_and_its_controllers_address(which: str) -> None:
-    note(fleet_of(key="secret"))
+    record_fleet(fleet_of(key="secret"))
     other = fleet_of(port=9000)
-    note(other)
+    record_fleet(other)
     assert find(which).url == "http://127.0.0.1:8001"
     assert find(which).key == "secret"
 
 
 @pytest.mark.parametrize("which", ["http://10.0.0.5:8000", "http://127.0.0.1:7000", "http://127.0.0.1:99999"])
 def test_a_url_that_is_none_of_them_is_taken_as_it_is(which: str) -> None:
-    note(fleet_of())
+    record_fleet(fleet_of())
     assert find(which) == Where(which, None, None)
 
 
@@ -400,8 +400,8 @@ def test_errors_say_what_there_is() -> None:
         find(None)
     with pytest.raises(click.ClickException, match="no fleet of this machine has port 7000; there are none"):
         find("7000")
-    note(fleet_of())
-    note(fleet_of(port=9000))
+    record_fleet(fleet_of())
+    record_fleet(fleet_of(port=9000))
     both = r"port 8000 \(controller http://127.0.0.1:8001\), port 9000 \(controller http://127.0.0.1:9001\)"
     with pytest.raises(
         click.ClickException, match=f"several fleets run on this machine: {both}; name one with --fleet"
@@ -415,6 +415,6 @@ def test_a_controllers_url_is_rather_that_of_who_started_the_fleet_than_of_who_j
     process: subprocess.Popen[bytes],
 ) -> None:
     started = fleet_of(port=9000, controller="http://10.0.0.5:8790")
-    note(fleet_of(process.pid, controller="http://10.0.0.5:8790", found=True))
-    note(started)
-    assert find("http://10.0.0.5:8790").known == started
+    record_fleet(fleet_of(process.pid, controller="http://10.0.0.5:8790", found=True))
+    record_fleet(started)
+    assert find("http://10.0.0.5:8790").local == started

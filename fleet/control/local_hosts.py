@@ -12,7 +12,7 @@ from fleet.plan import Task
 ADDRESS = "127.0.0.1"
 
 
-class Here:
+class LocalHosts:
     """Logs go to `folder`, one for each name; `clean` is whether every replica ended when it was asked to."""
 
     def __init__(self, folder: Path) -> None:
@@ -33,14 +33,14 @@ class Here:
         return None
 
     def kill(self) -> None:
-        """At once, for someone who does not want to wait."""
+        """Kill at once."""
         for host in self._hosts.values():
             host.supervisor.kill()
 
 
 class _Host:
-    def __init__(self, here: Here, task: Task, log: Path) -> None:
-        self._here = here
+    def __init__(self, hosts: LocalHosts, task: Task, log: Path) -> None:
+        self._hosts = hosts
         self._log = Log(log)
         self.supervisor = Supervisor(task, ADDRESS, self._log)
         self._running = asyncio.create_task(self.supervisor.run())
@@ -56,7 +56,7 @@ class _Host:
         return await self.supervisor.report(after)
 
     async def stop(self, limit_s: float) -> None:
-        self._here.clean &= await self.supervisor.stop(limit_s)
+        self._hosts.clean &= await self.supervisor.stop(limit_s)
         await asyncio.wait([self._running])  # whatever it ended with: `report` says that
         self._log.close()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.plan import FleetPlan, ModelPlan
-from fleet.up.wishes import complete, drain_timeout_s, one_model, router_config
+from fleet.up.planning import complete, drain_timeout_s, one_model, router_config
 
 
 def planned(*options: str, model: str = "demo", engine: str = "simulated") -> FleetPlan:

@@ -4,7 +4,7 @@ import math
 
 from fleet.commands.view import ModelView, View
 from fleet.plan import FleetPlan, ModelPlan
-from fleet.up.again import LONGEST_PAUSE_S, SETTLED_S, Tries, plan_now
+from fleet.up.running import LONGEST_PAUSE_S, SETTLED_S, Retries, plan_now
 
 
 class Clock:
@@ -16,48 +16,48 @@ class Clock:
 
 
 def test_the_first_try_is_at_once_and_each_later_one_waits_twice_as_long_until_there_were_enough() -> None:
-    tries = Tries(5, Clock())
-    tries.lost()
-    assert [tries.next_pause_s() for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, None, None]
+    retries = Retries(5, Clock())
+    retries.lost()
+    assert [retries.next_pause_s() for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, None, None]
 
 
 def test_a_try_that_takes_long_counts_like_any_other() -> None:
     clock = Clock()
-    tries = Tries(2, clock)
-    tries.lost()
+    retries = Retries(2, clock)
+    retries.lost()
     for _ in range(2):
-        assert tries.next_pause_s() is not None
+        assert retries.next_pause_s() is not None
         clock.now_s += 2 * SETTLED_S
-    assert tries.next_pause_s() is None
+    assert retries.next_pause_s() is None
 
 
 def test_a_fleet_that_dies_soon_after_each_try_uses_them_up() -> None:
     clock = Clock()
-    tries = Tries(3, clock)
+    retries = Retries(3, clock)
     for _ in range(3):
-        tries.lost()
-        assert tries.next_pause_s() is not None
-        tries.began()
+        retries.lost()
+        assert retries.next_pause_s() is not None
+        retries.began()
         clock.now_s += SETTLED_S / 2
-    tries.lost()
-    assert tries.next_pause_s() is None
+    retries.lost()
+    assert retries.next_pause_s() is None
 
 
 def test_a_fleet_that_lasted_gets_all_tries_again() -> None:
     clock = Clock()
-    tries = Tries(1, clock)
+    retries = Retries(1, clock)
     for _ in range(3):
-        tries.lost()
-        assert tries.next_pause_s() == 0.0
-        tries.began()
+        retries.lost()
+        assert retries.next_pause_s() == 0.0
+        retries.began()
         clock.now_s += SETTLED_S + 1
 
 
 def test_without_a_limit_the_pause_stays_bounded() -> None:
-    tries = Tries(math.inf, Clock())
-    tries.lost()
-    assert {tries.next_pause_s() for _ in range(5000)} >= {0.0, LONGEST_PAUSE_S}
-    assert tries.next_pause_s() == LONGEST_PAUSE_S
+    retries = Retries(math.inf, Clock())
+    retries.lost()
+    assert {retries.next_pause_s() for _ in range(5000)} >= {0.0, LONGEST_PAUSE_S}
+    assert retries.next_pause_s() == LONGEST_PAUSE_S
 
 
 def test_the_plan_has_as_many_replicas_as_were_wanted_last() -> None:

@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from fleet.on_ray import keeping
-from fleet.on_ray.keeping import MOST_STARTS, Keeping
+from fleet.on_ray import watchdog
 from fleet.on_ray.local import GCS, RAYLET
+from fleet.on_ray.watchdog import MOST_STARTS, RayWatchdog
 from tests.router.loopback import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd_open")
@@ -25,7 +25,7 @@ class Ray:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.said: list[str] = []
         self.gcs, self.raylet = self.start(), self.start()
-        self.keeping = Keeping({GCS: self.gcs, RAYLET: self.raylet}, lambda: None, self.said.append)
+        self.keeping = RayWatchdog({GCS: self.gcs, RAYLET: self.raylet}, lambda: None, self.said.append)
 
     def start(self) -> int:
         self.processes.append(subprocess.Popen(["sleep", "60"]))
@@ -43,8 +43,8 @@ class Ray:
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     made = Ray()
     monkeypatch.setenv("RAY_gcs_storage", "rocksdb")
-    monkeypatch.setattr(keeping, "start_gcs_again", made.start_gcs_again)
-    monkeypatch.setattr(keeping, "LOOK_S", 0.01)
+    monkeypatch.setattr(watchdog, "start_gcs_again", made.start_gcs_again)
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.01)
     answers(monkeypatch, lambda _: True)
     yield made
     for process in made.processes:
@@ -53,7 +53,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, raylet_lives: Callable[[float], bool | None]) -> None:
-    monkeypatch.setattr(keeping, "raylet_lives", raylet_lives)
+    monkeypatch.setattr(watchdog, "raylet_lives", raylet_lives)
 
 
 async def over(ray: Ray) -> str:
@@ -89,7 +89,7 @@ async def test_a_gcs_whose_log_cannot_be_made_is_the_end(ray: Ray, monkeypatch: 
     def full() -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keeping, "start_gcs_again", full)
+    monkeypatch.setattr(watchdog, "start_gcs_again", full)
     os.kill(ray.gcs, signal.SIGKILL)
     assert await over(ray) == GCS
     assert "No space left on device" in ray.said[-1]

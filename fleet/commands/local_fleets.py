@@ -34,14 +34,14 @@ def _boot() -> str:
 
 
 def _pid_namespace() -> str:
-    """In which a pid has its meaning; containers may share a temporary folder, and have pids of their own."""
+    """Identify this process's pid namespace: containers may share a temporary folder, but not pids."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-class KnownFleet(Struct, frozen=True, kw_only=True):
+class LocalFleet(Struct, frozen=True, kw_only=True):
     port: Port  # of its router
     pid: Annotated[int, Meta(ge=1)]  # of `warmroute up`; in a container it may well be 1
     started: float  # `process_started(pid)`: a pid that was given anew is not taken for it
@@ -55,21 +55,21 @@ class KnownFleet(Struct, frozen=True, kw_only=True):
 
 
 class Where(NamedTuple):
-    """A controller to talk to, and the fleet of this machine that it is of, if it is."""
+    """A controller, and its fleet if that runs on this machine."""
 
     url: str
     key: str | None
-    known: KnownFleet | None
+    local: LocalFleet | None
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(KnownFleet).decode
+_decode = msgspec.json.Decoder(LocalFleet).decode
 
 
 # ---- what `warmroute up` does
 
 
-def note(fleet: KnownFleet) -> Path:
+def record_fleet(fleet: LocalFleet) -> Path:
     """Write its file, in one piece or not at all; what a killed one on the same port has left is removed before."""
     folder = _folders()[0]
     path = folder / _file_name(fleet)
@@ -77,13 +77,13 @@ def note(fleet: KnownFleet) -> Path:
         _make_ours(folder)
         for before in _read_all(folder, f"{fleet.port}-*.json"):
             if was_killed(before):
-                tidy(before)
+                clean_up(before)
         _make_ours(folder)
         descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".")  # with mode 0600
         with open(descriptor, "wb") as file:
             file.write(_encode(fleet))
         os.replace(temporary, path)
-        forget(fleet, but=path)  # what another session's XDG_RUNTIME_DIR made it write elsewhere
+        remove_record(fleet, but=path)  # what another session's XDG_RUNTIME_DIR made it write elsewhere
     except OSError as error:
         raise click.ClickException(
             f"cannot write {str(path)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours"
@@ -91,7 +91,7 @@ def note(fleet: KnownFleet) -> Path:
     return path
 
 
-def forget(fleet: KnownFleet, but: Path | None = None) -> None:
+def remove_record(fleet: LocalFleet, but: Path | None = None) -> None:
     """Remove its file, also one that cannot be read, and the folder if it is empty."""
     for folder in _folders():
         path = folder / _file_name(fleet)
@@ -107,7 +107,7 @@ def forget(fleet: KnownFleet, but: Path | None = None) -> None:
 
 
 def process_started(pid: int) -> float | None:
-    """When a process began, in seconds since the machine did, which no setting of clocks moves; None: it is over."""
+    """Return when a process started, in seconds since boot, which no clock change moves; None if it has ended."""
     fields = _read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # a command's name may have spaces
     if len(fields) < 20 or fields[0] in "ZX":  # one that ended, and that nobody has asked about yet
         return None
@@ -117,14 +117,14 @@ def process_started(pid: int) -> float | None:
 # ---- what other commands do
 
 
-def known() -> list[KnownFleet]:
-    """Those that live. What others have left, which were killed, is removed, and that is said."""
+def running_fleets() -> list[LocalFleet]:
+    """Return the fleets that run; clean up after killed ones, with a note."""
     living = []
-    for fleet in noted():
-        if lives(fleet):
+    for fleet in recorded_fleets():
+        if is_running(fleet):
             living.append(fleet)
         elif was_killed(fleet):
-            tidy(fleet)
+            clean_up(fleet)
             _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); what it had left is removed")
             if _answers(fleet.controller):  # in a cluster it needs no `warmroute up`
                 _say(f"its controller still answers; to end it: warmroute down --fleet {fleet.controller}")
@@ -133,7 +133,7 @@ def known() -> list[KnownFleet]:
 
 def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
-    fleets = known()
+    fleets = running_fleets()
     if which is None:
         if len(fleets) == 1:
             return _where(fleets[0])
@@ -152,12 +152,12 @@ def find(which: str | None) -> Where:
     return Where(which, None, None)
 
 
-def listed(fleets: list[KnownFleet]) -> str:
+def listed(fleets: list[LocalFleet]) -> str:
     return ", ".join(f"port {fleet.port} (controller {fleet.controller})" for fleet in fleets) or "none"
 
 
-def noted() -> Iterator[KnownFleet]:
-    """All that have a file, whether they live or not."""
+def recorded_fleets() -> Iterator[LocalFleet]:
+    """Yield every fleet that has a file, running or not."""
     for folder in _folders():
         try:
             fleets = _read_all(folder, "*.json") if _is_ours(folder) else []
@@ -167,18 +167,18 @@ def noted() -> Iterator[KnownFleet]:
         yield from fleets
 
 
-def lives(fleet: KnownFleet) -> bool:
-    """Whether this very process runs; of another container's nothing is known."""
+def is_running(fleet: LocalFleet) -> bool:
+    """True if this very process runs; False for one of another container, whose state is not known."""
     here = (fleet.boot, fleet.pid_namespace) == (_boot(), _pid_namespace())
     started = process_started(fleet.pid) if here else None
     return started is not None and abs(started - fleet.started) < TICK_S / 2
 
 
-def was_killed(fleet: KnownFleet) -> bool:
-    return fleet.pid_namespace == _pid_namespace() and not lives(fleet)
+def was_killed(fleet: LocalFleet) -> bool:
+    return fleet.pid_namespace == _pid_namespace() and not is_running(fleet)
 
 
-def tidy(fleet: KnownFleet) -> None:
+def clean_up(fleet: LocalFleet) -> None:
     """Remove what a fleet that was killed has left."""
     for name in fleet.folders:
         folder = Path(name)
@@ -186,14 +186,14 @@ def tidy(fleet: KnownFleet) -> None:
             _say(f"{name!r} is left alone: its name is not that of a temporary folder of warmroute")
         elif folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
             shutil.rmtree(folder, ignore_errors=True)
-    forget(fleet)
+    remove_record(fleet)
 
 
 # ---- files
 
 
 def _folders() -> list[Path]:
-    """Where the files are; the first one is for new files. A session may have XDG_RUNTIME_DIR, and the next one not."""
+    """Return the folders of the files, that of new files first. XDG_RUNTIME_DIR may not be set in every session."""
     temporary = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{os.geteuid()}"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # One that su and sudo have left in the environment is another user's.
@@ -220,12 +220,12 @@ def _is_ours(folder: Path) -> bool:
     return True
 
 
-def _file_name(fleet: KnownFleet) -> str:
-    """With the pid: fleets may have the same port at different addresses."""
+def _file_name(fleet: LocalFleet) -> str:
+    """Name the file by port and pid: fleets may have the same port at different addresses."""
     return f"{fleet.port}-{fleet.pid}.json"
 
 
-def _is_of_another(path: Path, fleet: KnownFleet) -> bool:
+def _is_of_another(path: Path, fleet: LocalFleet) -> bool:
     """Another container may have the same port and pid."""
     try:
         return not _same(_decode(_content(path)), fleet)
@@ -233,12 +233,12 @@ def _is_of_another(path: Path, fleet: KnownFleet) -> bool:
         return False
 
 
-def _read_all(folder: Path, pattern: str) -> list[KnownFleet]:
+def _read_all(folder: Path, pattern: str) -> list[LocalFleet]:
     return [fleet for path in sorted(folder.glob(pattern)) if (fleet := _read(path)) is not None]
 
 
-def _read(path: Path) -> KnownFleet | None:
-    """None where there is no file, or none that can be used; the latter is said."""
+def _read(path: Path) -> LocalFleet | None:
+    """Return a file's fleet; None without a file, and with a note for one that cannot be used."""
     try:
         return _decode(_content(path))
     except FileNotFoundError:
@@ -262,7 +262,7 @@ def _content(path: Path) -> bytes:
 
 
 def _read_text(path: Path) -> str:
-    """Of a file in /proc; empty where there is none, or none any more."""
+    """Return a file of /proc, empty if it is not there (any more)."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -272,18 +272,18 @@ def _read_text(path: Path) -> str:
 # ----
 
 
-def _where(fleet: KnownFleet) -> Where:
+def _where(fleet: LocalFleet) -> Where:
     return Where(fleet.controller, fleet.key, fleet)
 
 
-def _at_port(fleets: list[KnownFleet], port: int) -> list[KnownFleet]:
-    """That of a router counts before that of a controller."""
+def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:
+    """Find the fleets by their router's port, else by their controller's."""
     of_routers = [fleet for fleet in fleets if fleet.port == port]
     return of_routers or [fleet for fleet in fleets if _port_of(fleet.controller) == port]
 
 
-def _at_url(fleets: list[KnownFleet], url: str) -> list[KnownFleet]:
-    """A controller has one, however many routers here have joined its fleet; a router's is known only by its port."""
+def _at_url(fleets: list[LocalFleet], url: str) -> list[LocalFleet]:
+    """Find the fleet by its controller's URL, else by the port of a router here."""
     named = sorted((fleet for fleet in fleets if fleet.controller == url), key=lambda fleet: fleet.found)
     port = _port_of(url)
     if named or port is None or urlsplit(url).hostname not in LOOPBACK:
@@ -306,7 +306,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _same(one: KnownFleet, other: KnownFleet) -> bool:
+def _same(one: LocalFleet, other: LocalFleet) -> bool:
     return (one.pid, one.started, one.boot, one.pid_namespace) == (
         other.pid,
         other.started,

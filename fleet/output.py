@@ -1,4 +1,4 @@
-"""What `warmroute up` says, in lines on standard output."""
+"""The output of `warmroute up`, line by line on standard output."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError:
-        hush()
+        mute_stdout()
 
 
-def hush() -> None:
+def mute_stdout() -> None:
     """Point stdout at nothing: what is buffered would fail again, at the latest in the interpreter's last flush."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())

@@ -8,7 +8,7 @@ STATE = b"wanted"
 PORT = b"port"
 
 
-class KvMemory:
+class RayStateStore:
     def __init__(self, namespace: str) -> None:
         self._namespace = f"warmroute.{namespace}".encode()
 
@@ -23,7 +23,7 @@ class KvMemory:
             await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=self._namespace)
 
     async def port(self) -> int:
-        """Where an earlier controller listened; 0: there was none."""
+        """Return the port of an earlier controller; 0 without one."""
         return int(await self._get(PORT) or b"0")
 
     async def keep_port(self, port: int) -> None:

@@ -20,7 +20,7 @@ MOST_STARTS = 3  # of a GCS, within a minute
 STARTS_WITHIN_S = 60.0
 
 
-class Keeping:
+class RayWatchdog:
     """`pids` are those of Ray's servers; `heal_controller` may block."""
 
     def __init__(self, pids: dict[str, int], heal_controller: Callable[[], None], say: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ class Keeping:
     # ---- what lives, and does not answer
 
     def _look_again_and_again(self, loop: asyncio.AbstractEventLoop, ended: "asyncio.Queue[str]") -> None:
-        """In a thread of its own: Ray's calls block. Looks are counted, for this process may stand still, too."""
+        """Check Ray in a thread, as its calls block. Counts checks instead of time: this process may be paused, too."""
         misses = 0
         while not self._over.wait(LOOK_S):
             lives = raylet_lives(ANSWER_S)

@@ -8,14 +8,14 @@ from typing import Self, TypeVar
 import click
 
 from fleet.commands.client import Fleet
-from fleet.commands.known import Where
+from fleet.commands.local_fleets import Where
 from fleet.commands.view import View
 from router.asking import Unreachable
 
 T = TypeVar("T")
 
 
-class Lookout:
+class Poller:
     """To be closed, or used as a context manager."""
 
     def __init__(self, locate: Callable[[], Where]) -> None:
@@ -28,7 +28,7 @@ class Lookout:
 
     @property
     def away_s(self) -> float:
-        """For how long nobody has answered."""
+        """Seconds since the controller answered last."""
         return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
 
     def look(self) -> View | None:

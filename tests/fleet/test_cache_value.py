@@ -1,7 +1,7 @@
 """Whose cache would be missed."""
 
 from events.native import Load
-from fleet.control.worth import worth
+from fleet.control.reconcile import cache_value
 from fleet.host.report import Report
 
 
@@ -12,19 +12,19 @@ def holding(blocks: int, hit_rate: float, prompt_tokens_per_s: float, block_size
 
 
 def test_a_cache_that_nobody_asks_for_is_worth_nothing_however_full_it_is() -> None:
-    assert worth(holding(100_000, 0.0, 5000)) == worth(None) < worth(holding(10, 0.5, 10))
+    assert cache_value(holding(100_000, 0.0, 5000)) == cache_value(None) < cache_value(holding(10, 0.5, 10))
 
 
 def test_what_is_asked_for_more_often_is_worth_more() -> None:
-    assert worth(holding(100_000, 0.8, 500)) > worth(holding(100_000, 0.2, 1000))
+    assert cache_value(holding(100_000, 0.8, 500)) > cache_value(holding(100_000, 0.2, 1000))
 
 
 def test_one_prefix_of_everybody_is_worth_less_than_many_conversations() -> None:
     """It is computed once, and then it is there again."""
-    everybodys, conversations = worth(holding(125, 0.9, 50_000)), worth(holding(6000, 0.7, 4000))
+    everybodys, conversations = cache_value(holding(125, 0.9, 50_000)), cache_value(holding(6000, 0.7, 4000))
     assert [everybodys, conversations] == [(2000, 45_000), (96_000, 2800)]
     assert everybodys < conversations
 
 
 def test_an_engine_that_does_not_say_what_it_holds_is_judged_by_its_hits() -> None:
-    assert worth(holding(0, 0.5, 100, block_size=0)) == (3000.0, 50.0)
+    assert cache_value(holding(0, 0.5, 100, block_size=0)) == (3000.0, 50.0)
