@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any
 
-from router.policy import Decision
+from router.placement.policy import Decision
 from router.prefixes.recent import TEXT_BYTES, Routed
 from router.prompt import beginning_of
 from router.record import Remembered

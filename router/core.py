@@ -18,19 +18,19 @@ from api.http.bodies import Bodies
 from router.access_log import Line, line_of
 from router.accounting import remembered, routed, settle, told
 from router.admission import Admission, Admitted
-from router.ages import pages_of
-from router.approximate import Approximate
+from router.placement.ages import pages_of
+from router.placement.approximate import Approximate
 from router.attempt import Attempt, Owner
 from router.budget import Budget
 from router.config import RouterConfig
-from router.cost import takes
+from router.placement.cost import takes
 from router.exchange import Exchange
 from router.feeds import Feeds
-from router.index import Matches, PrefixIndex
-from router.lot import LOT_BITS, Lot
+from router.placement.index import Matches, PrefixIndex
+from router.placement.tie_break import SEED_BITS, TieBreak
 from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
-from router.optimistic import awaited_s
-from router.policy import Decision, Question, place
+from router.placement.optimistic import awaited_s
+from router.placement.policy import Decision, Question, place
 from router.prefixes.recent import Recent
 from router.prompt import Peek, Prompt
 from router.reading.client import Reading
@@ -40,11 +40,11 @@ from router.record import Remembered
 from router.request import Request
 from router.request_log import RequestLog
 from router.retries import RetryBudget
-from router.reuse import Reuse
+from router.placement.reuse import Reuse
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
 from router.upstream import Broken
-from router.waiting import Waiting
+from router.placement.waiting import Waiting
 
 if TYPE_CHECKING:
     from router.tracing import Tracing
@@ -265,7 +265,7 @@ class Router:
                 self.doubted[member.slot] = trust
 
     def choose(self, model: ServedModel, question: Question) -> Decision:
-        lot = Lot(self.rng.getrandbits(LOT_BITS))
+        lot = TieBreak(self.rng.getrandbits(SEED_BITS))
         ring = model.ring if self.config.policy == "session" else None
         return place(self.config.policy, question, model.candidates, lot, ring)
 

@@ -13,7 +13,7 @@ from events.native import Status
 from events.resolver import Change, Cleared, Removed, Resolver, Stored
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 from router.spec import MOST_BLOCK_TOKENS
 
 MOST_SIZES = 16  # of blocks, of one replica

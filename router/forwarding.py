@@ -14,7 +14,7 @@ from router.attempt import Attempt, refusal_code
 from router.exchange import Exchange
 from router.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
 from router.members import Member
-from router.policy import Question, choose
+from router.placement.policy import Question, choose
 from router.prompt import UNREADABLE, object_salted
 from router.reading.client import is_quick
 from router.reading.messages import Found, Salt

@@ -26,7 +26,7 @@ from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 from router.members import Members
 from router.request_log import RequestLog
 from router.tokenizers import Tokenizers

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.cost import Candidate
+from router.placement.cost import Candidate
 
 SLOWEST = 10.0  # how many times dearer a replica is when it comes back
 MOST_REFUSALS = 8.0  # each of them makes it twice as dear; one is forgotten every second, and with every answer

@@ -46,7 +46,7 @@ class Decided(Struct, omit_defaults=True):
     order: int
     at_s: float
     policy: str
-    lot: int  # what near-equals were drawn with (`router.lot`)
+    lot: int  # what near-equals were drawn with (`router.placement.tie_break`)
     turn: int
     chosen: str | None = None
     tried: list[str] = []

@@ -10,10 +10,10 @@ from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.facts import Facts
 from router.health import Health
-from router.load import ReplicaLoad
-from router.policy import Candidate
+from router.placement.load import ReplicaLoad
+from router.placement.policy import Candidate
 from router.report import Report
-from router.ring import Ring
+from router.placement.ring import Ring
 from router.spec import ReplicaSpec
 from router.tally import Memory, Tally
 from router.tokens import Tokens

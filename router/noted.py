@@ -4,12 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from router.cost import INFINITE
+from router.placement.cost import INFINITE
 from router.logged import Decided, Weighed
 
 if TYPE_CHECKING:
     from router.attempt import Attempt
-    from router.decision import Decision
+    from router.placement.decision import Decision
     from router.feeds import Feeds
     from router.members import Member
 

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from router.cost import INFINITE
-from router.policy import Decision
+from router.placement.cost import INFINITE
+from router.placement.policy import Decision
 
 
 class Considered(Struct, frozen=True):

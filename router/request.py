@@ -7,10 +7,10 @@ from api.errors import ApiError
 from router.admission import Admitted
 from router.attempt import Owner
 from router.exchange import Exchange
-from router.index import Matches
+from router.placement.index import Matches
 from router.members import Member, ServedModel
 from router.noted import Noted
-from router.policy import Decision
+from router.placement.policy import Decision
 from router.prompt import Peek, Prompt
 
 

@@ -16,7 +16,7 @@ from router.accounting import CACHED, cached_tokens_in
 from router.admission import Admitted
 from router.answer import Answer
 from router.attempt import Attempt, refusal_code
-from router.cost import takes
+from router.placement.cost import takes
 from router.exchange import Exchange
 from router.headers import (
     FROM_FRAMES,
@@ -29,10 +29,10 @@ from router.headers import (
     request_to,
     value_of,
 )
-from router.index import Matches
+from router.placement.index import Matches
 from router.members import APPROXIMATE, Member, ServedModel, no_replica
 from router.noted import Noted
-from router.policy import Decision
+from router.placement.policy import Decision
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.reading.client import is_quick
 from router.upstream import Broken

@@ -17,16 +17,16 @@ import msgspec
 from events.native import Status
 from events.subscriber import Source
 from router.accuracy import Accuracy
-from router.ages import CacheAges
+from router.placement.ages import CacheAges
 from router.attempt import refusal_code
 from router.core import Router
 from router.discovery.wanted import Wanted, difference
 from router.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
 from router.fetch import Fetched, fetch
 from router.health import Health, HealthConfig
-from router.load import ReplicaLoad
+from router.placement.load import ReplicaLoad
 from router.members import APPROXIMATE, Member
-from router.policy import Candidate
+from router.placement.policy import Candidate
 from router.report import Report
 from router.spec import BadSpec, ReplicaSpec
 from router.status import isolation

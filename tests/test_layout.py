@@ -96,7 +96,7 @@ def test_every_package_exists_and_is_typed() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("events/stream.py", "from router.index import match"),
+        ("events/stream.py", "from router.placement.index import match"),
         ("api/prompts.py", "import events.blocks"),
         ("router/app.py", "def load():\n    import torch.nn"),
         ("router/feeds.py", "from ray import init"),

@@ -26,7 +26,7 @@ from lab.simulation.settings import (
 from lab.trace.formats import BadTrace, read_trace
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened, sped_up
-from router.policy import POLICIES
+from router.placement.policy import POLICIES
 
 DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

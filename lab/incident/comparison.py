@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.cost import INFINITE, Candidate
-from router.decision import Decision
+from router.placement.cost import INFINITE, Candidate
+from router.placement.decision import Decision
 from router.logged import Decided, Weighed
 
 # In the order in which one explains the next: what is known of caches decides about more than what is known of queues.

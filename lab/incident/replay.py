@@ -13,8 +13,8 @@ from lab.incident.facts import Asked, Run, runs_of
 from lab.incident.sources import Survey, survey
 from lab.incident.world import World
 from lab.trace.formats import BadTrace, read_log
-from router.decision import Decision
-from router.policy import POLICIES
+from router.placement.decision import Decision
+from router.placement.policy import POLICIES
 
 FACTS_PER_TELLING = 64
 

@@ -15,14 +15,14 @@ from events.native import Status, decode_status
 from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
-from router.ages import CacheAges
-from router.cost import Candidate
+from router.placement.ages import CacheAges
+from router.placement.cost import Candidate
 from router.feeds import ReplicaFeed
-from router.index import PrefixIndex
-from router.load import ReplicaLoad
+from router.placement.index import PrefixIndex
+from router.placement.load import ReplicaLoad
 from router.logged import Weighed
 from router.report import Report
-from router.reuse import Reuse
+from router.placement.reuse import Reuse
 
 AHEAD_S = 2.0  # by so much recorder and router may have been apart
 

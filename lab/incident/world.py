@@ -9,15 +9,15 @@ from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey
 from lab.incident.twin import Tape, Twin
-from router.cost import Question
-from router.decision import Decision
-from router.index import PrefixIndex
+from router.placement.cost import Question
+from router.placement.decision import Decision
+from router.placement.index import PrefixIndex
 from router.logged import Decided, Logged, Weighed
-from router.lot import Lot
+from router.placement.tie_break import TieBreak
 from router.members import APPROXIMATE
-from router.policy import place
+from router.placement.policy import place
 from router.report import Report
-from router.ring import Ring
+from router.placement.ring import Ring
 
 
 class World:
@@ -98,7 +98,7 @@ class World:
         ring = self._rings.get(names)
         if ring is None:
             ring = self._rings[names] = Ring(names)
-        return place(policy, self._question(fact.line, decided), candidates, Lot(decided.lot), ring)
+        return place(policy, self._question(fact.line, decided), candidates, TieBreak(decided.lot), ring)
 
     def _question(self, line: Logged, decided: Decided) -> Question:
         matched: dict[int, float] = {}

@@ -8,15 +8,15 @@ from events.native import Load
 from events.resolver import Resolver
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
-from router.ages import CacheAges, pages_of
-from router.approximate import Approximate
+from router.placement.ages import CacheAges, pages_of
+from router.placement.approximate import Approximate
 from router.config import RouterConfig
-from router.index import PrefixIndex
-from router.load import ReplicaLoad
-from router.optimistic import awaited_s
-from router.policy import Candidate, Question, choose
-from router.reuse import Reuse
-from router.ring import Ring
+from router.placement.index import PrefixIndex
+from router.placement.load import ReplicaLoad
+from router.placement.optimistic import awaited_s
+from router.placement.policy import Candidate, Question, choose
+from router.placement.reuse import Reuse
+from router.placement.ring import Ring
 
 CONFIG = RouterConfig()
 APPROXIMATE_TOKENS = 2**20  # that a router takes a replica to hold that says nothing

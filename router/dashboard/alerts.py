@@ -13,14 +13,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from router.core import Router
-from router.cost import INFINITE
+from router.placement.cost import INFINITE
 from router.dashboard.asking import Asking
 from router.dashboard.pauses import paused
 from router.dashboard.rows import Fleet, Row
 from router.doctor.figures import Choice, Figures, Replica, Routed, RouterFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
-from router.index import GPU
+from router.placement.index import GPU
 from router.members import Member
 from router.record import Remembered
 

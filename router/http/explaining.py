@@ -7,11 +7,11 @@ from msgspec import Struct
 
 from router.admission import Admitted
 from router.core import Router
-from router.cost import Candidate
+from router.placement.cost import Candidate
 from router.dashboard.pauses import paused
-from router.decision import Verdict
-from router.holders import slots_of
-from router.index import Matches
+from router.placement.decision import Verdict
+from router.placement.holders import slots_of
+from router.placement.index import Matches
 from router.members import APPROXIMATE, ServedModel
 from router.prompt import Peek, Prompt, read_peek
 from router.reading.client import is_quick

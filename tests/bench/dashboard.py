@@ -27,7 +27,7 @@ import uvloop
 from router.admission import Admitted
 from router.config import RouterConfig
 from router.core import Router
-from router.cost import Question
+from router.placement.cost import Question
 from router.dashboard import files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import Query

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from events.blocks import block_keys, pack_tokens, root_key
 from events.native import Load
-from router.ages import CacheAges
-from router.index import PrefixIndex
-from router.load import ReplicaLoad
-from router.policy import Candidate, Question, choose
-from router.reuse import Reuse
-from router.ring import Ring
+from router.placement.ages import CacheAges
+from router.placement.index import PrefixIndex
+from router.placement.load import ReplicaLoad
+from router.placement.policy import Candidate, Question, choose
+from router.placement.reuse import Reuse
+from router.placement.ring import Ring
 from tests.bench.measure import cpu_us, heading, row
 
 BLOCK = 16
@@ -70,7 +70,7 @@ def _crowd(candidate: Candidate, reuse: Reuse, chance: random.Random) -> None:
         reuse.used(pages, float(second))
         candidate.ages.routed(pages, float(second))
     for number in range(9):
-        candidate.turns.add(number, chance.random(), chance.randrange(8000))
+        candidate.queue_positions.add(number, chance.random(), chance.randrange(8000))
     candidate.is_crowded = True
 
 

@@ -25,7 +25,7 @@ from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, TABLE
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 from router.members import Members
 from router.spec import parse_replica
 from router.tokenizers import Tokenizers

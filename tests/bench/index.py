@@ -16,7 +16,7 @@ from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, encode_
 from events.resolver import Resolver
 from events.stream import StreamConfig
 from events.view import CacheView
-from router.index import Matches, PrefixIndex
+from router.placement.index import Matches, PrefixIndex
 from tests.bench.events import BLOCK, ROOT, payload
 from tests.bench.measure import cpu_us, heading, resident_bytes, row
 

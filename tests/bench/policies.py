@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import router.effects
+import router.placement.effects
 from lab.simulation.comparison import compared
 from lab.simulation.outcome import Outcome
 from lab.simulation.report import duration

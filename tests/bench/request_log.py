@@ -6,13 +6,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from router.cost import Candidate, Question
-from router.decision import Decision
-from router.load import ReplicaLoad
-from router.lot import Lot
+from router.placement.cost import Candidate, Question
+from router.placement.decision import Decision
+from router.placement.load import ReplicaLoad
+from router.placement.tie_break import TieBreak
 from router.members import Member
 from router.noted import Noted
-from router.policy import choose
+from router.placement.policy import choose
 from router.report import Report
 from router.request_log import RequestLog
 from router.spec import ReplicaSpec
@@ -32,7 +32,7 @@ class Scene:
         self.members = [self._member(slot, chance) for slot in range(replicas)]
         matched = {member.slot: float(BLOCK_TOKENS * chance.randrange(200)) for member in self.members}
         question = Question(PROMPT_TOKENS, matched, matched)
-        self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], Lot(1))
+        self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], TieBreak(1))
         self.feeds: Any = SimpleNamespace(known=lambda _: (123_456, None))
         prompt = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, keys=lambda _: keys)
         self.routing: Any = SimpleNamespace(

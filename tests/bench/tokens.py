@@ -17,8 +17,8 @@ from api.prompts import Prompts
 from api.requests import ChatRequest, read
 from api.tokenizer import HfTokenizer
 from events.blocks import block_keys
-from router.approximate import Approximate
-from router.index import PrefixIndex
+from router.placement.approximate import Approximate
+from router.placement.index import PrefixIndex
 from router.prompt import APPROXIMATE, approximate, read_peek
 from router.tokens import Tokens
 from tests.api.chat_templates import TEMPLATES

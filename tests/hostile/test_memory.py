@@ -17,14 +17,14 @@ from events.messages import BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.publisher import Publisher, PublisherConfig
 from replica.block_pool import BlockPool
-from router.ages import CacheAges
-from router.cost import Candidate, Question
+from router.placement.ages import CacheAges
+from router.placement.cost import Candidate, Question
 from router.http.front import FrontConnection
-from router.lot import Lot
-from router.policy import place
+from router.placement.tie_break import TieBreak
+from router.placement.policy import place
 from router.prefixes.tree import Run
 from router.record import Remembered
-from router.reuse import Reuse
+from router.placement.reuse import Reuse
 from router.tokenizers import Tokenizers
 from router.tokens import Tokens
 from router.upstream import Connection
@@ -227,7 +227,7 @@ def decided(candidates: list[Candidate], number: int) -> Remembered:
         came_s=moment,
         awaited={},
     )
-    decision = place("cost", question, candidates, Lot(number), None)
+    decision = place("cost", question, candidates, TieBreak(number), None)
     times = (moment, moment + 1, moment + 2, 0.0)
     return Remembered(
         moment + 3, times, f"req-{number:012}", "m", "r0", 1000, True, decision, None, None, 0, 0, 200, ""

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 
 from events.native import Load
-from router.load import ReplicaLoad
-from router.policy import Candidate, Question, choose
+from router.placement.load import ReplicaLoad
+from router.placement.policy import Candidate, Question, choose
 
 RATE = 8000.0
 REPORT_S = 0.25

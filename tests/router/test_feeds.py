@@ -14,7 +14,7 @@ from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.subscriber import Source
 from router.feeds import Feeds, FeedState
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 
 ANY = "tcp://127.0.0.1:0"
 SIZE = 4

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from router.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
-from router.policy import Candidate
+from router.placement.policy import Candidate
 
 NO_JITTER = HealthConfig(jitter=0.0)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
-from router.policy import Candidate
+from router.placement.policy import Candidate
 
 Step = tuple[str, float]
 WHAT = [

@@ -17,8 +17,8 @@ from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.keys import keys_from_options
 from router.logged import Logged
-from router.lot import LOT_BITS, Lot
-from router.policy import Candidate, Question, place
+from router.placement.tie_break import SEED_BITS, TieBreak
+from router.placement.policy import Candidate, Question, place
 from router.request_log import RequestLog
 from router.routing import Routing
 from tests.router.loopback import until
@@ -311,20 +311,20 @@ async def test_nothing_is_noted_without_a_log() -> None:
 # ---- lots
 
 
-@given(st.integers(0, 2**LOT_BITS - 1))
+@given(st.integers(0, 2**SEED_BITS - 1))
 def test_a_lot_draws_the_same_again(number: int) -> None:
     def draws() -> list[float]:
-        lot = Lot(number)
+        lot = TieBreak(number)
         return [lot.random() for _ in range(5)] + [lot.choice(range(7))]
 
     first = draws()
     assert first == draws() and all(0 <= one < 1 for one in first[:5]) and len(set(first[:5])) == 5
-    assert Lot(number + 1).random() != first[0]
+    assert TieBreak(number + 1).random() != first[0]
 
 
 def test_lots_are_spread_evenly() -> None:
     chance = random.Random(1)
-    drawn = [Lot(chance.getrandbits(LOT_BITS)).choice(range(4)) for _ in range(4000)]
+    drawn = [TieBreak(chance.getrandbits(SEED_BITS)).choice(range(4)) for _ in range(4000)]
     assert all(900 < drawn.count(one) < 1100 for one in range(4))
 
 
@@ -332,7 +332,7 @@ def test_near_equals_are_placed_by_the_lot_alone() -> None:
     candidates = [Candidate(f"r{slot}", slot) for slot in range(8)]
 
     def placed(number: int) -> str:
-        chosen = place("random", Question(100, {}, {}), candidates, Lot(number), None).chosen
+        chosen = place("random", Question(100, {}, {}), candidates, TieBreak(number), None).chosen
         assert chosen is not None
         return chosen.name
 

@@ -10,8 +10,8 @@ import pytest
 
 from api.native import pack_ids, unpack_ids
 from events.native import Load
-from router.cost import ASSUMED_TOKENS_PER_S
-from router.effects import PATIENCE
+from router.placement.cost import ASSUMED_TOKENS_PER_S
+from router.placement.effects import PATIENCE
 from router.keys import Key, digest_of
 from router.routing import Routing
 from router.spec import ReplicaSpec

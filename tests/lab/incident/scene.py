@@ -20,13 +20,13 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.subscriber import Source
-from router.cost import Candidate, Question
+from router.placement.cost import Candidate, Question
 from router.feeds import ReplicaFeed
-from router.index import PrefixIndex
-from router.load import ReplicaLoad
+from router.placement.index import PrefixIndex
+from router.placement.load import ReplicaLoad
 from router.logged import Decided, Logged, Sending, Weighed
-from router.lot import LOT_BITS, Lot
-from router.policy import place
+from router.placement.tie_break import SEED_BITS, TieBreak
+from router.placement.policy import place
 from router.report import Report
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0
@@ -176,7 +176,7 @@ class Scene:
         matched = {slot: float(blocks * SIZE) for slot, blocks in found.gpu.items()}
         question = Question(len(tokens), matched, matched, turn=len(self.lines))
         candidates = [replica.candidate for replica in self.replicas]
-        lot = Lot(self.chance.getrandbits(LOT_BITS))
+        lot = TieBreak(self.chance.getrandbits(SEED_BITS))
         decision = place(self.policy, question, candidates, lot, None)
         assert decision.chosen is not None
         weighed = [self._weighed(one, cost, matched) for one, cost in zip(self.replicas, decision.costs, strict=True)]

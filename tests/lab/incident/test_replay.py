@@ -11,9 +11,9 @@ from events.records import Record
 from lab.incident.replay import Replay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 from router.logged import Logged
-from router.optimistic import Optimistic
+from router.placement.optimistic import Optimistic
 from tests.lab.incident.scene import MODEL, Scene
 
 REQUESTS = 150
@@ -107,7 +107,7 @@ def test_a_policy_that_nobody_knows_is_named_with_those_there_are(scene: Scene) 
 
 
 def test_code_that_decides_otherwise_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.policy.COMPUTE_WEIGHT", 0.0)
+    monkeypatch.setattr("router.placement.policy.COMPUTE_WEIGHT", 0.0)
     told = told_of(scene)
     assert not told.is_same and set(told.kinds) == {"logic"}
     assert "the code has changed" in shown(told)

@@ -13,7 +13,7 @@ from lab.simulation.outcome import outcome_of
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate, coarsened
-from router.effects import PATIENCE
+from router.placement.effects import PATIENCE
 from tests.lab.traffic import agents, conversations, unshared
 
 SETTINGS = Settings(replicas=4, capacity_tokens=300_000)

@@ -17,19 +17,19 @@ class Later(NamedTuple):
 NOBODY = Later(0, 0.0)
 
 
-class _Turn(NamedTuple):
+class _Position(NamedTuple):
     rank_s: float
     id: int
     tokens: float
 
 
-class Turns:
+class QueuePositions:
     """The prompt that is being computed is no longer waiting; which one that is follows from the ranks."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Turn] = []  # by rank
-        self._computed: int | None = None  # the id of the one that has its turn
-        self._turns: dict[int, _Turn] = {}  # of those that wait
+        self._waiting: list[_Position] = []  # by rank
+        self._computed: int | None = None  # the id of the one that has its position
+        self._by_id: dict[int, _Position] = {}  # of those that wait
         self._sums: Sequence[float] | None = None  # of the tokens of the first so many; None: to be added up anew
 
     def __len__(self) -> int:
@@ -40,37 +40,37 @@ class Turns:
         if self._computed is None:
             self._computed = request_id
             return
-        turn = self._turns[request_id] = _Turn(rank_s, request_id, tokens)
-        insort(self._waiting, turn)
+        position = self._by_id[request_id] = _Position(rank_s, request_id, tokens)
+        insort(self._waiting, position)
         self._sums = None
 
     def discard(self, request_id: int) -> None:
         """It is computed, or will never be."""
         if request_id == self._computed:
             self._computed = self._take(0).id if self._waiting else None
-        elif request_id in self._turns:
-            self._take(bisect_left(self._waiting, self._turns[request_id]))
+        elif request_id in self._by_id:
+            self._take(bisect_left(self._waiting, self._by_id[request_id]))
 
-    def _take(self, place: int) -> _Turn:
-        turn = self._waiting.pop(place)
-        del self._turns[turn.id]
+    def _take(self, place: int) -> _Position:
+        position = self._waiting.pop(place)
+        del self._by_id[position.id]
         self._sums = None
-        return turn
+        return position
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._turns.clear()
+        self._by_id.clear()
         self._computed = self._sums = None
 
     def later_than(self, rank_s: float) -> Later:
         if not self._waiting or self._waiting[-1].rank_s <= rank_s:
             return NOBODY
         if self._sums is None:
-            self._sums = list(accumulate((turn.tokens for turn in self._waiting), initial=0.0))
+            self._sums = list(accumulate((position.tokens for position in self._waiting), initial=0.0))
         before = bisect_right(self._waiting, (rank_s, inf))
         return Later(len(self._waiting) - before, self._sums[-1] - self._sums[before])
 
     def check(self) -> None:
-        assert self._waiting == sorted(self._turns.values())
+        assert self._waiting == sorted(self._by_id.values())
         assert self._computed is not None or not self._waiting
-        assert self._computed not in self._turns
+        assert self._computed not in self._by_id

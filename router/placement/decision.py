@@ -11,16 +11,16 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.cost import (
+from router.placement.cost import (
     BUSY_TOKENS,
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
     Question,
-    obstacle,
     uncached_tokens,
 )
-from router.effects import LOSS_WEIGHT, Effects
+from router.placement.effects import LOSS_WEIGHT, Effects
+from router.placement.eligibility import in_words, obstacles
 
 MOST_TOLD = 10  # replicas, in an error
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
@@ -56,7 +56,7 @@ class Decision(Struct, eq=False):
     ttft_s: float = 0.0  # estimated
     later_s: float = 0.0  # where the replica computes it: as if it had come so much later
     nobody: Nobody | None = None
-    lot: int = 0  # near-equals are drawn with it (`router.lot`)
+    lot: int = 0  # near-equals are drawn with it (`router.placement.tie_break`)
     effects: Effects | None = None  # None: it has none, or the policy does not ask
 
     def ahead(self, index: int) -> float:
@@ -81,6 +81,12 @@ class Decision(Struct, eq=False):
         chosen = None if self.chosen is None else candidates[self.candidates.index(self.chosen)]
         return replace(self, candidates=candidates, chosen=chosen)
 
+    def obstacle(self, candidate: Candidate) -> str | None:
+        """Why it cannot take the prompt now."""
+        question = self.question
+        [found] = obstacles((candidate,), question.tokens if question.exact else 0, question.tried, question.anyway)
+        return in_words(found, candidate, question.tokens)
+
     def refusal(self) -> str:
         """Why nobody took it, for an error message."""
         if not self.candidates:
@@ -88,7 +94,7 @@ class Decision(Struct, eq=False):
         if self.nobody == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
             return f"the prompt has {self.question.tokens:,} tokens; the most that a replica takes is {longest:,}"
-        obstacles = ((one.name, obstacle(self.question, one)) for one in self.candidates[:MOST_TOLD])
+        obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MOST_TOLD])
         reasons = "; ".join(f"{name}: {why or 'has room by now'}" for name, why in obstacles)
         if (more := len(self.candidates) - MOST_TOLD) > 0:
             reasons += f"; and {more:,} more"
@@ -116,7 +122,7 @@ def _verdict(decision: Decision, index: int, winner: int | None) -> Verdict:
 
 
 def _why(decision: Decision, index: int, winner: int | None) -> str:
-    obstacle_now = obstacle(decision.question, decision.candidates[index])
+    obstacle_now = decision.obstacle(decision.candidates[index])
     if index == winner:
         return f"chosen: {_why_chosen(decision, index)}"
     if obstacle_now is not None:

@@ -1,9 +1,9 @@
 import pytest
 
 from events.native import Load
-from router.load import ReplicaLoad
-from router.policy import Candidate
-from router.speed import OUTLIER, Speed
+from router.placement.load import ReplicaLoad
+from router.placement.policy import Candidate
+from router.placement.speed import OUTLIER, Speed
 
 
 def replica(**known: int) -> tuple[Candidate, ReplicaLoad]:

@@ -1,6 +1,6 @@
 import pytest
 
-from router.waiting import LEAST_WAIT_S, MOST_WAIT_S, STEP_S, Waiting
+from router.placement.waiting import LEAST_WAIT_S, MOST_WAIT_S, STEP_S, Waiting
 
 
 def drained(waiting: Waiting[str]) -> list[str]:

@@ -11,8 +11,8 @@ from collections import deque
 from msgspec import Struct
 
 from events.native import Load
-from router.cost import INFINITE, Candidate
-from router.speed import Speed
+from router.placement.cost import INFINITE, Candidate
+from router.placement.speed import Speed
 
 REPORT_AGE_S = 0.03  # a request sent so shortly before a report arrives may not be in it
 MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
@@ -93,7 +93,7 @@ class ReplicaLoad:
         tokens = max(1, uncached_tokens)
         self._sent[request_id] = one = Sent(request_id, tokens, now_s)
         if priority_s is not None:
-            self.candidate.turns.add(request_id, now_s + priority_s, tokens)
+            self.candidate.queue_positions.add(request_id, now_s + priority_s, tokens)
         if not streamed:
             rate = self.candidate.prefill_tokens_per_s
             one.due_s = now_s + (self.candidate.queued_tokens + tokens) / rate if rate else FAR_S
@@ -148,7 +148,7 @@ class ReplicaLoad:
 
     def _leaves_queue(self, one: Sent) -> None:
         one.queued = False
-        self.candidate.turns.discard(one.id)
+        self.candidate.queue_positions.discard(one.id)
         self._queued -= one.tokens
         self._queued_requests -= 1
         if one.fresh:
@@ -189,7 +189,7 @@ class ReplicaLoad:
         candidate = self.candidate
         candidate.in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
-        candidate.turns.clear()
+        candidate.queue_positions.clear()
         if candidate.ages is not None:
             candidate.ages.clear()
         self.total_blocks = self._declared_blocks
@@ -201,7 +201,9 @@ class ReplicaLoad:
 
     def _publish(self) -> None:
         candidate, report = self.candidate, self._report
-        candidate.is_crowded = bool(candidate.turns) or (candidate.ages is not None and candidate.ages.may_evict)
+        candidate.is_crowded = bool(candidate.queue_positions) or (
+            candidate.ages is not None and candidate.ages.may_evict
+        )
         if report is None:
             candidate.queued_tokens = self._queued + self._others_waiting * self._mean_tokens
             candidate.prefill_tokens_per_s = self._speed.tokens_per_s
@@ -224,5 +226,5 @@ class ReplicaLoad:
         assert self._fresh_queued == sum(one.tokens for one in queued if one.fresh)
         assert self._fresh_given == sum(one.tokens for one in self._fresh)
         assert all(one.fresh for one in self._fresh)
-        self.candidate.turns.check()
-        assert len(self.candidate.turns) <= max(0, len(queued) - 1)
+        self.candidate.queue_positions.check()
+        assert len(self.candidate.queue_positions) <= max(0, len(queued) - 1)

@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from router.ages import PAGE_TOKENS, CacheAges
-from router.cost import Candidate, Question
-from router.decision import Decision
-from router.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
-from router.policy import choose
-from router.reuse import Reuse
+from router.placement.ages import PAGE_TOKENS, CacheAges
+from router.placement.cost import Candidate, Question
+from router.placement.decision import Decision
+from router.placement.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
+from router.placement.policy import choose
+from router.placement.reuse import Reuse
 
 RATE = 8000.0
 
@@ -18,7 +18,7 @@ def replica(slot: int, *waiting: tuple[float, float], **known: Any) -> Candidate
     queued = 1000.0 + sum(tokens for _, tokens in waiting) if waiting else 0.0
     one = Candidate(f"r{slot}", slot, prefill_tokens_per_s=RATE, queued_tokens=queued, **known)
     for number, (rank_s, tokens) in enumerate([(0.0, 1000.0), *waiting] if waiting else []):
-        one.turns.add(number, rank_s, tokens)
+        one.queue_positions.add(number, rank_s, tokens)
     one.is_crowded = bool(waiting) or one.ages is not None
     return one
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.approximate import Approximate
-from router.index import PrefixIndex
+from router.placement.approximate import Approximate
+from router.placement.index import PrefixIndex
 
 CAPACITY = 5
 CHAINS = st.lists(st.integers(0, 2), max_size=7).map(

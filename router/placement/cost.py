@@ -2,10 +2,9 @@
 
     cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
 
-What it does to others comes on top (`router.effects`).
+What it does to others comes on top (`router.placement.effects`).
 
-`weigh` runs for every request over every replica: plain attribute reads, no object per candidate. Whoever adds a filter
-adds it to `weigh` and to `obstacle`, which says the same in words.
+`weigh` runs for every request over every replica: plain attribute reads, no object per candidate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,9 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
-from router.ages import CacheAges
-from router.turns import Turns
+from router.placement.ages import CacheAges
+from router.placement.eligibility import NONE_TRIED, Obstacle
+from router.placement.queue_positions import QueuePositions
 
 COMPUTE_WEIGHT = 2.0  # a token computed delays this request and takes the room that a later one would have had
 LOWER_PRICE = 0.2  # of computing it, to fetch a token from a lower medium (host memory, disk)
@@ -42,7 +42,8 @@ class Candidate(Struct, eq=False):
     max_model_len: int | None = None
     assigned_tokens: float = 0.0  # what this router has given it to compute, since ever
     may_try_anyway: bool = False  # unavailable only because of what we believe, not because it or an operator said so
-    turns: Turns = field(default_factory=Turns)  # ours that wait there, if it computes them by the rank we give
+    # Ours that wait there, if it computes them by the rank we give.
+    queue_positions: QueuePositions = field(default_factory=QueuePositions)
     ages: CacheAges | None = None  # None: nobody keeps account of its cache
     is_crowded: bool = False  # some of ours wait for their turn, or its cache fills up
 
@@ -54,7 +55,7 @@ class Question(Struct, eq=False):
     matched: Mapping[int, float]  # slot -> tokens in GPU memory
     lower: Mapping[int, float]  # slot -> tokens in any medium (>= matched); `matched` itself while there is only one
     session: str | None = None
-    tried: frozenset[str] = frozenset()  # replicas that have failed this very request
+    tried: frozenset[str] = NONE_TRIED  # replicas that have failed this very request
     exact: bool = True  # False: `tokens` is an estimate, and no prompt is too long by an estimate
     anyway: bool = False  # also ask replicas that are only believed to be down
     turn: int = 0  # requests placed before this one, for round-robin
@@ -64,26 +65,20 @@ class Question(Struct, eq=False):
 
 
 def weigh(
-    question: Question, candidates: Sequence[Candidate], rates: list[float], weight: float = COMPUTE_WEIGHT
+    question: Question,
+    candidates: Sequence[Candidate],
+    rates: list[float],
+    obstacles: list[Obstacle | None],
+    weight: float = COMPUTE_WEIGHT,
 ) -> list[float]:
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
-    tokens, tried, anyway = question.tokens, question.tried, question.anyway
-    length = tokens if question.exact else 0
+    tokens = question.tokens
     on_gpu = question.matched.get
     anywhere = question.lower.get if question.lower is not question.matched else None
     costs: list[float] = []
     append = costs.append
-    for candidate, rate in zip(candidates, rates, strict=True):
-        if candidate.unavailable is not None and not (anyway and candidate.may_try_anyway):
-            append(INFINITE)
-            continue
-        in_flight = candidate.in_flight
-        limit = candidate.limit
-        longest = candidate.max_model_len
-        if (limit and in_flight >= limit) or (longest is not None and length > longest):
-            append(INFINITE)
-            continue
-        if tried and candidate.name in tried:
+    for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):
+        if obstacle is not None:
             append(INFINITE)
             continue
         slot = candidate.slot
@@ -92,7 +87,7 @@ def weigh(
             uncached -= (1.0 - LOWER_PRICE) * (anywhere(slot, 0) - tokens + uncached)
         if uncached < 1:
             uncached = 1  # the last token is always computed
-        busy = candidate.running
+        busy, in_flight = candidate.running, candidate.in_flight
         if busy < in_flight:
             busy = in_flight
         append(candidate.slowness * (weight * uncached + candidate.queued_tokens + BUSY_TOKENS * busy) / rate)
@@ -106,34 +101,6 @@ def uncached_tokens(question: Question, slot: int) -> float:
     if question.lower is not question.matched:
         uncached -= (1.0 - LOWER_PRICE) * (question.lower.get(slot, 0) - matched)
     return uncached if uncached > 1 else 1.0
-
-
-def takes(candidate: Candidate, tried: frozenset[str], tokens: int) -> bool:
-    """Whether a replica would take a request of so many tokens now."""
-    return (
-        candidate.unavailable is None
-        and candidate.name not in tried
-        and not 0 < candidate.limit <= candidate.in_flight
-        and (candidate.max_model_len is None or tokens <= candidate.max_model_len)
-    )
-
-
-def obstacle(question: Question, candidate: Candidate) -> str | None:
-    """Why it cannot take the prompt."""
-    if candidate.unavailable is not None and not (question.anyway and candidate.may_try_anyway):
-        return candidate.unavailable
-    if candidate.limit and candidate.in_flight >= candidate.limit:
-        return f"full: {candidate.in_flight:,} of our requests in flight, its limit is {candidate.limit:,}"
-    if is_too_long(question, candidate):
-        return f"too long: {question.tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"
-    if candidate.name in question.tried:
-        return "has failed this request before"
-    return None
-
-
-def is_too_long(question: Question, candidate: Candidate) -> bool:
-    longest = candidate.max_model_len
-    return question.exact and longest is not None and question.tokens > longest
 
 
 # ---- rates

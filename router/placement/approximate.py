@@ -7,7 +7,7 @@ may hold, and forgotten as such caches forget: the least recently used first, a 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 
 CAPACITY_BLOCKS = 8192  # about 500,000 tokens: what an 8B model has room for on one GPU of 80 GB
 

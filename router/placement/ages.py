@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from router.reuse import Reuse
+from router.placement.reuse import Reuse
 
 PAGE_TOKENS = 1024
 MOST_PAGES = 2**17  # of a replica, whatever size it claims; some 25 MB

@@ -1,6 +1,6 @@
 import pytest
 
-from router.reuse import FADES_EVERY, MOST_PAGES, Reuse
+from router.placement.reuse import FADES_EVERY, MOST_PAGES, Reuse
 
 
 def test_nothing_is_expected_of_what_never_came_again() -> None:

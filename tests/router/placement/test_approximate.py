@@ -1,8 +1,8 @@
 import tracemalloc
 from itertools import count
 
-from router.approximate import Approximate
-from router.index import PrefixIndex
+from router.placement.approximate import Approximate
+from router.placement.index import PrefixIndex
 
 
 def held(index: PrefixIndex, slot: int, keys: list[int]) -> int:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.waiting import STEP_S, Waiting
+from router.placement.waiting import STEP_S, Waiting
 
 Step = tuple[str, int, int, float]
 STEPS = st.lists(

@@ -12,7 +12,7 @@ from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.resolver import Change, Cleared, Removed, Resolver
 from events.view import CacheView
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 
 PROMPTS = [list(range(6)), [0, 1, 2, 9, 8, 7], [5, 4, 3], [2], []]
 MEDIA = ("GPU", "CPU", "DISK")

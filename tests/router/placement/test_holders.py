@@ -3,7 +3,7 @@
 import pytest
 
 from router import holders as module
-from router.holders import Holders, slots_of
+from router.placement.holders import Holders, slots_of
 
 
 def test_add_and_discard_say_how_many_keys_changed_hands() -> None:

@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.native import Load
-from router.load import ReplicaLoad
-from router.policy import Candidate
+from router.placement.load import ReplicaLoad
+from router.placement.policy import Candidate
 
 Step = tuple[str, int, int, float]
 STEPS = st.lists(

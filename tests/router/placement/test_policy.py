@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from router.cost import ALIKE_RATES, LOWER_PRICE
-from router.effects import MOST_LATER_S, PATIENCE
-from router.load import ReplicaLoad
-from router.policy import POLICIES, Candidate, Question, choose
-from router.ring import Ring
+from router.placement.cost import ALIKE_RATES, LOWER_PRICE
+from router.placement.effects import MOST_LATER_S, PATIENCE
+from router.placement.load import ReplicaLoad
+from router.placement.policy import POLICIES, Candidate, Question, choose
+from router.placement.ring import Ring
 
 RATE = 8000.0
 

@@ -1,12 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.turns import Later, Turns
+from router.placement.queue_positions import Later, QueuePositions
 
 
-def turns_of(*waiting: tuple[float, float]) -> Turns:
+def turns_of(*waiting: tuple[float, float]) -> QueuePositions:
     """One is being computed, and these wait: (rank, tokens)."""
-    turns = Turns()
+    turns = QueuePositions()
     turns.add(-1, 0.0, 100.0)
     for number, (rank_s, tokens) in enumerate(waiting):
         turns.add(number, rank_s, tokens)
@@ -41,7 +41,7 @@ def test_one_that_leaves_the_queue_is_not_counted_any_more() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 5), st.integers(1, 9)), max_size=60))
 def test_it_says_what_a_plain_list_says(steps: list[tuple[bool, int, int, int]]) -> None:
-    turns = Turns()
+    turns = QueuePositions()
     now: int | None = None
     waiting: dict[int, tuple[int, int]] = {}
     for comes, number, rank, tokens in steps:

@@ -3,9 +3,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cost import INFINITE, obstacle
-from router.policy import POLICIES, Candidate, Question, choose
-from router.ring import Ring
+from router.placement.cost import INFINITE, obstacle
+from router.placement.policy import POLICIES, Candidate, Question, choose
+from router.placement.ring import Ring
 
 CANDIDATES = st.lists(
     st.builds(

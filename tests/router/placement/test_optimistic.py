@@ -1,6 +1,6 @@
 """Entries that count until events confirm them or their deadline passes."""
 
-from router.optimistic import Optimistic
+from router.placement.optimistic import Optimistic
 
 
 def kept(optimistic: Optimistic) -> dict[int, int]:

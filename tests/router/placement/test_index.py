@@ -4,7 +4,7 @@ import pytest
 
 from events.messages import BlockStored
 from events.resolver import Cleared, Removed, Stored
-from router.index import PrefixIndex
+from router.placement.index import PrefixIndex
 
 KEYS = list(range(100, 110))
 
@@ -174,7 +174,7 @@ def test_a_replica_leaves_without_a_look_at_what_others_hold(monkeypatch: pytest
     def scan(*_: object) -> list[int]:
         raise AssertionError("the whole index was searched")
 
-    monkeypatch.setattr("router.holders.Holders.of", scan)
+    monkeypatch.setattr("router.placement.holders.Holders.of", scan)
     index.drop(0)
     index.apply(1, Cleared((("CPU", {1, 2}),)))
     index.drop(1)

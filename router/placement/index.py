@@ -13,8 +13,8 @@ from sys import getsizeof
 from typing import NamedTuple, TypeAlias
 
 from events.resolver import Change, Cleared, Stored
-from router.holders import Holders, slots_of
-from router.optimistic import Optimistic
+from router.placement.holders import Holders, slots_of
+from router.placement.optimistic import Optimistic
 
 GPU = "GPU"
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-LOT_BITS = 53  # what JSON's readers agree on
+SEED_BITS = 53  # what JSON's readers agree on
 _FRACTION = 2.0**-64
 
 
-class Lot:
+class TieBreak:
     __slots__ = ("_drawn", "number")
 
     def __init__(self, number: int) -> None:

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from itertools import count, repeat
 from typing import NamedTuple
 
-from router.holders import Holders
+from router.placement.holders import Holders
 
 QUEUE_MARGIN = 2.0  # waits turn out so much longer than estimated now and then
 

@@ -1,14 +1,14 @@
 """What placing a prompt does beside computing it: whom it goes before, and what it drives out of the cache.
 
-Both are in tokens, so that they can be added to what `router.cost` counts.
+Both are in tokens, so that they can be added to what `router.placement.cost` counts.
 """
 
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-from router.ages import CacheAges
-from router.cost import INFINITE, Candidate, Question, uncached_tokens
+from router.placement.ages import CacheAges
+from router.placement.cost import INFINITE, Candidate, Question, uncached_tokens
 
 # What computes little goes first, and nobody starves: a request is overtaken only by what comes soon after it.
 PATIENCE = 2.0  # times the time that its own prefill takes
@@ -43,9 +43,9 @@ def add_effects(
     came_s = question.now_s if question.came_s is None else question.came_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
     for index, candidate in enumerate(candidates):
-        if candidate.turns and costs[index] < INFINITE:
+        if candidate.queue_positions and costs[index] < INFINITE:
             tokens, rate = uncached_tokens(question, candidate.slot), rates[index]
-            later = candidate.turns.later_than(came_s + later_s(tokens, rate))
+            later = candidate.queue_positions.later_than(came_s + later_s(tokens, rate))
             if later.prompts:
                 # What is on its way there waits, too: who goes before it computes it.
                 overtaken = min(later.tokens, candidate.queued_tokens) - question.awaited.get(candidate.slot, 0)

@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Protocol
 
-from router.cost import (
+from router.placement.cost import (
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
     Question,
     comparable_rates,
-    is_too_long,
     uncached_tokens,
     weigh,
 )
-from router.decision import Decision, Nobody, Verdict
-from router.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
-from router.lot import Lot
-from router.ring import Ring
+from router.placement.decision import Decision, Nobody, Verdict
+from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
+from router.placement.eligibility import Obstacle, obstacles
+from router.placement.ring import Ring
+from router.placement.tie_break import TieBreak
 
 __all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose", "place"]
 
@@ -27,13 +27,15 @@ FREE_REQUESTS = 4  # so few in flight never drive a session away
 
 
 class Draws(Protocol):
-    """Where lots come from: `random.Random`, or a `router.lot.Lot`."""
+    """Where lots come from: `random.Random`, or a `router.placement.tie_break.TieBreak`."""
 
     def random(self) -> float: ...
     def choice(self, seq: Sequence[int], /) -> int: ...
 
 
-def place(policy: str, question: Question, candidates: Sequence[Candidate], lot: Lot, ring: Ring | None) -> Decision:
+def place(
+    policy: str, question: Question, candidates: Sequence[Candidate], lot: TieBreak, ring: Ring | None
+) -> Decision:
     """As the router decides; better one that is believed to be down than none."""
     decision = choose(policy, question, candidates, lot, ring)
     if decision.nobody == "unavailable":
@@ -52,27 +54,28 @@ def choose(
         raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
     rates = comparable_rates(candidates)
     weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
-    decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, weight))
+    found = obstacles(candidates, question.tokens if question.exact else 0, question.tried, question.anyway)
+    decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
+    if None not in found:
+        decision.nobody = _why_nobody(question, set(found))
+        return decision
     if policy == "cost":
         decision.effects = add_effects(question, candidates, rates, decision.costs)
-    if min(decision.costs, default=INFINITE) == INFINITE:
-        decision.nobody = _why_nobody(question, candidates)
-        return decision
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
-    decision.ttft_s = decision.ttft_of(index)
+    uncached = uncached_tokens(question, chosen.slot)
+    decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
     if policy == "cost":
-        decision.later_s = later_s(uncached_tokens(question, chosen.slot), rates[index])
+        decision.later_s = later_s(uncached, rates[index])
     return decision
 
 
-def _why_nobody(question: Question, candidates: Sequence[Candidate]) -> Nobody:
-    if candidates and all(is_too_long(question, candidate) for candidate in candidates):
+def _why_nobody(question: Question, found: set[Obstacle | None]) -> Nobody:
+    if found == {"too_long"}:
         return "too_long"
-    up = [one for one in candidates if one.unavailable is None and not is_too_long(question, one)]
-    if any(one.name not in question.tried for one in up):
-        return "full"
-    return "tried" if up else "unavailable"
+    if question.anyway:
+        return "unavailable"
+    return "full" if "full" in found else "tried" if "tried" in found else "unavailable"
 
 
 # ---- policies: each returns the index of its choice; at least one cost is finite

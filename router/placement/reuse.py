@@ -1,6 +1,6 @@
 """How likely it is that something will be asked for again that nobody has asked for in a while; learned as it goes.
 
-Told of pages (`router.ages`), and by the gaps between two uses of the same page it answers for any time of rest.
+Told of pages (`router.placement.ages`), it answers for any time of rest by the gaps between two uses of a page.
 """
 
 from array import array

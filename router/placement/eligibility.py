@@ -1,0 +1,52 @@
+"""Which replicas can take a request now, and why the others cannot: the one place where that is decided."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from router.placement.cost import Candidate
+
+# From what lasts longest to what passes soonest.
+Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
+
+NONE_TRIED: frozenset[str] = frozenset()
+
+
+def obstacles(
+    candidates: Sequence["Candidate"], tokens: int = 0, tried: frozenset[str] = NONE_TRIED, anyway: bool = False
+) -> list[Obstacle | None]:
+    """The obstacle at each candidate; None: it is eligible.
+
+    `tokens`: 0 where the length is an estimate, as no prompt is too long by an estimate. `anyway`: replicas that are
+    only believed to be down are eligible, too. It runs for every request: one pass, no call per candidate.
+    """
+    return [
+        "too_long"
+        if (longest := one.max_model_len) is not None and tokens > longest
+        else "unavailable"
+        if one.unavailable is not None and not (anyway and one.may_try_anyway)
+        else "tried"
+        if tried and one.name in tried
+        else "full"
+        if 0 < one.limit <= one.in_flight
+        else None
+        for one in candidates
+    ]
+
+
+def can_take(candidate: "Candidate", tokens: int = 0, tried: frozenset[str] = NONE_TRIED) -> bool:
+    return obstacles((candidate,), tokens, tried) == [None]
+
+
+def in_words(obstacle: Obstacle | None, candidate: "Candidate", tokens: int) -> str | None:
+    match obstacle:
+        case "too_long":
+            return f"too long: {tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"
+        case "unavailable":
+            return candidate.unavailable
+        case "tried":
+            return "has failed this request before"
+        case "full":
+            of_limit = f"{candidate.in_flight:,} of our requests in flight, its limit is {candidate.limit:,}"
+            return f"full: {of_limit}"
+    return None
