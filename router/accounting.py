@@ -34,7 +34,7 @@ def told(routing: Request) -> dict[str, Any]:
 
 
 def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered:
-    predicted = routing.predicted_blocks
+    predicted = routing.prediction
     decision.effects = None  # its costs hold them
     return Remembered(
         time.time(),
@@ -45,7 +45,7 @@ def remembered(routing: Request, decision: Decision, now_s: float) -> Remembered
         routing.prompt.tokens,
         routing.prompt.exact,
         decision,
-        None if predicted is None else predicted * routing.block_size,
+        None if predicted is None else predicted.blocks * predicted.block_size,
         routing.reported_tokens,
         routing.retries,
         routing.resumes,
@@ -75,11 +75,12 @@ def settle(routing: Request, now_s: float) -> bool:
     prompt, size = routing.prompt, routing.block_size
     salt = None if prompt.salt is None else (routing.peek.model, prompt.salt)
     tally.sent(prompt.keys(size), size or prompt.approximate_block_tokens, salt)
-    if routing.predicted_blocks is None or routing.reported_tokens is None or routing.resumes:
+    predicted = routing.prediction
+    if predicted is None or routing.reported_tokens is None or routing.resumes:
         return True
-    reported_blocks = routing.reported_tokens // routing.block_size
-    tally.blocks_predicted += routing.predicted_blocks
+    reported_blocks = routing.reported_tokens // predicted.block_size
+    tally.blocks_predicted += predicted.blocks
     tally.blocks_reported += reported_blocks
     tally.compared_tokens += routing.prompt.tokens
-    member.accuracy.claimed(routing.claimed_blocks, reported_blocks)
-    return member.accuracy.compare(routing.predicted_blocks, reported_blocks) or not routing.sure
+    member.accuracy.claimed(predicted.claimed_blocks, reported_blocks)
+    return member.accuracy.compare(predicted.blocks, reported_blocks) or not predicted.sure

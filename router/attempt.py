@@ -11,6 +11,7 @@ import msgspec
 
 from api.native import Frame, FrameReader
 from router.headers import value_of
+from router.placement.placement import Placed
 from router.upstream import Broken, Header, Sending
 
 if TYPE_CHECKING:
@@ -54,61 +55,46 @@ class Attempt:
         "_frames",
         "_ids",
         "_refusal",
-        "awaited_s",
         "begun_order",
         "begun_s",
         "cached_tokens",
         "ended_order",
         "ended_s",
-        "expected",
         "fault",
         "framed",
         "headers",
-        "id",
         "member",
         "owner",
-        "pages",
-        "priority_s",
+        "placed",
         "sending",
         "sent_order",
-        "sent_s",
         "spoken",
         "status",
-        "streams",
         "takes_frames",
         "token_ids",
         "touched_s",
-        "uncached_tokens",
         "unread",
     )
 
-    def __init__(self, owner: Owner, member: "Member", id: int, now_s: float, streams: bool) -> None:
+    def __init__(self, owner: Owner, member: "Member", placed: Placed, order: int) -> None:
+        self.owner = owner
         self.member = member
-        self.id = id
-        self.sent_s = now_s
-        self.touched_s = now_s  # kept by the clock's sweep, not per byte
+        self.placed = placed
+        self.touched_s = placed.sent_s  # kept by the clock's sweep, not per byte
         self.begun_s = 0.0  # 0: not yet
         self.ended_s = 0.0  # 0: not yet
         # Where it stands among what changes the router's figures (`Router.order`).
-        self.sent_order = self.begun_order = self.ended_order = -1
-        self.uncached_tokens = 1  # as counted when it was sent
-        self.priority_s: float | None = None  # it is computed as if it had been sent so much later
-        self.awaited_s = 0.0  # how long what it will store counts as stored
+        self.sent_order, self.begun_order, self.ended_order = order, -1, -1
         self.fault: str | None = None  # how it ended, if that was the replica's doing
-        # Keys that count as stored, and the number to withdraw them by if it never begins.
-        self.expected: tuple[list[int], int] | None = None
-        self.pages: Sequence[int] = ()  # that count as cached, likewise
         self.spoken = False  # since the last sweep
         self.unread: int | None = None  # bytes that the client had not taken then, where it is waited for
         self.status = 0
         self.headers: list[Header] = []
         self.framed = False
         self.takes_frames = member.native  # it was asked for an answer in frames
-        self.streams = streams  # bytes come as they are made, so silence means something
         self.cached_tokens: int | None = None
         self.token_ids: dict[int, list[bytes]] = {}  # by choice, packed
         self.sending: Sending | None = None
-        self.owner = owner
         self._frames: FrameReader | None = None
         self._ids = 0  # token ids in its frames
         self._refusal: bytearray | None = None
@@ -120,7 +106,7 @@ class Attempt:
     @property
     def goes_on(self) -> bool:
         """Its answer has begun, and more of it should come all the time."""
-        return self.streams and self.status > 0
+        return self.placed.streams and self.status > 0
 
     def cancel(self) -> None:
         if self.sending is not None:

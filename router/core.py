@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,19 +17,19 @@ from api.http.bodies import Bodies
 from router.access_log import Line, line_of
 from router.accounting import remembered, routed, settle, told
 from router.admission import Admission, Admitted
-from router.placement.ages import pages_of
-from router.placement.approximate import Approximate
 from router.attempt import Attempt, Owner
 from router.budget import Budget
 from router.config import RouterConfig
-from router.placement.cost import takes
 from router.exchange import Exchange
 from router.feeds import Feeds
-from router.placement.index import Matches, PrefixIndex
-from router.placement.tie_break import SEED_BITS, TieBreak
-from router.members import APPROXIMATE, Member, Members, ServedModel, no_replica
-from router.placement.optimistic import awaited_s
-from router.placement.policy import Decision, Question, place
+from router.members import Member, Members, ServedModel, no_replica
+from router.placement.cost import Candidate, Question
+from router.placement.decision import Decision
+from router.placement.eligibility import NONE_TRIED, obstacles
+from router.placement.index import Matches
+from router.placement.placement import Placement
+from router.placement.placement import Prompt as PlacedPrompt
+from router.placement.waiting import Waiting
 from router.prefixes.recent import Recent
 from router.prompt import Peek, Prompt
 from router.reading.client import Reading
@@ -40,11 +39,9 @@ from router.record import Remembered
 from router.request import Request
 from router.request_log import RequestLog
 from router.retries import RetryBudget
-from router.placement.reuse import Reuse
 from router.tally import DECISION_S, Histogram
 from router.tokens import Draft
 from router.upstream import Broken
-from router.placement.waiting import Waiting
 
 if TYPE_CHECKING:
     from router.tracing import Tracing
@@ -54,7 +51,6 @@ log = logging.getLogger(__name__)
 Work: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 THREADS = 2
-APPROXIMATE_BLOCKS = 16 * 1024  # for each replica: about a million tokens
 PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a request is tried again that nobody took; it doubles each time
 QUIET_S = 0.3  # without a byte: such a request may be taken away from a replica that is silent
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
@@ -77,16 +73,13 @@ class Counts:
 
 class Router:
     def __init__(
-        self, config: RouterConfig, members: Members, feeds: Feeds, index: PrefixIndex, admission: Admission
+        self, config: RouterConfig, members: Members, feeds: Feeds, placement: Placement, admission: Admission
     ) -> None:
         self.config = config
         self.members = members
         self.feeds = feeds
-        self.index = index
+        self.placement = placement
         self.admission = admission
-        self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
-        self.approximate = Approximate(self.guesses, APPROXIMATE_BLOCKS)
-        self.reuse = Reuse()
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Request] = Waiting(config.queue_size)
         self.started = int(time())
@@ -104,14 +97,10 @@ class Router:
         self.draining = False
         self.open_requests = 0
         self.held = Budget(HELD_BYTES)
-        self.doubted: dict[int, float] = {}  # by slot: what claims are multiplied by, where they were wrong
         self._loop = asyncio.get_running_loop()
         self.now_s = self._loop.time
         self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # by who asks whether it is ready
-        self.rng = random.Random()
-        self._turn = 0
         self._attempts: set[Attempt] = set()
-        self._ids = 0
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
         self._is_untold = False  # whether the access log has failed
@@ -209,65 +198,22 @@ class Router:
         model: ServedModel,
         prompt: Prompt,
         session: str | None,
-        tried: frozenset[str] = frozenset(),
+        tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
     ) -> tuple[Question, dict[int, Matches]]:
-        matched: dict[int, float] = {}
-        lower: dict[int, float] = matched  # another one as soon as it says something else
-        awaited: dict[int, float] = {}
-        by_size: dict[int, Matches] = {}
-        for size, slots in (model.slots if prompt.exact else model.all_slots).items():
-            index = self.guesses if size == APPROXIMATE else self.index
-            matches = by_size[size] = index.match(prompt.keys(size), slots)
-            if matches.lower:
-                tokens = size or prompt.approximate_block_tokens
-                if matches.lower is not matches.gpu and lower is matched:
-                    lower = dict(matched)
-                for slot, blocks in matches.gpu.items():
-                    matched[slot] = blocks * tokens
-                if lower is not matched:
-                    for slot, blocks in matches.lower.items():
-                        lower[slot] = blocks * tokens
-                if matches.sure is not matches.gpu:
-                    for slot, blocks in matches.gpu.items():
-                        awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
-        if self.doubted:
-            self._discount(matched, lower, awaited)
-        self._turn += 1
-        question = Question(
-            tokens=prompt.tokens,
-            matched=matched,
-            lower=lower,
-            session=session,
-            tried=tried,
-            exact=prompt.exact,
-            turn=self._turn,
-            now_s=self.now_s(),
-            came_s=came_s,
-            awaited=awaited,
-        )
-        return question, by_size
-
-    def _discount(self, *claims: dict[int, float]) -> None:
-        distinct = {id(claim): claim for claim in claims}
-        for slot, trust in self.doubted.items():
-            for claim in distinct.values():
-                if slot in claim:
-                    claim[slot] *= trust
+        slots = model.slots if prompt.exact else model.all_slots
+        return self.placement.question(prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s)
 
     def trust(self, member: Member, trust: float) -> None:
         """Count the member's claims by this factor from now on."""
         if trust != member.trust:
             member.trust = trust
-            if trust == 1.0:
-                del self.doubted[member.slot]
-            else:
-                self.doubted[member.slot] = trust
+            self.placement.trust(member.slot, trust)
 
     def choose(self, model: ServedModel, question: Question) -> Decision:
-        lot = TieBreak(self.rng.getrandbits(SEED_BITS))
-        ring = model.ring if self.config.policy == "session" else None
-        return place(self.config.policy, question, model.candidates, lot, ring)
+        return self.placement.decide(
+            question, model.candidates, model.ring if self.config.policy == "session" else None
+        )
 
     def _wait(self, routing: Request, decision: Decision) -> None:
         """Replicas that are full will have room, and those that are silent or gone may come back."""
@@ -281,13 +227,23 @@ class Router:
         # What has waited keeps its place, and an answer that has begun goes before new requests.
         routing.since_s = routing.since_s or (routing.came_s if begun else now_s)
         routing.waits_until_s = routing.waits_until_s or now_s + self.config.queue_timeout_s
+        if decision.nobody != "full":
+            routing.tried = routing.unfit  # whoever is back by then may be asked again
         if decision.question.tried:
             routing.again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**routing.fruitless)
             routing.fruitless = min(routing.fruitless + 1, 16)
         refused: Request | None = routing
         if now_s < routing.waits_until_s and (begun or decision.nobody == "full" or self._may_wait(name)):
             refused = self.waiting.offer(
-                routing, 0.0, now_s, routing.waits_until_s, since_s=routing.since_s, group=name
+                routing,
+                0.0,
+                now_s,
+                routing.waits_until_s,
+                since_s=routing.since_s,
+                group=name,
+                tokens=routing.prompt.tokens if routing.prompt.exact else 0,
+                tried=routing.tried,
+                not_before_s=routing.again_s,
             )
         if refused is not None:
             refused.give_up(self.nobody_took(refused))
@@ -298,69 +254,33 @@ class Router:
 
     # ---- attempts
 
-    def attempt(
-        self,
-        owner: Owner,
-        member: Member,
-        uncached_tokens: int = 1,
-        *,
-        streams: bool = False,
-        priority_s: float | None = None,
-    ) -> Attempt:
+    def sent(self, owner: Owner, member: Member, decision: Decision, prompt: PlacedPrompt, streams: bool) -> Attempt:
         """It is about to be sent: count it."""
-        now_s = self.now_s()
-        self._ids += 1
-        attempt = Attempt(owner, member, self._ids, now_s, streams)
-        attempt.sent_order, attempt.uncached_tokens, attempt.priority_s = next(self.order), uncached_tokens, priority_s
-        member.load.sent(attempt.id, uncached_tokens, now_s, streamed=streams, priority_s=priority_s)
+        ranked = member.native and decision.policy == "cost"
+        placed = self.placement.sent(
+            decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
+        )
+        attempt = Attempt(owner, member, placed, next(self.order))
         self._attempts.add(attempt)
         return attempt
 
     def generation(self, routing: Request, member: Member) -> Attempt:
-        """And take for granted what it will have cached."""
-        prompt = routing.prompt
         assert routing.decision is not None
-        matched = routing.decision.question.matched.get(member.slot, 0)
-        streams = member.native or bool(routing.peek.stream)
-        ranked = member.native and self.config.policy == "cost"
-        attempt = self.attempt(
-            routing,
-            member,
-            max(1, prompt.tokens - int(matched)),
-            streams=streams,
-            priority_s=routing.priority_s if ranked else None,
+        attempt = self.sent(
+            routing, member, routing.decision, routing.prompt, member.native or bool(routing.peek.stream)
         )
         if routing.noted is not None:
             routing.noted.attempts.append(attempt)
         if routing.queued_s:
-            routing.waited_s, routing.queued_s = routing.waited_s + attempt.sent_s - routing.queued_s, 0.0
-        if prompt.exact and member.block_size != APPROXIMATE:
-            keys = prompt.keys(member.block_size)
-            config, ttft_s = self.config, routing.decision.ttft_s
-            attempt.awaited_s = awaited_s(config.optimistic_ttl_s, ttft_s, config.first_token_timeout_s)
-            owner = self.index.optimistic.add(member.slot, keys, attempt.sent_s + attempt.awaited_s)
-            attempt.expected = keys, owner
-            if config.policy == "cost":
-                self._used(attempt, pages_of(keys, member.block_size))
-        else:
-            self.approximate.routed(member.slot, prompt.keys(APPROXIMATE))
+            routing.waited_s, routing.queued_s = routing.waited_s + attempt.placed.sent_s - routing.queued_s, 0.0
         return attempt
-
-    def _used(self, attempt: Attempt, pages: Sequence[int]) -> None:
-        self.reuse.used(pages, attempt.sent_s)
-        ages = attempt.member.candidate.ages
-        if ages is not None:
-            attempt.pages = pages
-            ages.routed(pages, attempt.sent_s)
 
     def answered(self, attempt: Attempt) -> None:
         """A good head has come."""
         now_s = self.now_s()
         attempt.member.health.success(now_s)
-        attempt.expected = None  # it will be stored
         attempt.begun_s, attempt.begun_order = now_s, next(self.order)
-        if attempt.streams:
-            attempt.member.load.begun(attempt.id, now_s)
+        self.placement.begun(attempt.placed, now_s)
 
     def attempt_over(
         self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
@@ -372,11 +292,7 @@ class Router:
         now_s = self.now_s()
         attempt.ended_s, attempt.ended_order, attempt.fault = now_s, next(self.order), fault
         member = attempt.member
-        member.load.ended(attempt.id, now_s)
-        if attempt.expected is not None:
-            self.index.optimistic.withdraw(member.slot, *attempt.expected)
-            if member.candidate.ages is not None:
-                member.candidate.ages.forget(attempt.pages)
+        self.placement.ended(attempt.placed, now_s)
         if fault is not None:
             log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # that is said once
             member.faults += 1
@@ -422,7 +338,7 @@ class Router:
         if attempt.spoken or attempt.is_paused:
             return False
         if not member.suspicion:
-            sent_into_silence = attempt.sent_s > member.silent_since_s
+            sent_into_silence = attempt.placed.sent_s > member.silent_since_s
             return attempt.touched_s < member.recovered_s and (attempt.goes_on or sent_into_silence)
         if attempt.goes_on:
             return attempt.touched_s < member.silent_since_s + QUIET_S
@@ -431,40 +347,16 @@ class Router:
     def others(self, model: ServedModel | None, tried: frozenset[str], tokens: int = 0) -> bool:
         """Whether somebody else is there to ask, now or when there is room."""
         candidates = model.candidates if model is not None else [member.candidate for member in self.members]
-        return any(
-            one.unavailable is None
-            and one.name not in tried
-            and (one.max_model_len is None or tokens <= one.max_model_len)
-            for one in candidates
-        )
+        return not {None, "full"}.isdisjoint(obstacles(candidates, tokens, tried))
 
     def room(self) -> None:
-        """Replicas may have room for some that wait: in their order, but past those it is no use for."""
-        models = {name for name in self.waiting.groups if self._has_room(name)}
-        if not models:
-            return
-        now_s = self.now_s()
-        too_many: dict[tuple[str, frozenset[str]], int] = {}  # tokens, for which nobody has room
-        for routing in self.waiting.in_order():
-            name = routing.peek.model
-            if name not in models or routing.again_s > now_s:
-                continue
-            kind, tokens = (name, routing.tried), routing.prompt.tokens if routing.prompt.exact else 0
-            if tokens >= too_many.get(kind, tokens + 1):
-                continue
-            if self._has_room(name, routing.tried, tokens):
-                self.waiting.take(now_s, routing)
-                routing.exchange.guard(routing.place)  # those after it have their turn whatever happens to it
-                continue
-            too_many[kind] = tokens
-            if not self._has_room(name):
-                models.discard(name)
-                if not models:
-                    return
+        """Replicas may have room for some that wait."""
+        for routing in self.waiting.with_room(self.now_s(), self._candidates_of):
+            routing.exchange.guard(routing.place)  # those after it have their turn whatever happens to it
 
-    def _has_room(self, name: str, tried: frozenset[str] = frozenset(), tokens: int = 0) -> bool:
+    def _candidates_of(self, name: str) -> Sequence[Candidate]:
         model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
-        return model is not None and any(takes(one, tried, tokens) for one in model.candidates)
+        return () if model is None else model.candidates
 
     # ---- the end
 
@@ -544,7 +436,7 @@ class Router:
                 attempt.crash()
         for routing in self.waiting.expire(now_s):
             routing.exchange.guard(routing.give_up, self.nobody_took(routing))
-        self.index.optimistic.expire(now_s)
+        self.placement.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
         unread = attempt.owner.exchange.unread_bytes if attempt.is_paused else None
@@ -558,7 +450,7 @@ class Router:
         if unread is not None:  # no fault of the replica's, which has others to answer
             attempt.owner.exchange.abandon()
             return
-        first = "its first token" if attempt.streams else "its answer"
+        first = "its first token" if attempt.placed.streams else "its answer"
         what = "no more of its answer came" if goes_on else f"{first} did not come"
         attempt.cancel()
         attempt.broke(Broken(f"{what} within {limit_s:g} s", late=True))

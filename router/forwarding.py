@@ -13,8 +13,9 @@ from router.admission import Admitted
 from router.attempt import Attempt, refusal_code
 from router.exchange import Exchange
 from router.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
-from router.members import Member
-from router.placement.policy import Question, choose
+from router.members import Member, no_replica
+from router.placement.decision import Decision
+from router.placement.placement import Unread
 from router.prompt import UNREADABLE, object_salted
 from router.reading.client import is_quick
 from router.reading.messages import Found, Salt
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from router.core import Router
 
 RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # done twice, nothing is different
+UNREAD = Unread()
 RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 
 
@@ -74,7 +76,7 @@ class Forwarding:
                 return
             self._body = self._salted(body)
             self._model = _model_in(self._body)
-            self._send(self._choose())
+            self._send(*self._choose())
         except ApiError as error:
             exchange.refuse(error)
 
@@ -100,7 +102,7 @@ class Forwarding:
         self._exchange.aside = None
         if made is not None and made.body is not None:
             self._body = made.body
-        self._send(self._choose())
+        self._send(*self._choose())
 
     def _salted(self, body: bytes) -> bytes:
         """With the salt of the key: nobody knows here what an engine generates on."""
@@ -120,20 +122,20 @@ class Forwarding:
             why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"
             raise invalid(f"{why} ({error}); send one, or use a key without a salt")
 
-    def _choose(self) -> Member:
+    def _choose(self) -> tuple[Member, Decision]:
         """The least loaded of those that serve the model, where the body names one."""
-        members, name = self._router.members, self._model
-        candidates = members.model(name).candidates if name is not None else [one.candidate for one in members]
-        question = Question(tokens=1, matched={}, lower={}, tried=self._tried, exact=False)
-        decision = choose("least-loaded", question, candidates, self._router.rng)
+        router, name = self._router, self._model
+        candidates = (
+            router.members.model(name).candidates if name is not None else [one.candidate for one in router.members]
+        )
+        question, _ = router.placement.question(UNREAD, {}, router.now_s(), tried=self._tried)
+        decision = router.placement.decide(question, candidates, policy="least-loaded")
         if decision.chosen is None:
-            message = f"{decision.refusal()}; try again"
-            headers = {"Retry-After": "1"}
-            raise ApiError(503, message, "service_unavailable", code="no_replica", headers=headers)
-        return members.by_name[decision.chosen.name]
+            raise no_replica(decision.refusal())
+        return router.members.by_name[decision.chosen.name], decision
 
-    def _send(self, member: Member) -> None:
-        attempt = self._attempt = self._router.attempt(self, member)
+    def _send(self, member: Member, decision: Decision) -> None:
+        attempt = self._attempt = self._router.sent(self, member, decision, UNREAD, False)
         attempt.takes_frames = False
         request, body = request_to(member, self._exchange, self._admitted, TO_REPLICA, b"", self._body)
         method = self._exchange.scope["method"]
@@ -207,7 +209,7 @@ class Forwarding:
     def _again(self, tried: frozenset[str]) -> None:
         self._attempt, self._tried = None, tried
         try:
-            self._send(self._choose())
+            self._send(*self._choose())
         except ApiError as error:
             self._exchange.refuse(error)
 

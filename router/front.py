@@ -26,8 +26,8 @@ from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
-from router.placement.index import PrefixIndex
 from router.members import Members
+from router.placement.placement import Placement
 from router.request_log import RequestLog
 from router.tokenizers import Tokenizers
 from router.upkeep import Upkeep
@@ -47,12 +47,16 @@ class Front:
         tokenizers = Tokenizers(
             config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
         )
-        index = PrefixIndex()
+        placement = Placement(
+            config.policy,
+            optimistic_ttl_s=config.optimistic_ttl_s,
+            first_token_timeout_s=config.first_token_timeout_s,
+        )
         self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
-        feeds = Feeds(index, lambda name, status: self.upkeep.heard(name, status))
+        feeds = Feeds(placement.index, lambda name, status: self.upkeep.heard(name, status))
         members = Members(tokenizers.of)
-        self.router = Router(config, members, feeds, index, Admission(keys, demand_key=config.demand_key))
+        self.router = Router(config, members, feeds, placement, Admission(keys, demand_key=config.demand_key))
         self.upkeep = Upkeep(self.router, tokenizers)
         self.discovery = Together(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)

@@ -10,10 +10,11 @@ from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.facts import Facts
 from router.health import Health
+from router.placement.cost import Candidate
 from router.placement.load import ReplicaLoad
-from router.placement.policy import Candidate
-from router.report import Report
+from router.placement.placement import APPROXIMATE
 from router.placement.ring import Ring
+from router.report import Report
 from router.spec import ReplicaSpec
 from router.tally import Memory, Tally
 from router.tokens import Tokens
@@ -21,7 +22,6 @@ from router.upstream import Upstream
 
 MOST_REMEMBERED = 1000  # names of models, those that nobody serves any more included
 MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for a replica
-APPROXIMATE = 0  # the block size of a replica whose blocks are parts of a prompt's bytes
 
 
 class Member:
@@ -67,7 +67,6 @@ class Member:
     def __init__(
         self,
         spec: ReplicaSpec,
-        candidate: Candidate,
         load: ReplicaLoad,
         health: Health,
         upstream: Upstream,
@@ -76,9 +75,9 @@ class Member:
         self.spec_as_wanted = spec
         self.spec = spec  # completed by what the replica said
         self.name = spec.name
-        self.slot = candidate.slot
-        self.candidate = candidate
         self.load = load
+        self.candidate = load.candidate
+        self.slot = load.candidate.slot
         self.health = health
         self.upstream = upstream
         self.accuracy = accuracy

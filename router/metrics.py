@@ -121,7 +121,7 @@ TALLY_COUNTERS = (
 ROUTER_GAUGES = (
     OfRouter("open_requests", "Requests that are not answered completely.", lambda r: r.open_requests),
     OfRouter("queue_length", "Requests that wait because every replica is at its limit.", lambda r: len(r.waiting)),
-    OfRouter("index_bytes", "Memory that the index takes, estimated.", lambda r: r.index.bytes_used()),
+    OfRouter("index_bytes", "Memory that the index takes, estimated.", lambda r: r.placement.index.bytes_used()),
     OfRouter(
         "message_cache_bytes",
         "Memory for the token ids of messages seen before, of at most --message-cache-mb for each model.",
@@ -158,7 +158,9 @@ async def metrics_text(router: Router) -> bytes:
 def text_of(router: Router) -> Iterator[str]:
     """The text in parts, of a replica each where there are many. Between two of them replicas may come and go."""
     members = list(router.members)
-    blocks = [(member, router.index.blocks(member.slot)) for member in members]  # its slot may be another's later
+    blocks = [
+        (member, router.placement.index.blocks(member.slot)) for member in members
+    ]  # its slot may be another's later
     for gauge in ROUTER_GAUGES:
         yield _head(gauge, "gauge") + _line(gauge.name, "", gauge.value(router))
     for counter in ROUTER_COUNTERS:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from router.placement.cost import INFINITE
 from router.logged import Decided, Weighed
+from router.placement.cost import INFINITE
 
 if TYPE_CHECKING:
     from router.attempt import Attempt
-    from router.placement.decision import Decision
     from router.feeds import Feeds
     from router.members import Member
+    from router.placement.decision import Decision
 
 COMPLETION = b'"completion_tokens"'
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')

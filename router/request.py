@@ -7,10 +7,11 @@ from api.errors import ApiError
 from router.admission import Admitted
 from router.attempt import Owner
 from router.exchange import Exchange
-from router.placement.index import Matches
 from router.members import Member, ServedModel
 from router.noted import Noted
-from router.placement.policy import Decision
+from router.placement.decision import Decision
+from router.placement.index import Matches
+from router.placement.placement import Prediction
 from router.prompt import Peek, Prompt
 
 
@@ -28,9 +29,7 @@ class Request(Owner, Protocol):
     decision: Decision | None
     chosen: Member | None
     block_size: int
-    predicted_blocks: int | None
-    claimed_blocks: int
-    sure: bool
+    prediction: Prediction | None
     reported_tokens: int | None
     retries: int
     resumes: int

@@ -97,19 +97,20 @@ def _output_tokens(noted: Noted) -> int | None:
 
 
 def _sending(attempt: "Attempt") -> Sending:
+    placed = attempt.placed
     return Sending(
         attempt.member.name,
         attempt.sent_order,
-        attempt.sent_s,
-        attempt.uncached_tokens,
+        placed.sent_s,
+        placed.uncached_tokens,
         attempt.begun_order,
         attempt.begun_s,
         attempt.ended_order,
         attempt.ended_s,
-        attempt.streams,
+        placed.streams,
         attempt.fault,
-        attempt.priority_s,
-        attempt.awaited_s,
+        placed.priority_s,
+        placed.awaited_s,
     )
 
 

@@ -16,7 +16,6 @@ from router.accounting import CACHED, cached_tokens_in
 from router.admission import Admitted
 from router.answer import Answer
 from router.attempt import Attempt, refusal_code
-from router.placement.cost import takes
 from router.exchange import Exchange
 from router.headers import (
     FROM_FRAMES,
@@ -29,10 +28,12 @@ from router.headers import (
     request_to,
     value_of,
 )
-from router.placement.index import Matches
-from router.members import APPROXIMATE, Member, ServedModel, no_replica
+from router.members import Member, ServedModel, no_replica
 from router.noted import Noted
-from router.placement.policy import Decision
+from router.placement.decision import Decision
+from router.placement.eligibility import can_take
+from router.placement.index import Matches
+from router.placement.placement import APPROXIMATE, Placement, Prediction
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.reading.client import is_quick
 from router.upstream import Broken
@@ -73,7 +74,6 @@ class Routing:
         "came_s",
         "chat",
         "chosen",
-        "claimed_blocks",
         "decision",
         "exchange",
         "first_byte_s",
@@ -82,14 +82,13 @@ class Routing:
         "model",
         "noted",
         "peek",
-        "predicted_blocks",
+        "prediction",
         "prompt",
         "queued_s",
         "reported_tokens",
         "resumes",
         "retries",
         "since_s",
-        "sure",
         "trace",
         "tried",
         "unfit",
@@ -116,9 +115,7 @@ class Routing:
         self.decision: Decision | None = None
         self.chosen: Member | None = None
         self.block_size = APPROXIMATE  # in which the prediction counts
-        self.predicted_blocks: int | None = None  # None: only guessed
-        self.claimed_blocks = 0  # of the prediction, what the replica's events claim
-        self.sure = False  # whether the prediction rests on events alone, and nothing of ours can have changed it
+        self.prediction: Prediction | None = None  # None: only guessed
         self.reported_tokens: int | None = None
         self.retries = 0
         self.resumes = 0
@@ -195,8 +192,6 @@ class Routing:
                     return
                 member = self._router.decide(self, self.model, self.tried)
                 if member is None:  # it waits, and the router calls again
-                    if self.decision is not None and self.decision.nobody != "full":
-                        self.tried = self.unfit  # whoever is back by then may be asked again
                     return
                 if self._send(member):
                     return
@@ -214,20 +209,8 @@ class Routing:
     def predict(self, member: Member, matches: Mapping[int, Matches]) -> None:
         """How many blocks the chosen replica will find in its cache."""
         self.chosen = member
-        size = self.block_size = member.block_size if self.prompt.exact else APPROXIMATE
-        self.claimed_blocks = 0
-        if size == APPROXIMATE:
-            self.predicted_blocks = None
-            return
-        found = matches[size]
-        slot = member.slot
-        blocks, sure = found.lower.get(slot, 0), found.sure.get(slot, 0)
-        # With others beside it, what they store and evict meanwhile is no fault of the index.
-        self.sure = blocks == sure and not member.candidate.in_flight
-        most = (self.prompt.tokens - 1) // size  # the last token is always computed
-        self.predicted_blocks = min(blocks, most)
-        # What is only on its way there nobody has claimed; beyond it, only lower media can be.
-        self.claimed_blocks = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
+        self.block_size = member.block_size if self.prompt.exact else APPROXIMATE
+        self.prediction = Placement.predict(self.prompt, member.candidate, member.block_size, matches)
 
     def _send(self, member: Member) -> bool:
         """False: it cannot go on with what the client has begun to read."""
@@ -257,7 +240,7 @@ class Routing:
     def priority_s(self) -> float:
         """By how much later than now it counts as having come."""
         assert self.decision is not None
-        return self.decision.later_s - (self._router.now_s() - self.came_s)
+        return self.decision.priority_s(self._router.now_s())
 
     @property
     def model_name(self) -> str | None:
@@ -491,7 +474,7 @@ class Routing:
             if member is own:
                 able = one.unavailable is None
             else:
-                able = takes(one, self.tried, tokens) and self.peek.model in member.models
+                able = can_take(one, tokens, self.tried) and self.peek.model in member.models
                 # What was generated is part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
             if able and (not started or (self._reads_events and self._answer.may_move(attempt, member))):

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from router.core import Router
-from router.members import APPROXIMATE
+from router.placement.placement import APPROXIMATE
 from router.prefixes.recent import Routed
 from router.prefixes.shared import Prefix, Shared
 from router.prefixes.tree import Run, Tree, most_shared
@@ -109,9 +109,9 @@ def _holders(router: Router, kind: Kind, keys: list[int]) -> list[str]:
     if model is None:
         return []
     if kind.block_size == APPROXIMATE:
-        index, slots = router.guesses, model.all_slots[APPROXIMATE]
+        index, slots = router.placement.guesses, model.all_slots[APPROXIMATE]
     else:
-        index, slots = router.index, model.slots.get(kind.block_size, 0)
+        index, slots = router.placement.index, model.slots.get(kind.block_size, 0)
     held = index.match(keys, slots).lower
     return sorted(member.name for member in model.members if held.get(member.slot, 0) == len(keys))
 

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from router.core import Router
-from router.members import APPROXIMATE, Member
+from router.members import Member
+from router.placement.placement import APPROXIMATE
 
 SALTED = ("warmroute", "vllm", "sglang")
 
@@ -79,7 +80,7 @@ def is_salted(member: Member) -> bool:
 
 
 def blocks_of(router: Router, member: Member) -> dict[str, int]:
-    index = router.guesses if router.feeds.state(member.name) is None else router.index
+    index = router.placement.guesses if router.feeds.state(member.name) is None else router.placement.index
     return index.blocks(member.slot)
 
 
@@ -93,10 +94,10 @@ def index_status(router: Router) -> dict[str, Any]:
     """The size of everything that could grow."""
     return {
         "replicas": {member.name: blocks_of(router, member) for member in router.members},
-        "bytes": router.index.bytes_used(),
-        "optimistic_entries": len(router.index.optimistic),
+        "bytes": router.placement.index.bytes_used(),
+        "optimistic_entries": len(router.placement.index.optimistic),
         "recent_prompts": len(router.recent),
-        "approximate_bytes": router.guesses.bytes_used(),
+        "approximate_bytes": router.placement.guesses.bytes_used(),
         "models": {
             name: {
                 "replicas": [member.name for member in model.members],

@@ -124,7 +124,7 @@ class Trace:
         self._tracing.tell(name, SpanKind.SERVER, own, parent, times_ns, attributes, fault_of(routing))
         for span_id, attempt in self._attempts:
             ended_s = attempt.ended_s or now_s
-            times_ns = (zero_ns + round(attempt.sent_s * NS), zero_ns + round(ended_s * NS))
+            times_ns = (zero_ns + round(attempt.placed.sent_s * NS), zero_ns + round(ended_s * NS))
             attributes = attempt_attributes(routing, attempt)
             name = f"{attributes['gen_ai.operation.name']} {routing.peek.model}"
             context = self._context(span_id)
@@ -188,8 +188,8 @@ def answer_attributes(routing: Request) -> Attributes:
     if chosen is not None:
         attributes["warmroute.replica"] = chosen.name
         attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))
-    if routing.predicted_blocks is not None:
-        attributes["warmroute.predicted_cached_tokens"] = routing.predicted_blocks * routing.block_size
+    if (predicted := routing.prediction) is not None:
+        attributes["warmroute.predicted_cached_tokens"] = predicted.blocks * predicted.block_size
     if routing.reported_tokens is not None:
         attributes["gen_ai.usage.cache_read.input_tokens"] = routing.reported_tokens
     if routing.first_byte_s:

@@ -17,16 +17,15 @@ import msgspec
 from events.native import Status
 from events.subscriber import Source
 from router.accuracy import Accuracy
-from router.placement.ages import CacheAges
 from router.attempt import refusal_code
 from router.core import Router
 from router.discovery.wanted import Wanted, difference
 from router.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
 from router.fetch import Fetched, fetch
 from router.health import Health, HealthConfig
-from router.placement.load import ReplicaLoad
-from router.members import APPROXIMATE, Member
-from router.placement.policy import Candidate
+from router.members import Member
+from router.placement.eligibility import can_take
+from router.placement.placement import APPROXIMATE
 from router.report import Report
 from router.spec import BadSpec, ReplicaSpec
 from router.status import isolation
@@ -135,11 +134,9 @@ class Upkeep:
         target = spec.target
         tls = ssl.create_default_context() if target.tls else None
         upstream = Upstream(target, config.connect_timeout_s, tls)
-        candidate = Candidate(spec.name, router.index.add(), limit=config.replica_limit, ages=CacheAges(router.reuse))
-        guessed = router.guesses.add()
-        assert guessed == candidate.slot, f"slot {candidate.slot} of the index is {guessed} among the guesses"
-        health = Health(candidate, self._rng, router.now_s(), self._health_config)
-        member = Member(spec, candidate, ReplicaLoad(candidate), health, upstream, Accuracy(config.accuracy_objective))
+        load = router.placement.add(spec.name, limit=config.replica_limit)
+        health = Health(load.candidate, self._rng, router.now_s(), self._health_config)
+        member = Member(spec, load, health, upstream, Accuracy(config.accuracy_objective))
         if key is not None:
             member.key_line = b"authorization: Bearer %b\r\n" % key.encode()
         if spec.draining:
@@ -153,17 +150,13 @@ class Upkeep:
     def _remove(self, name: str) -> None:
         """It gets nothing new; what it is answering may come to its end."""
         member = self._members.pop(name)
-        self._router.trust(member, 1.0)  # its slot may be another's
-        member.candidate.ages = None  # decisions remember the candidate
         self._tasks.pop(name).cancel()
         del self._due[name]
         leaving = asyncio.create_task(self._leave(member))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         self._router.feeds.leave(name)
-        self._router.approximate.drop(member.slot)
-        self._router.guesses.drop(member.slot)
-        self._router.index.drop(member.slot)
+        self._router.placement.remove(member.load)
         self._said_unsalted.discard(name)
         log.info("%s: removed", name)
 
@@ -313,9 +306,7 @@ class Upkeep:
         """Replicas with room that were heard just now, or have answered since others are suspected."""
         by_model: dict[str, list[Member]] = {}
         for member in self._members.values():
-            one = member.candidate
-            able = one.unavailable is None and not member.suspicion and not 0 < one.limit <= one.in_flight
-            if able and self._is_lively(member, since_s):
+            if can_take(member.candidate) and not member.suspicion and self._is_lively(member, since_s):
                 for name in member.models:
                     by_model.setdefault(name, []).append(member)
         return by_model
@@ -441,11 +432,8 @@ class Upkeep:
             return
         now_s = self._router.now_s()
         if member.incarnation not in (None, status.incarnation):
-            member.load.forget()
+            self._router.placement.restarted(member.load)
             member.learned = False
-            self._router.index.optimistic.drop(member.slot)
-            self._router.approximate.drop(member.slot)
-            self._router.guesses.clear(member.slot)
         member.incarnation = status.incarnation
         member.health.heard(now_s)
         member.load.reported(status.load, now_s)

@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from router.logged import Decided, Weighed
 from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
-from router.logged import Decided, Weighed
 
 # In the order in which one explains the next: what is known of caches decides about more than what is known of queues.
 Kind: TypeAlias = Literal["events", "expected", "load", "logic", "policy"]

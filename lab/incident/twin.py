@@ -15,14 +15,12 @@ from events.native import Status, decode_status
 from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
-from router.placement.ages import CacheAges
-from router.placement.cost import Candidate
 from router.feeds import ReplicaFeed
-from router.placement.index import PrefixIndex
-from router.placement.load import ReplicaLoad
 from router.logged import Weighed
-from router.report import Report
+from router.placement.ages import CacheAges
+from router.placement.placement import Placement
 from router.placement.reuse import Reuse
+from router.report import Report
 
 AHEAD_S = 2.0  # by so much recorder and router may have been apart
 
@@ -52,14 +50,19 @@ class LoggedAges(CacheAges):
 class Twin:
     """`take` what was recorded; `hear` and `know` as far as the router did."""
 
-    def __init__(self, name: str, index: PrefixIndex, source: Source | None, *, hashes_are_keys: bool = False) -> None:
-        self.index = index
-        self.ages = LoggedAges()
-        self.candidate = Candidate(name, index.add(), ages=self.ages)
-        self.load = ReplicaLoad(self.candidate)
+    def __init__(
+        self, name: str, placement: Placement, source: Source | None, *, hashes_are_keys: bool = False
+    ) -> None:
+        self.load = placement.add(name)
+        self.candidate = self.load.candidate
+        self.candidate.ages = self.ages = LoggedAges()
         self.in_step_s: float | None = None  # since when its events are known, by the recorder's clock
         self.last_report_ts: float | None = None
-        self._feed = _feed(name, index, self.candidate.slot, source, hashes_are_keys) if source is not None else None
+        self._placement = placement
+        self._feed: Feed | None = None
+        if source is not None:
+            own, is_named = replace(source, name=name), hashes_are_keys or source.native
+            self._feed = Feed(ReplicaFeed(placement.index, self.candidate.slot, own, hashes_are_keys=is_named).view)
         self._incarnation: int | None = None
         self._records: deque[Record] = deque()
         self._heard: deque[Heard] = deque()
@@ -133,8 +136,7 @@ class Twin:
         """As `router.upkeep` does."""
         status = heard.status
         if self._incarnation not in (None, status.incarnation):
-            self.load.forget()
-            self.index.optimistic.drop(self.candidate.slot)
+            self._placement.restarted(self.load)
         self._incarnation = status.incarnation
         self.last_report_ts = status.ts
         self.load.reported(status.load, heard.at_s)
@@ -147,6 +149,7 @@ class Twin:
         candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
         candidate.max_model_len = weighed.max_model_len
+        self._placement.trust(candidate.slot, weighed.trust)
         self.ages.logged_tokens = weighed.lost_tokens
         if (load.block_size, load.total_blocks) != (weighed.cache_block_tokens, weighed.cache_blocks):
             load.describe(weighed.cache_block_tokens, weighed.cache_blocks)
@@ -167,11 +170,6 @@ class Twin:
         candidate.waiting, candidate.in_flight = weighed.waiting, weighed.in_flight
         candidate.prefill_tokens_per_s = weighed.prefill_tokens_per_s
         candidate.empty_tokens, candidate.assigned_tokens = weighed.empty_tokens, weighed.assigned_tokens
-
-
-def _feed(name: str, index: PrefixIndex, slot: int, source: Source, hashes_are_keys: bool) -> Feed:
-    own = replace(source, name=name)
-    return Feed(ReplicaFeed(index, slot, own, hashes_are_keys=hashes_are_keys or source.native).view)
 
 
 class Tape:

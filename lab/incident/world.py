@@ -1,6 +1,7 @@
 """What one router knew, known again fact by fact: its replicas, its index, what it took for granted."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -9,29 +10,43 @@ from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey
 from lab.incident.twin import Tape, Twin
+from router.config import RouterConfig
+from router.logged import Decided, Logged, Weighed
 from router.placement.cost import Question
 from router.placement.decision import Decision
-from router.placement.index import PrefixIndex
-from router.logged import Decided, Logged, Weighed
-from router.placement.tie_break import TieBreak
-from router.members import APPROXIMATE
-from router.placement.policy import place
-from router.report import Report
+from router.placement.placement import APPROXIMATE, Placed, Placement
 from router.placement.ring import Ring
+from router.report import Report
+
+CONFIG = RouterConfig()
+
+
+class LoggedPrompt(NamedTuple):
+    tokens: int
+    exact: bool
+    blocks: list[int]
+    approximate_block_tokens: float = 0.0  # guesses are taken from the log
+
+    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+        """Those that were logged, of the one size that they were logged in."""
+        return self.blocks
 
 
 class World:
     """Give it the facts of its run in their order; for one that is `Asked` it says what would be decided."""
 
     def __init__(self, recording: Recording, run: Run, survey: Survey) -> None:
-        self.index = PrefixIndex()
+        self.placement = Placement(
+            CONFIG.policy,
+            optimistic_ttl_s=CONFIG.optimistic_ttl_s,
+            first_token_timeout_s=CONFIG.first_token_timeout_s,
+        )
         self.twins: dict[str, Twin] = {}
         self.offset_s = survey.offset_s[run.name]
         self.guessed: dict[str, int] = {}  # by replica: matches that are taken from the log
         self._is_damaged = bool(recording.damage)
         self._rings: dict[tuple[str, ...], Ring] = {}
-        # What counts as cached, and the number to withdraw it by; by the sending's order.
-        self._awaited: dict[int, tuple[list[int], int]] = {}
+        self._placed: dict[int, Placed] = {}  # by the sending's order
         self._make_twins(recording, run, survey)
         by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
         self._tape = Tape(recording, by_source, self.offset_s, _reports(run, survey.sources))
@@ -43,7 +58,7 @@ class World:
             source = None if number is None else recording.sources[number]
             if source is not None and not source.model:
                 source = replace(source, model=line.base_model or line.model)
-            self.twins[name] = Twin(name, self.index, source, hashes_are_keys=recording.header.redacted)
+            self.twins[name] = Twin(name, self.placement, source, hashes_are_keys=recording.header.redacted)
 
     # ---- facts
 
@@ -54,18 +69,18 @@ class World:
         for name, twin in self.twins.items():
             report = known[name].report if name in known else None
             twin.hear(fact.order, fact.at_s, report.ts if report is not None else None)
-        self.index.optimistic.expire(fact.at_s)
+        self.placement.expire(fact.at_s)
         match fact:
             case Asked():
                 self._is_asked(fact)
             case Sent():
                 self._is_sent(fact)
             case Begun(_, at_s, _, sending):
-                self._awaited.pop(sending.sent_order, None)
-                if sending.streamed:
-                    self.twins[sending.replica].load.begun(sending.sent_order, at_s)
-            case Ended():
-                self._is_ended(fact)
+                if (placed := self._placed.get(sending.sent_order)) is not None:
+                    self.placement.begun(placed, at_s)
+            case Ended(_, at_s, _, sending):
+                if (placed := self._placed.pop(sending.sent_order, None)) is not None:
+                    self.placement.ended(placed, at_s)
 
     def _is_asked(self, fact: Asked) -> None:
         for one in fact.decided.candidates:
@@ -76,17 +91,16 @@ class World:
 
     def _is_sent(self, fact: Sent) -> None:
         one, line = fact.sending, fact.line
-        twin = self.twins[one.replica]
-        twin.load.sent(one.sent_order, one.uncached_tokens, fact.at_s, streamed=one.streamed, priority_s=one.priority_s)
-        if line.exact and line.blocks and _block_tokens(line, one.replica) == line.block_tokens:
-            owner = self.index.optimistic.add(twin.candidate.slot, line.blocks, fact.at_s + one.awaited_s)
-            self._awaited[one.sent_order] = line.blocks, owner
-
-    def _is_ended(self, fact: Ended) -> None:
-        twin = self.twins[fact.sending.replica]
-        twin.load.ended(fact.sending.sent_order, fact.at_s)
-        if (expected := self._awaited.pop(fact.sending.sent_order, None)) is not None:
-            self.index.optimistic.withdraw(twin.candidate.slot, *expected)
+        has_blocks = line.exact and _block_tokens(line, one.replica) == line.block_tokens
+        self._placed[one.sent_order] = self.placement.sent_as(
+            self.twins[one.replica].load,
+            fact.at_s,
+            one.uncached_tokens,
+            one.streamed,
+            one.priority_s,
+            line.blocks if has_blocks else [],
+            one.awaited_s if has_blocks and line.blocks else 0.0,
+        )
 
     # ---- decisions
 
@@ -98,43 +112,29 @@ class World:
         ring = self._rings.get(names)
         if ring is None:
             ring = self._rings[names] = Ring(names)
-        return place(policy, self._question(fact.line, decided), candidates, TieBreak(decided.lot), ring)
+        question = self._question(fact.line, decided)
+        return self.placement.decide(question, candidates, ring, policy=policy, seed=decided.lot)
 
     def _question(self, line: Logged, decided: Decided) -> Question:
-        matched: dict[int, float] = {}
-        lower: dict[int, float] = {}
-        awaited: dict[int, float] = {}
         own = [one for one in decided.candidates if self._is_matched(line, one)]
-        if own:
-            slots = sum(1 << self.twins[one.name].candidate.slot for one in own)
-            found = self.index.match(line.blocks, slots)
-            matched = {slot: blocks * line.block_tokens for slot, blocks in found.gpu.items()}
-            lower = {slot: blocks * line.block_tokens for slot, blocks in found.lower.items()}
-            awaited = {
-                slot: (blocks - found.sure.get(slot, 0)) * line.block_tokens for slot, blocks in found.gpu.items()
-            }
-        for one in own:
-            slot = self.twins[one.name].candidate.slot
-            for claims in (matched, lower, awaited):
-                if one.trust != 1 and slot in claims:
-                    claims[slot] *= one.trust
+        slots = {line.block_tokens: sum(1 << self.twins[one.name].candidate.slot for one in own)} if own else {}
+        question, _ = self.placement.question(
+            LoggedPrompt(line.prompt_tokens, line.exact, line.blocks),
+            slots,
+            decided.at_s,
+            session=line.session,
+            tried=frozenset(decided.tried),
+            came_s=decided.came_s,
+        )
+        question.turn = decided.turn
+        matched, lower = dict(question.matched), dict(question.lower)
         for one in decided.candidates:
-            if not self._is_matched(line, one):
+            if one not in own:
                 slot = self.twins[one.name].candidate.slot
                 matched[slot] = one.matched_tokens
                 lower[slot] = one.matched_tokens if one.lower_tokens is None else one.lower_tokens
-        return Question(
-            tokens=line.prompt_tokens,
-            matched=matched,
-            lower=matched if lower == matched else lower,
-            session=line.session,
-            tried=frozenset(decided.tried),
-            exact=line.exact,
-            turn=decided.turn,
-            now_s=decided.at_s,
-            came_s=decided.came_s,
-            awaited=awaited,
-        )
+        question.matched, question.lower = matched, matched if lower == matched else lower
+        return question
 
     def _is_matched(self, line: Logged, one: Weighed) -> bool:
         """Whether what it holds of the prompt is looked up, and not taken from the log."""

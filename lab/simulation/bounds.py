@@ -21,6 +21,7 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
         capacity_tokens=settings.capacity_tokens * settings.replicas,
         model="fifo",
         routers=1,
+        replica_limit=0,
     )
     return simulated(trace, one, "round-robin", 0, on_request)
 

@@ -49,4 +49,5 @@ def compared(
 
 def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bound: bool = False) -> Row:
     outcomes = [outcome_of(jobs, replicas, rate) for jobs in runs]
-    return Row(name, is_bound, mean_of(outcomes), outcomes, sorted(job.ttft_s for jobs in runs for job in jobs))
+    times = sorted(job.ttft_s for jobs in runs for job in jobs if not job.is_refused)
+    return Row(name, is_bound, mean_of(outcomes), outcomes, times)

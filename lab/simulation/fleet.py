@@ -1,6 +1,6 @@
 """Routers, replicas and what goes between them, in virtual time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import floor
 from random import Random
@@ -64,10 +64,27 @@ class Fleet:
 
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
-        job.replica = self.routers[job.router].place(job, self.agenda.now_s)
+        if not self._place(job):
+            refused = self.routers[job.router].wait(job, self.agenda.now_s)
+            self._refuse([] if refused is None else [refused])
+            self.agenda.after(self._settings.queue_timeout_s, partial(self._expire, job.router))
+        on_request()
+
+    def _place(self, job: Job) -> bool:
+        """False: no replica has room for it."""
+        if not self.routers[job.router].place(job, self.agenda.now_s):
+            return False
         self.replicas[job.replica].submit(job)
         self._report_soon(job.replica)
-        on_request()
+        return True
+
+    def _expire(self, router: int) -> None:
+        self._refuse(self.routers[router].waiting.expire(self.agenda.now_s))
+
+    def _refuse(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            job.is_refused = True
+            self.left -= 1
 
     def _report_soon(self, number: int) -> None:
         """At its own moments; one that computes no prompt has nothing new to say until something comes or ends."""
@@ -115,7 +132,10 @@ class Fleet:
     def ended(self, job: Job) -> None:
         self.left -= 1
         self._report_soon(job.replica)
-        self.routers[job.router].ended(job, self.agenda.now_s)
+        router = self.routers[job.router]
+        router.ended(job, self.agenda.now_s)
+        for waiting in router.with_room(self.agenda.now_s):
+            self._place(waiting)
 
 
 def simulated(

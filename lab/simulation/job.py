@@ -21,6 +21,7 @@ class Prompt(Struct, frozen=True, eq=False):
 
     ids: "array[int]"  # one for each block that is begun
     full: int  # of those, full ones
+    block_tokens: int  # of the trace
     tokens_per_block: int
     tokens: int
 
@@ -32,8 +33,17 @@ class Prompt(Struct, frozen=True, eq=False):
         blocks = [packed[start : start + 4] * each for start in range(0, len(packed), 4)]
         return b"".join(blocks)[: 4 * self.tokens]
 
-    def keys(self) -> list[int]:
-        """Of the full blocks, as the router and the replica name them."""
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def approximate_block_tokens(self) -> float:
+        """Of a router that hears no events: it guesses in blocks of the trace."""
+        return self.block_tokens
+
+    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+        """Of the full blocks, as the router and the replica name them; there is one size."""
         root = root_key(MODEL, block_size=self.tokens_per_block)
         return extend_keys(
             root, memoryview(self.packed())[: 4 * self.tokens_per_block * self.full], self.tokens_per_block
@@ -49,6 +59,7 @@ class Job(Struct, eq=False):
     rank: float = 0.0  # the waiting queue's order; lower goes first
     uncached_tokens: int = 0  # as the replica found it
     first_s: float = 0.0
+    is_refused: bool = False  # it waited for room in vain
     generated: list[int] = []  # by the engine itself
 
     @property
@@ -62,7 +73,12 @@ def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
     for number, request in enumerate(trace.requests):
         ids = array("I", map(numbers.setdefault, request.blocks, _next(numbers)))
         full = request.input_tokens // trace.block_tokens
-        yield Job(number, Prompt(ids, full, tokens_per_block, request.input_tokens), request, rank=request.at_s)
+        yield Job(
+            number,
+            Prompt(ids, full, trace.block_tokens, tokens_per_block, request.input_tokens),
+            request,
+            rank=request.at_s,
+        )
 
 
 def _next(numbers: dict[int, int]) -> Iterator[int]:

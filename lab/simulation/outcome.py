@@ -16,10 +16,15 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     token_imbalance: float  # what the busiest replica computed, as a multiple of the mean
     request_imbalance: float
+    refused: float = 0  # requests that waited for room in vain
     utilization: float  # of the time until the last first token, the share that prefill takes
 
 
 def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) -> Outcome:
+    """Refused requests are counted, and in no other figure. ValueError if there are no others."""
+    everybody, jobs = len(jobs), [job for job in jobs if not job.is_refused]
+    if not jobs:
+        raise ValueError(f"all {everybody:,} requests waited for room in vain")
     computed = [0] * replicas
     requests = [0] * replicas
     for job in jobs:
@@ -35,6 +40,7 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
         ttft_p99_s=quantile(ttfts_s, 0.99),
         token_imbalance=_imbalance(computed),
         request_imbalance=_imbalance(requests),
+        refused=everybody - len(jobs),
         utilization=sum(computed) / (prefill_tokens_per_s * replicas * span_s) if span_s else 1.0,
     )
 

@@ -24,6 +24,9 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         if bounds and row is bounds[0]:
             yield ""
         yield _joined((row.name, *_figures(row.mean, row.is_bound)))
+    for row in rows:
+        if row.mean.refused:
+            yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
     if len(rows[0].runs) > 1:
         yield ""
         yield f"Each figure is the mean of {len(rows[0].runs)} runs.{_spread(rows)}"

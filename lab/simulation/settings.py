@@ -5,7 +5,9 @@ from typing import Literal
 from msgspec import Struct
 
 from lab.trace.requests import Trace, TraceRequest
+from router.config import RouterConfig
 
+CONFIG = RouterConfig()
 DEFAULT_REPLICAS = 4
 DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
@@ -26,6 +28,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     event_loss: float = 0.0  # share of batches that come only with the next one
     rate_error: float = 0.0  # half of the replicas say so much more than their prefill rate, the others so much less
     routers: int = 1
+    replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
+    queue_size: int = CONFIG.queue_size  # of one router
+    queue_timeout_s: float = CONFIG.queue_timeout_s
 
     def check(self, trace: Trace) -> None:
         """ValueError, if a request of the trace can never run."""

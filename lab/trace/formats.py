@@ -1,9 +1,9 @@
 """Trace files: JSON lines, plain or gzipped, of Mooncake's kind or written by a router's request log.
 
-Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}; how
-long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A first line may say it,
-{"meta": {"block_size": tokens}}, and "hash_runs": [first, count, ...] stand for "hash_ids" where numbers follow each
-other. A router writes `Logged`; lines in which it was cut off, by a full disk or its end, are left out.
+Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}, some
+with a "session"; how long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A first line
+may say it, {"meta": {"block_size": tokens}}, and "hash_runs": [first, count, ...] stand for "hash_ids" where numbers
+follow each other. A router writes `Logged`; lines in which it was cut off, by a full disk or its end, are left out.
 """
 
 import gzip
@@ -48,6 +48,7 @@ class MooncakeLine(Struct):
     output_length: Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
     hash_ids: tuple[int, ...] | None = None
     hash_runs: tuple[int, ...] | None = None
+    session: int | str | None = None
 
     def __post_init__(self) -> None:
         if (self.hash_ids is None) == (self.hash_runs is None):
@@ -62,6 +63,10 @@ class MooncakeLine(Struct):
         assert self.hash_runs is not None, "it has one or the other"
         pairs = zip(self.hash_runs[::2], self.hash_runs[1::2], strict=True)
         return [range(first, first + count) for first, count in pairs]
+
+    @property
+    def session_name(self) -> str | None:
+        return None if self.session is None else str(self.session)
 
     @property
     def named(self) -> int:
@@ -180,7 +185,9 @@ def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | 
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
     requests = [
-        TraceRequest((line.timestamp - start_ms) / 1000, line.input_length, line.output_length, blocks)
+        TraceRequest(
+            (line.timestamp - start_ms) / 1000, line.input_length, line.output_length, blocks, line.session_name
+        )
         for line, blocks in zip(lines, _all_begun(lines, size), strict=True)
     ]
     for number, request in enumerate(requests, start=1):
@@ -200,7 +207,7 @@ def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Tr
             raise BadTrace(f"{path}, request {number}: {line.prompt_tokens} tokens at {line.ts} s cannot be")
     start_s = min(line.ts for line in known)
     requests = [
-        TraceRequest(line.ts - start_s, line.prompt_tokens, line.output_tokens or 0, _begun(line, size))
+        TraceRequest(line.ts - start_s, line.prompt_tokens, line.output_tokens or 0, _begun(line, size), line.session)
         for line in known
     ]
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))

@@ -16,6 +16,7 @@ class TraceRequest(NamedTuple):
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
+    session: str | None = None  # that keeps requests together, where the trace says one
 
 
 class Trace(Struct, frozen=True):

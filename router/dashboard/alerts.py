@@ -13,15 +13,15 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from router.core import Router
-from router.placement.cost import INFINITE
 from router.dashboard.asking import Asking
 from router.dashboard.pauses import paused
 from router.dashboard.rows import Fleet, Row
 from router.doctor.figures import Choice, Figures, Replica, Routed, RouterFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
-from router.placement.index import GPU
 from router.members import Member
+from router.placement.cost import INFINITE
+from router.placement.index import GPU
 from router.record import Remembered
 
 EVERY_S = 5.0
@@ -126,7 +126,7 @@ class Alerts:
         router = self._router
         replicas = {}
         async for member in paused(list(router.members)):
-            gpu_blocks = router.index.blocks(member.slot).get(GPU, 0) if _is_there(router, member) else 0
+            gpu_blocks = router.placement.index.blocks(member.slot).get(GPU, 0) if _is_there(router, member) else 0
             replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
         approximate: Counter[str] = Counter()
         for model in router.members.models.values():

@@ -12,7 +12,8 @@ from router.dashboard.counts import Counts
 from router.dashboard.rows import Looking, Row
 from router.dashboard.sampling import EVERY_S, OF_REPLICA, REPLICA_POINTS, Sampling
 from router.dashboard.series import Series
-from router.members import APPROXIMATE, Member
+from router.members import Member
+from router.placement.placement import APPROXIMATE
 from router.prefixes.tree import Run
 from router.sharing import Kind, Told, prefix_of, text_of
 from router.status import replica_status
@@ -133,7 +134,7 @@ def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> St
 
 
 def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) -> CacheOf:
-    index = router.guesses if router.feeds.state(member.name) is None else router.index
+    index = router.placement.guesses if router.feeds.state(member.name) is None else router.placement.index
     empty = member.candidate.empty_tokens
     return CacheOf(
         blocks=index.blocks(member.slot),
@@ -191,7 +192,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
 def _held(router: Router, member: Member, kind: Kind, path: Sequence[Run]) -> HeldPrefix:
     prefix = prefix_of(router, kind, path, router.now_s())
     keys = list(chain.from_iterable(each.keys for each in path))
-    index = router.guesses if kind.block_size == APPROXIMATE else router.index
+    index = router.placement.guesses if kind.block_size == APPROXIMATE else router.placement.index
     blocks = index.match(keys, 1 << member.slot).lower.get(member.slot, 0)
     if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another size are no keys of its blocks
         blocks = 0

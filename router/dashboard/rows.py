@@ -15,7 +15,8 @@ from router.dashboard.pauses import paused
 from router.dashboard.sampling import Sampling, unserved_by
 from router.doctor.index_rules import LAG_BATCHES
 from router.feeds import FeedState
-from router.members import APPROXIMATE, Member
+from router.members import Member
+from router.placement.placement import APPROXIMATE
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
@@ -124,7 +125,7 @@ class Looking:
         feed = router.feeds.state(member.name)
         state = _state(member, feed)
         status = _status(member)
-        index = router.guesses if feed is None else router.index
+        index = router.placement.guesses if feed is None else router.placement.index
         return Row(
             name=member.name,
             model=member.models[0] if member.models else None,
@@ -180,7 +181,7 @@ class Looking:
             ttft_p90_s=recent.ttft_s(0.9),
             ttft_p99_s=recent.ttft_s(0.99),
             blocks=sum(row.blocks for row in rows),
-            index_bytes=router.index.bytes_used(),
+            index_bytes=router.placement.index.bytes_used(),
         )
 
 

@@ -7,12 +7,13 @@ from msgspec import Struct
 
 from router.admission import Admitted
 from router.core import Router
-from router.placement.cost import Candidate
 from router.dashboard.pauses import paused
+from router.members import ServedModel
+from router.placement.cost import Candidate
 from router.placement.decision import Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
-from router.members import APPROXIMATE, ServedModel
+from router.placement.placement import APPROXIMATE
 from router.prompt import Peek, Prompt, read_peek
 from router.reading.client import is_quick
 from router.reading.messages import Found, Make
@@ -55,7 +56,7 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
     question, matches = router.question(model, prompt, peek.prompt_cache_key)
     decision, members = router.choose(model, question).at_rest(), list(model.members)
     size = _main_size(model, prompt)
-    keys, index = prompt.keys(size), router.guesses if size == APPROXIMATE else router.index
+    keys, index = prompt.keys(size), router.placement.guesses if size == APPROXIMATE else router.placement.index
     hits = runs_of(index.holders(keys))
     tokens = size or prompt.approximate_block_tokens
     verdicts = [

@@ -68,6 +68,11 @@ class Decision(Struct, eq=False):
         """Estimated time to first token at this candidate."""
         return (self.ahead(index) + uncached_tokens(self.question, self.candidates[index].slot)) / self.rates[index]
 
+    def priority_s(self, now_s: float) -> float:
+        """By how much later than now it counts as having come, at a replica that computes in that order."""
+        question = self.question
+        return self.later_s - (now_s - (question.now_s if question.came_s is None else question.came_s))
+
     def explain(self) -> list[Verdict]:
         return list(self.verdicts())
 

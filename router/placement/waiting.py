@@ -7,10 +7,13 @@ sorted list: a place is found in O(log n), and n is small enough that moving poi
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
+
+from router.placement.cost import Candidate
+from router.placement.eligibility import NONE_TRIED, obstacles
 
 STEP_S = 10.0  # a lower priority by one is worth as much as so much earlier an arrival
 REMEMBERED_TAKES = 64
@@ -25,6 +28,9 @@ class Ticket(Struct, frozen=True, eq=False):
     group: str
     place: Place  # rank, number
     deadline: Place  # deadline, number
+    tokens: int  # 0: not known
+    tried: frozenset[str]  # replicas that it does not wait for
+    not_before_s: float
 
 
 class Waiting(Generic[Entry]):
@@ -55,10 +61,14 @@ class Waiting(Generic[Entry]):
         *,
         since_s: float | None = None,
         group: str = "",
+        tokens: int = 0,
+        tried: frozenset[str] = NONE_TRIED,
+        not_before_s: float = 0.0,
     ) -> Entry | None:
         """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`.
 
-        `since_s`: when it came first, for one that has waited before. `group`: those who wait for the same.
+        `since_s`: when it came first, for one that has waited before. `group`: those who wait for the same replicas,
+        except those that it has tried.
         """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} waits already; cancel it first")
@@ -73,7 +83,7 @@ class Waiting(Generic[Entry]):
             self._taken_s.clear()
             self._taken_s.append(now_s)
         self._number += 1
-        ticket = Ticket(group, (rank, self._number), (deadline_s, self._number))
+        ticket = Ticket(group, (rank, self._number), (deadline_s, self._number), tokens, tried, not_before_s)
         self.groups[group] += 1
         self._tickets[entry] = ticket
         self._entries[self._number] = entry
@@ -86,6 +96,30 @@ class Waiting(Generic[Entry]):
         for _, number in list(self._places):
             if (entry := self._entries.get(number)) is not None:
                 yield entry
+
+    def with_room(self, now_s: float, candidates_of: Callable[[str], Sequence[Candidate]]) -> Iterator[Entry]:
+        """Take out, one by one, those that a replica of their group can take now.
+
+        In their order, but past those for which there is no room. Place each before the next is asked for.
+        """
+        groups = {group for group in self.groups if None in obstacles(candidates_of(group))}
+        too_many: dict[tuple[str, frozenset[str]], int] = {}  # tokens, for which nobody has room
+        for entry in self.in_order():
+            if not groups:
+                return
+            ticket = self._tickets[entry]
+            kind = ticket.group, ticket.tried
+            if ticket.group not in groups or ticket.not_before_s > now_s:
+                continue
+            if ticket.tokens >= too_many.get(kind, ticket.tokens + 1):
+                continue
+            if None in obstacles(candidates_of(ticket.group), ticket.tokens, ticket.tried):
+                self.take(now_s, entry)
+                yield entry
+                continue
+            too_many[kind] = ticket.tokens
+            if None not in obstacles(candidates_of(ticket.group)):
+                groups.discard(ticket.group)
 
     def take(self, now_s: float, entry: Entry | None = None) -> Entry | None:
         """There is room, for this one or for whose turn it is."""

@@ -27,7 +27,6 @@ import uvloop
 from router.admission import Admitted
 from router.config import RouterConfig
 from router.core import Router
-from router.placement.cost import Question
 from router.dashboard import files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import Query
@@ -35,7 +34,8 @@ from router.dashboard.sampling import EVERY_S
 from router.dashboard.watching import Watcher, Wish
 from router.front import Front
 from router.http.explaining import explained
-from router.members import APPROXIMATE
+from router.placement.cost import Question
+from router.placement.placement import APPROXIMATE
 from router.prompt import read_peek
 from router.record import Remembered
 from router.spec import ReplicaSpec
@@ -162,7 +162,7 @@ async def serve(urls: list[str]) -> None:
                     await asyncio.sleep(0.05)
             each = ENTRIES // REPLICAS
             for place, member in enumerate(router.members):
-                router.index.store(member.slot, range(place * each, (place + 1) * each))
+                router.placement.index.store(member.slot, range(place * each, (place + 1) * each))
             print(listener.getsockname()[1], flush=True)
             await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         finally:
@@ -213,7 +213,7 @@ async def _answering(rounds: int) -> None:
     body = json.dumps({"model": "m", "prompt": "word " * PROMPT_WORDS}).encode()
     shared_by = list(router.members)[::2]
     for one in shared_by:  # all of the prompt, at every other replica
-        router.approximate.routed(one.slot, model_keys(router, body))
+        router.placement.approximate.routed(one.slot, model_keys(router, body))
     queries = [Query(sort="name", order="asc", filter=f"replica-{number:02d}") for number in range(SHAPES)]
     await told("GET /dashboard", page, rounds)
     await told("the feed's first frame, alerts judged", first, rounds)

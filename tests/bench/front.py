@@ -25,8 +25,8 @@ from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, TABLE
-from router.placement.index import PrefixIndex
 from router.members import Members
+from router.placement.placement import Placement
 from router.spec import parse_replica
 from router.tokenizers import Tokenizers
 from router.upkeep import Upkeep
@@ -74,10 +74,11 @@ class FrontOnWires:
     """A router whose client and replicas are wires."""
 
     def __init__(self, replicas: int = 2, **config_fields: Any) -> None:
-        config, index = RouterConfig(**config_fields), PrefixIndex()
+        config = RouterConfig(**config_fields)
+        placement = Placement(config.policy, optimistic_ttl_s=30.0, first_token_timeout_s=300.0)
         tokenizers = Tokenizers({}, {}, 10**6)
         self.router = Router(
-            config, Members(tokenizers.of), Feeds(index, lambda *_: None), index, Admission(config.keys)
+            config, Members(tokenizers.of), Feeds(placement.index, lambda *_: None), placement, Admission(config.keys)
         )
         self.upkeep = Upkeep(self.router, tokenizers)
         specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]

@@ -68,7 +68,7 @@ class Case(NamedTuple):
     policy: str  # or "pooled"
     settings: Settings
     load: float
-    constants: Mapping[str, float] = {}  # of router.effects
+    constants: Mapping[str, float] = {}  # of router.placement.effects
     runs: int = RUNS
     jitter_s: float = JITTER_S
     requests: int | None = None
@@ -195,7 +195,7 @@ def outcome(case: Case) -> Outcome:
     paced = at_rate(trace, case.load * case.settings.replicas * case.settings.prefill_tokens_per_s)
     is_bound = case.policy == "pooled"
     policies = [] if is_bound else [case.policy]
-    with patch.dict(vars(router.effects), case.constants):
+    with patch.dict(vars(router.placement.effects), case.constants):
         rows = compared(paced, case.settings, policies, seeds=case.runs, jitter_s=case.jitter_s, bounds=is_bound)
     return rows[0].mean
 

@@ -128,11 +128,11 @@ def fleet() -> FrontOnWires:
         keys = block_keys(history, BLOCK, root)
         router.recent.add(Routed("m", BLOCK, keys, router.now_s(), b"text " * 800))
         for slot in chance.sample(slots, 5):
-            router.index.store(slot, keys)
-    held = sum(sum(router.index.blocks(slot).values()) for slot in slots)
+            router.placement.index.store(slot, keys)
+    held = sum(sum(router.placement.index.blocks(slot).values()) for slot in slots)
     each = (ENTRIES - held) // REPLICAS
     for place, slot in enumerate(slots):
-        router.index.store(slot, range(place * each, (place + 1) * each))
+        router.placement.index.store(slot, range(place * each, (place + 1) * each))
     return front
 
 

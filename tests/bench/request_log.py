@@ -6,13 +6,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from router.members import Member
+from router.noted import Noted
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import ReplicaLoad
-from router.placement.tie_break import TieBreak
-from router.members import Member
-from router.noted import Noted
+from router.placement.placement import Placed
 from router.placement.policy import choose
+from router.placement.tie_break import TieBreak
 from router.report import Report
 from router.request_log import RequestLog
 from router.spec import ReplicaSpec
@@ -46,15 +47,15 @@ class Scene:
         candidate = Candidate(f"replica-{slot}", slot, chance.random() * 9000, 3, 1, 2, 512, 8123.456, 4096.0)
         nothing: Any = None
         load = ReplicaLoad(candidate, block_size=BLOCK_TOKENS, total_blocks=40_000)
-        member = Member(ReplicaSpec(name=candidate.name, url="http://h:1"), candidate, load, nothing, nothing, nothing)
+        member = Member(ReplicaSpec(name=candidate.name, url="http://h:1"), load, nothing, nothing, nothing)
         member.block_size, member.report = BLOCK_TOKENS, Report(1.7e9 + chance.random(), 1234.5, 99)
         return member
 
     def work(self, log: RequestLog) -> Callable[[], None]:
         attempt: Any = SimpleNamespace(
-            member=self.members[0], token_ids={0: [b"abcd"] * 64}, framed=True, streams=True, fault=None,
-            sent_order=5, sent_s=1234.568, begun_order=6, begun_s=1234.667, ended_order=7, ended_s=1235.0,
-            uncached_tokens=2048, priority_s=0.5, awaited_s=30.0,
+            member=self.members[0], token_ids={0: [b"abcd"] * 64}, framed=True, fault=None,
+            sent_order=5, begun_order=6, begun_s=1234.667, ended_order=7, ended_s=1235.0,
+            placed=Placed(1, self.members[0].load, 1234.568, 2048, True, 0.5, 30.0),
         )  # fmt: skip
 
         def requests() -> None:

@@ -75,7 +75,7 @@ class Traffic(Fleet):
         prompt = coming.turn(self.chance) if isinstance(coming, Conversation) else coming
         tokens = array("I", prompt.tokens)
         request = TraceRequest(self.agenda.now_s, len(tokens), prompt.output_tokens, ())
-        job = Job(next(self.numbers), Tokens(tokens, len(tokens) // BLOCK, BLOCK, len(tokens)), request)
+        job = Job(next(self.numbers), Tokens(tokens, len(tokens) // BLOCK, BLOCK, BLOCK, len(tokens)), request)
         if isinstance(coming, Conversation):
             self.conversations[job.number] = coming
         if request.at_s >= WARM_UP_S:

@@ -142,7 +142,7 @@ class Churn:
     async def holds(self) -> Holds:
         """With no replica left, when everything has settled."""
         self._publish([])
-        upkeep, index = self.running.upkeep, self.running.router.index
+        upkeep, index = self.running.upkeep, self.running.router.placement.index
         await until(lambda: not self._by_name and not upkeep._leaving, "all have left")
         index.check()
         assert not any(holders.masks for holders in (*index._media.values(), index.optimistic.holders))

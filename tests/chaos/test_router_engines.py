@@ -153,7 +153,7 @@ async def routed(recordings: list[tuple[str, Path]], **config: Any) -> AsyncIter
 
 def indexed(running: Front, name: str) -> dict[str, set[int]]:
     slot = running.router.members.by_name[name].slot
-    by_medium = {medium: set(holders.of(slot)) for medium, holders in running.router.index._media.items()}
+    by_medium = {medium: set(holders.of(slot)) for medium, holders in running.router.placement.index._media.items()}
     return {medium: keys for medium, keys in by_medium.items() if keys}
 
 
@@ -191,9 +191,9 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
             oracle, state = view_of(story.payloads), running.router.feeds.state(f"r{number}")
             assert indexed(running, f"r{number}") == keys_of(oracle), story.name
             assert state is not None and state.reason == oracle.inexact, story.name
-        running.router.index.check()
+        running.router.placement.index.check()
         print(", ".join(f"{story.name}: {len(story.payloads)} batches" for story in told))
-        assert not told or len(running.router.index._media["GPU"]) > 20
+        assert not told or len(running.router.placement.index._media["GPU"]) > 20
 
 
 async def test_the_index_holds_what_frames_from_the_wire_mean(tmp_path: Path) -> None:

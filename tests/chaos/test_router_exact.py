@@ -153,7 +153,7 @@ class World:
         await until(lambda: not self.router.open_requests, "every request has ended")
         await self.truth.heard_all()
         await until(self.agrees, "the router has all events")
-        self.router.index.check()
+        self.router.placement.index.check()
         for number in range(REPLICAS):
             truth, held = await self.truth.blocks(number), self.indexed(number)
             assert held == truth, f"r{number}: {len(held - truth)} surplus blocks, {len(truth - held)} missing"
@@ -161,7 +161,7 @@ class World:
         self.quiet_points += 1
 
     def indexed(self, number: int) -> set[int]:
-        index, slot = self.router.index, self.router.members.by_name[f"r{number}"].slot
+        index, slot = self.router.placement.index, self.router.members.by_name[f"r{number}"].slot
         held = index._media[GPU].of(slot)
         assert index.blocks(slot).get(GPU, 0) == len(held)
         return set(held)

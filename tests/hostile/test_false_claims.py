@@ -124,7 +124,7 @@ class Scene:
             assert (await self.client.post(CHAT, PROMPT)).status == 200
             await until(lambda: self.running.router.open_requests == 0, "it is over")
             await until(self._is_known, "the choice knows")
-            self.running.router.index.optimistic.expire(math.inf)
+            self.running.router.placement.index.optimistic.expire(math.inf)
         return len(self.one.replica.calls) - before
 
     def _is_known(self) -> bool:
@@ -178,7 +178,7 @@ async def test_who_claims_and_does_not_have_draws_no_more_than_who_is_cold() -> 
         await it.ask(60)
         assert it.trust() == 0
         assert await it.ask(20) <= 14
-        assert it.running.router.index.match(it.running.router.recent.all()[-1].keys, 0b11).gpu == {0: blocks}
+        assert it.running.router.placement.index.match(it.running.router.recent.all()[-1].keys, 0b11).gpu == {0: blocks}
 
 
 async def test_who_is_right_again_is_trusted_again() -> None:
@@ -198,7 +198,7 @@ async def test_honest_claims_are_counted_in_full() -> None:
         blocks = await it.claim(it.one)
         it.one.reported = blocks * SIZE
         assert await it.ask(20) == 20
-        assert it.trust() == 1 and not it.running.router.doubted
+        assert it.trust() == 1 and not it.running.router.placement.doubted
 
 
 async def test_more_blocks_than_its_pool_has_draw_nobody_and_are_named() -> None:

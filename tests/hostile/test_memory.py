@@ -17,14 +17,14 @@ from events.messages import BlockRemoved, BlockStored
 from events.mirror import Mirror
 from events.publisher import Publisher, PublisherConfig
 from replica.block_pool import BlockPool
+from router.http.front import FrontConnection
 from router.placement.ages import CacheAges
 from router.placement.cost import Candidate, Question
-from router.http.front import FrontConnection
-from router.placement.tie_break import TieBreak
 from router.placement.policy import place
+from router.placement.reuse import Reuse
+from router.placement.tie_break import TieBreak
 from router.prefixes.tree import Run
 from router.record import Remembered
-from router.placement.reuse import Reuse
 from router.tokenizers import Tokenizers
 from router.tokens import Tokens
 from router.upstream import Connection

@@ -17,8 +17,8 @@ from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.keys import keys_from_options
 from router.logged import Logged
-from router.placement.tie_break import SEED_BITS, TieBreak
 from router.placement.policy import Candidate, Question, place
+from router.placement.tie_break import SEED_BITS, TieBreak
 from router.request_log import RequestLog
 from router.routing import Routing
 from tests.router.loopback import until

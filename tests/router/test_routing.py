@@ -10,9 +10,9 @@ import pytest
 
 from api.native import pack_ids, unpack_ids
 from events.native import Load
+from router.keys import Key, digest_of
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 from router.placement.effects import PATIENCE
-from router.keys import Key, digest_of
 from router.routing import Routing
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
@@ -946,7 +946,7 @@ async def test_a_replica_that_never_began_with_a_prompt_is_not_taken_to_have_it_
         for _ in range(2):  # the first is asked twice
             await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
             await running.idle()
-            kept.append(len(running.router.index.optimistic))
+            kept.append(len(running.router.placement.index.optimistic))
         assert kept == [0, 4]
 
 
@@ -964,10 +964,10 @@ async def test_what_waits_in_a_long_queue_counts_as_cached_while_it_may_have_its
         member.load.reported(load, router.now_s())
         await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
         await running.idle()
-        router.index.optimistic.expire(router.now_s() + still_s)
-        assert len(router.index.optimistic) == 4
-        router.index.optimistic.expire(router.now_s() + gone_s)
-        assert len(router.index.optimistic) == 0
+        router.placement.index.optimistic.expire(router.now_s() + still_s)
+        assert len(router.placement.index.optimistic) == 4
+        router.placement.index.optimistic.expire(router.now_s() + gone_s)
+        assert len(router.placement.index.optimistic) == 0
 
 
 async def test_prompts_are_kept_account_of_where_the_policy_asks_what_they_would_drive_out() -> None:

@@ -59,7 +59,7 @@ async def test_who_does_not_hold_all_of_it_is_not_named() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)
         router = running.router
-        router.guesses.clear(running.member("r1").slot)
+        router.placement.guesses.clear(running.member("r1").slot)
         [found] = (await told(running))["prefixes"]
         assert (found["held_by"], found["replicas"]) == (1, ["r0"])
         for member in list(router.members):
@@ -152,7 +152,7 @@ async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
             keys = [1, 2, *(1000 + number // 2 * 10 + place for place in range(3))]
             router.recent.add(Routed(MODEL, 0, keys, 0.0, None))
         for member in router.members:
-            router.approximate.routed(member.slot, [1, 2])
+            router.placement.approximate.routed(member.slot, [1, 2])
         found = await told(running, "?limit=100000")
         [top] = found["prefixes"]
         assert (top["held_by"], top["replicas"]) == (60, sorted(names)[:20])

@@ -3,7 +3,7 @@ import statistics
 
 import pytest
 
-from router import load
+from router.placement import load
 from tests.router.side_by_side import World
 
 PROMPTS = 200

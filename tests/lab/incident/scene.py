@@ -20,13 +20,13 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.subscriber import Source
-from router.placement.cost import Candidate, Question
 from router.feeds import ReplicaFeed
+from router.logged import Decided, Logged, Sending, Weighed
+from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.logged import Decided, Logged, Sending, Weighed
-from router.placement.tie_break import SEED_BITS, TieBreak
 from router.placement.policy import place
+from router.placement.tie_break import SEED_BITS, TieBreak
 from router.report import Report
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0

@@ -11,8 +11,8 @@ from events.records import Record
 from lab.incident.replay import Replay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
-from router.placement.index import PrefixIndex
 from router.logged import Logged
+from router.placement.index import PrefixIndex
 from router.placement.optimistic import Optimistic
 from tests.lab.incident.scene import MODEL, Scene
 

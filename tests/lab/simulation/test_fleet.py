@@ -5,11 +5,13 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
+from events.messages import BlockStored
 from lab.simulation.bounds import ideal, pooled
 from lab.simulation.comparison import compared
 from lab.simulation.fleet import simulated
-from lab.simulation.job import Job
+from lab.simulation.job import Job, jobs_of
 from lab.simulation.outcome import outcome_of
+from lab.simulation.router import Router
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate, coarsened
@@ -145,3 +147,39 @@ def test_runs_with_one_seed_are_the_same_and_rows_say_which_are_bounds() -> None
         ("ideal", True, 2),
     ]
     assert rows[1].runs[0] != rows[1].runs[1]
+
+
+def test_requests_wait_for_room_as_they_do_in_the_router() -> None:
+    one_at_a_time = replace(SETTINGS, replicas=1, replica_limit=1)
+    first, second, third = alone([one_prompt(0.0, number=number) for number in range(3)], one_at_a_time)
+    whole_s = 1600 / RATE + 40 / 40
+    assert [first.first_s, second.first_s, third.first_s] == pytest.approx(
+        [number * whole_s + 1600 / RATE for number in range(3)]
+    )
+
+
+@pytest.mark.parametrize("limits", [{"queue_timeout_s": 1.5}, {"queue_size": 1}])
+def test_requests_that_wait_in_vain_are_refused_and_counted(limits: dict[str, float]) -> None:
+    settings = replace(SETTINGS, replicas=1, replica_limit=1, **limits)
+    jobs = alone([one_prompt(0.0, number=number) for number in range(3)], settings)
+    assert [job.is_refused for job in jobs] == [False, False, True]
+    assert outcome_of(jobs, 1, RATE).refused == 1
+
+
+def test_a_session_stays_together_where_the_policy_wants_that() -> None:
+    requests = [one_prompt(10.0 * number, number=number)._replace(session=f"s{number % 5}") for number in range(40)]
+    by_session: dict[str | None, set[int]] = {}
+    for job in alone(requests, policy="session"):
+        by_session.setdefault(job.request.session, set()).add(job.replica)
+    assert len(by_session) == 5
+    assert all(len(replicas) == 1 for replicas in by_session.values())
+
+
+def test_what_a_replica_has_in_a_lower_medium_counts() -> None:
+    router = Router(["a", "b"], "cost", 16, 1000, SETTINGS, seed=0)
+    [job] = jobs_of(Trace("t", 16, [one_prompt(0.0)]))
+    keys = job.prompt.keys(16)
+    ids = list(range(len(keys) * 16))
+    router.heard(1, [BlockStored([*keys], None, ids, 16, None, "CPU", None)])
+    assert router.place(job, 0.0)
+    assert job.replica == 1

@@ -110,7 +110,7 @@ async def test_what_it_holds_of_what_prompts_share_is_told() -> None:
             assert all(one["text"].startswith("system: You are") for one in whole)
             assert "a a a" in str([one["adds"] for one in whole])
         running.front.dashboard._forget()
-        running.router.guesses.clear(running.member("r1").slot)
+        running.router.placement.guesses.clear(running.member("r1").slot)
         prefixes = (await page_of(running, "r1"))["cache"]["prefixes"]
         assert prefixes and all((one["held"], one["held_tokens"]) == (False, 0) for one in prefixes)
         assert {one["held_by"] for one in prefixes} == {1}
@@ -120,7 +120,7 @@ async def test_a_part_that_is_held_is_counted() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 400)] * 2)
         routed_keys = running.router.recent.all()[0].keys
-        running.router.guesses.remove(running.member("r0").slot, routed_keys[5:])
+        running.router.placement.guesses.remove(running.member("r0").slot, routed_keys[5:])
         [one] = (await page_of(running))["cache"]["prefixes"]
         assert not one["held"] and one["held_tokens"] == 5 * one["tokens"] // len(routed_keys)
 

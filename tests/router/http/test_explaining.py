@@ -5,10 +5,10 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import Candidate, Question
 from router.http.explaining import runs_of
-from router.placement.tie_break import TieBreak
+from router.placement.cost import Candidate, Question
 from router.placement.policy import place
+from router.placement.tie_break import TieBreak
 
 
 @given(st.lists(st.integers(0, 15), max_size=30))

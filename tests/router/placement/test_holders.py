@@ -2,7 +2,7 @@
 
 import pytest
 
-from router import holders as module
+from router.placement import holders as module
 from router.placement.holders import Holders, slots_of
 
 

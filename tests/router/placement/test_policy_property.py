@@ -3,7 +3,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import INFINITE, obstacle
+from router.placement.cost import INFINITE
+from router.placement.eligibility import obstacles
 from router.placement.policy import POLICIES, Candidate, Question, choose
 from router.placement.ring import Ring
 
@@ -56,7 +57,8 @@ def test_a_choice_is_one_that_can_take_it_and_every_replica_has_a_reason(
         candidate.name, candidate.slot = f"r{slot}", slot
     ring = Ring(candidate.name for candidate in candidates)
     decision = choose(policy, question, candidates, random.Random(seed), ring)
-    able = [candidate for candidate in candidates if obstacle(question, candidate) is None]
+    found = obstacles(candidates, question.tokens, question.tried, question.anyway)
+    able = [candidate for candidate, obstacle in zip(candidates, found, strict=True) if obstacle is None]
     assert [cost < INFINITE for cost in decision.costs] == [candidate in able for candidate in candidates]
     assert (decision.chosen in able) if able else (decision.chosen is None)
     assert (decision.nobody is None) == bool(able)

@@ -1,0 +1,295 @@
+"""One placement: from a prompt to a choice, and the traces that the choice leaves while its request runs.
+
+Pure: time is an argument, nothing waits. The router, `simulate` and the replay of incidents all call it: they ask a
+`question`, let it `decide`, and then say when the request was `sent`, has `begun` and has `ended`.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Protocol
+
+from msgspec import Struct
+
+from router.placement.ages import CacheAges, pages_of
+from router.placement.approximate import Approximate
+from router.placement.cost import Candidate, Question
+from router.placement.decision import Decision
+from router.placement.eligibility import NONE_TRIED
+from router.placement.index import Matches, PrefixIndex
+from router.placement.load import ReplicaLoad
+from router.placement.optimistic import awaited_s
+from router.placement.policy import place
+from router.placement.reuse import Reuse
+from router.placement.ring import Ring
+from router.placement.tie_break import SEED_BITS, TieBreak
+
+APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
+APPROXIMATE_TOKENS = 2**20  # that a replica without events is taken to hold, at most
+USUAL_APPROXIMATE_BLOCK_TOKENS = 64
+
+
+class Prompt(Protocol):
+    """What has to be known of a prompt to place it."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def exact(self) -> bool:
+        """False: `tokens` is an estimate, and only approximate blocks are known."""
+
+    @property
+    def approximate_block_tokens(self) -> float: ...
+    def keys(self, block_size: int, /) -> list[int]: ...
+
+
+class Unread(Struct, frozen=True):
+    """The prompt of a request whose body is not understood."""
+
+    tokens: int = 1
+    exact: bool = False
+    approximate_block_tokens: float = 1.0
+
+    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+        return []
+
+
+class Prediction(Struct, frozen=True, gc=False):
+    """How many leading blocks of a prompt the chosen replica should find in its cache."""
+
+    block_size: int
+    blocks: int
+    claimed_blocks: int  # by its events alone
+    sure: bool  # whether it rests on events alone, and nothing of ours can have changed it
+
+
+class Placed(Struct, eq=False):
+    """A request at a replica, from when it is sent until it has ended."""
+
+    id: int
+    load: ReplicaLoad
+    sent_s: float
+    uncached_tokens: int = 1
+    streams: bool = True  # its first byte says that its prefill is done
+    priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
+    awaited_s: float = 0.0  # how long the blocks that it will store count as stored
+    awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
+    pages: Sequence[int] = ()  # that count as cached, likewise
+
+
+class Placement:
+    def __init__(
+        self,
+        policy: str,
+        *,
+        optimistic_ttl_s: float,
+        first_token_timeout_s: float,
+        approximate_blocks: int = APPROXIMATE_TOKENS // USUAL_APPROXIMATE_BLOCK_TOKENS,
+        optimistic: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self.policy = policy
+        self.index = PrefixIndex()
+        self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
+        self.approximate = Approximate(self.guesses, approximate_blocks)
+        self.reuse = Reuse()
+        self.doubted: dict[int, float] = {}  # by slot: what claims are multiplied by, where they were wrong
+        self._optimistic = optimistic
+        self._optimistic_ttl_s = optimistic_ttl_s
+        self._first_token_timeout_s = first_token_timeout_s
+        self._rng = random.Random(seed)
+        self._questions = 0
+        self._ids = count(1)
+
+    # ---- replicas
+
+    def add(self, name: str, *, limit: int = 0, block_size: int = 0, total_blocks: int = 0) -> ReplicaLoad:
+        """Its load, and in it the candidate that decisions are made over. 0: no limit; a cache of unknown size."""
+        slot = self.index.add()
+        guessed = self.guesses.add()
+        assert guessed == slot, f"slot {slot} of the index is {guessed} among the guesses"
+        candidate = Candidate(name, slot, limit=limit, ages=CacheAges(self.reuse))
+        return ReplicaLoad(candidate, block_size=block_size, total_blocks=total_blocks)
+
+    def remove(self, load: ReplicaLoad) -> None:
+        """Forget a replica. Its feed is to leave the index first."""
+        candidate = load.candidate
+        self.trust(candidate.slot, 1.0)  # the slot may be another's
+        candidate.ages = None  # decisions remember the candidate
+        self.approximate.drop(candidate.slot)
+        self.guesses.drop(candidate.slot)
+        self.index.drop(candidate.slot)
+
+    def restarted(self, load: ReplicaLoad) -> None:
+        """Its cache is empty, and its requests are gone."""
+        slot = load.candidate.slot
+        load.forget()
+        self.index.optimistic.drop(slot)
+        self.approximate.drop(slot)
+        self.guesses.clear(slot)
+
+    def trust(self, slot: int, trust: float) -> None:
+        """Multiply the replica's claims of cached tokens by this factor from now on."""
+        if trust == 1.0:
+            self.doubted.pop(slot, None)
+        else:
+            self.doubted[slot] = trust
+
+    def index_of(self, block_size: int) -> PrefixIndex:
+        return self.guesses if block_size == APPROXIMATE else self.index
+
+    # ---- a decision
+
+    def question(
+        self,
+        prompt: Prompt,
+        slots: Mapping[int, int],
+        now_s: float,
+        *,
+        session: str | None = None,
+        tried: frozenset[str] = NONE_TRIED,
+        came_s: float | None = None,
+    ) -> tuple[Question, dict[int, Matches]]:
+        """What is to be placed, and by block size the blocks that match. `slots`: a mask of replicas by block size."""
+        matched: dict[int, float] = {}
+        lower: dict[int, float] = matched  # another one as soon as it says something else
+        awaited: dict[int, float] = {}
+        by_size: dict[int, Matches] = {}
+        for size, mask in slots.items():
+            matches = by_size[size] = self.index_of(size).match(prompt.keys(size), mask)
+            if matches.lower:
+                tokens = size or prompt.approximate_block_tokens
+                if matches.lower is not matches.gpu and lower is matched:
+                    lower = dict(matched)
+                for slot, blocks in matches.gpu.items():
+                    matched[slot] = blocks * tokens
+                if lower is not matched:
+                    for slot, blocks in matches.lower.items():
+                        lower[slot] = blocks * tokens
+                if matches.sure is not matches.gpu:
+                    for slot, blocks in matches.gpu.items():
+                        awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
+        if self.doubted:
+            self._discount(matched, lower, awaited)
+        self._questions += 1
+        question = Question(
+            tokens=prompt.tokens,
+            matched=matched,
+            lower=lower,
+            session=session,
+            tried=tried,
+            exact=prompt.exact,
+            turn=self._questions,
+            now_s=now_s,
+            came_s=came_s,
+            awaited=awaited,
+        )
+        return question, by_size
+
+    def _discount(self, *claims: dict[int, float]) -> None:
+        distinct = {id(claim): claim for claim in claims}
+        for slot, trust in self.doubted.items():
+            for claim in distinct.values():
+                if slot in claim:
+                    claim[slot] *= trust
+
+    def decide(
+        self,
+        question: Question,
+        candidates: Sequence[Candidate],
+        ring: Ring | None = None,
+        *,
+        policy: str | None = None,
+        seed: int | None = None,
+    ) -> Decision:
+        """The choice. `ring`: of the candidates, for the policy `session`; `seed`: of another decision's draws."""
+        tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
+        return place(policy or self.policy, question, candidates, tie_break, ring)
+
+    @staticmethod
+    def predict(
+        prompt: Prompt, chosen: Candidate, block_size: int, matches: Mapping[int, Matches]
+    ) -> Prediction | None:
+        """What the chosen replica will find; None: only guessed."""
+        if block_size == APPROXIMATE or not prompt.exact:
+            return None
+        found, slot = matches[block_size], chosen.slot
+        blocks, sure = found.lower.get(slot, 0), found.sure.get(slot, 0)
+        most = (prompt.tokens - 1) // block_size  # the last token is always computed
+        # What is only on its way there nobody has claimed; beyond it, only lower media can be.
+        claimed = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
+        # With others beside it, what they store and evict meanwhile is no fault of the index.
+        return Prediction(block_size, min(blocks, most), claimed, blocks == sure and not chosen.in_flight)
+
+    # ---- a request at a replica
+
+    def sent(
+        self,
+        decision: Decision,
+        load: ReplicaLoad,
+        prompt: Prompt,
+        block_size: int,
+        now_s: float,
+        *,
+        streams: bool = True,
+        ranked: bool = False,
+    ) -> Placed:
+        """It goes to this replica now: its tokens count as queued there, its blocks as cached.
+
+        `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
+        """
+        question, slot = decision.question, load.candidate.slot
+        uncached_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
+        if not prompt.exact or block_size == APPROXIMATE:
+            if keys := prompt.keys(APPROXIMATE):
+                self.approximate.routed(slot, keys)
+            keys, wait_s = [], 0.0
+        else:
+            keys = prompt.keys(block_size)
+            wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
+        placed = self.sent_as(
+            load, now_s, uncached_tokens, streams, decision.priority_s(now_s) if ranked else None, keys, wait_s
+        )
+        if keys and decision.policy == "cost":
+            placed.pages = pages_of(keys, block_size)
+            self.reuse.used(placed.pages, now_s)
+            if (ages := load.candidate.ages) is not None:
+                ages.routed(placed.pages, now_s)
+        return placed
+
+    def sent_as(
+        self,
+        load: ReplicaLoad,
+        now_s: float,
+        uncached_tokens: int,
+        streams: bool,
+        priority_s: float | None,
+        keys: list[int],
+        wait_s: float,
+    ) -> Placed:
+        """It goes there with these figures; `wait_s`: how long these blocks count as cached there without an event."""
+        placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
+        load.sent(placed.id, uncached_tokens, now_s, streamed=streams, priority_s=priority_s)
+        if wait_s and self._optimistic:
+            placed.awaited_s = wait_s
+            placed.awaited = keys, self.index.optimistic.add(load.candidate.slot, keys, now_s + wait_s)
+        return placed
+
+    def begun(self, placed: Placed, now_s: float) -> None:
+        """Its first byte has come, or the head of a good answer: its blocks will be stored."""
+        placed.awaited = None
+        if placed.streams:
+            placed.load.begun(placed.id, now_s)
+
+    def ended(self, placed: Placed, now_s: float) -> None:
+        """However it ended; one that never began stores nothing."""
+        placed.load.ended(placed.id, now_s)
+        if placed.awaited is not None:
+            candidate = placed.load.candidate
+            self.index.optimistic.withdraw(candidate.slot, *placed.awaited)
+            if candidate.ages is not None:
+                candidate.ages.forget(placed.pages)
+            placed.awaited = None
+
+    def expire(self, now_s: float) -> None:
+        self.index.optimistic.expire(now_s)

@@ -1,0 +1,124 @@
+"""From a prompt to a choice, and what is known of the choice while its request runs."""
+
+import pytest
+from msgspec import Struct
+
+from events.native import Load
+from router.placement.cost import LOWER_PRICE
+from router.placement.index import PrefixIndex
+from router.placement.load import ReplicaLoad
+from router.placement.placement import APPROXIMATE, Placed, Placement, Unread
+
+SIZE = 16
+TTL_S = 30.0
+
+
+class Prompt(Struct):
+    tokens: int = 160
+    exact: bool = True
+    approximate_block_tokens: float = 64.0
+    first: int = 1
+
+    def keys(self, block_size: int, /) -> list[int]:
+        return list(range(self.first, self.first + self.tokens // (block_size or 64)))
+
+
+class Scene:
+    def __init__(self, replicas: int = 2, policy: str = "cost", limit: int = 0) -> None:
+        self.it = Placement(policy, optimistic_ttl_s=TTL_S, first_token_timeout_s=300.0, seed=1)
+        self.loads = [self.it.add(f"r{number}", limit=limit) for number in range(replicas)]
+        for load in self.loads:
+            load.reported(Load(free_blocks=1000, prefill_tokens_per_s=1000.0), 0.0)
+        self.slots = {SIZE: sum(1 << load.candidate.slot for load in self.loads)}
+
+    def matched(self, prompt: Prompt, now_s: float = 0.0) -> dict[int, float]:
+        return dict(self.it.question(prompt, self.slots, now_s)[0].matched)
+
+    def place(self, prompt: Prompt, now_s: float = 0.0, came_s: float | None = None) -> tuple[ReplicaLoad, Placed]:
+        question, _ = self.it.question(prompt, self.slots, now_s, came_s=came_s)
+        decision = self.it.decide(question, [load.candidate for load in self.loads])
+        assert decision.chosen is not None
+        load = self.loads[decision.chosen.slot]
+        return load, self.it.sent(decision, load, prompt, SIZE, now_s, ranked=True)
+
+
+def test_what_was_sent_counts_as_cached_and_queued_until_it_has_ended() -> None:
+    scene, prompt = Scene(), Prompt()
+    load, placed = scene.place(prompt)
+    slot = load.candidate.slot
+    assert scene.matched(prompt) == {slot: 160}
+    assert (load.candidate.in_flight, load.candidate.queued_tokens) == (1, 160)
+    scene.it.begun(placed, 1.0)
+    scene.it.ended(placed, 2.0)
+    assert (load.candidate.in_flight, load.candidate.queued_tokens) == (0, 0)
+    assert scene.matched(prompt) == {slot: 160}, "it will be stored"
+    scene.it.expire(TTL_S + 2.0)
+    assert scene.matched(prompt) == {}, "no event has said so"
+
+
+def test_what_never_began_leaves_nothing() -> None:
+    scene, prompt = Scene(), Prompt()
+    load, placed = scene.place(prompt)
+    scene.it.ended(placed, 1.0)
+    assert scene.matched(prompt) == {}
+    assert load.candidate.in_flight == 0
+
+
+def test_a_lower_medium_counts_at_its_price() -> None:
+    scene, prompt = Scene(), Prompt()
+    scene.it.index.store(1, prompt.keys(SIZE), "CPU")
+    question, found = scene.it.question(prompt, scene.slots, 0.0)
+    assert (dict(question.matched), dict(question.lower)) == ({}, {1: 160})
+    decision = scene.it.decide(question, [load.candidate for load in scene.loads])
+    assert decision.chosen is scene.loads[1].candidate
+    assert decision.ttft_s == pytest.approx(160 * LOWER_PRICE / 1000)
+    prediction = scene.it.predict(prompt, decision.chosen, SIZE, found)
+    assert prediction is not None and (prediction.blocks, prediction.sure) == (9, False)
+
+
+def test_waiting_for_room_counts_for_the_place_in_the_replicas_queue() -> None:
+    scene = Scene(1)
+    early, late = (scene.place(Prompt(first=number), 9.0, came_s)[1] for number, came_s in ((100, 4.0), (200, 9.0)))
+    assert early.priority_s is not None and late.priority_s is not None
+    assert late.priority_s - early.priority_s == pytest.approx(5.0)
+
+
+def test_claims_that_are_not_believed_count_less() -> None:
+    scene, prompt = Scene(), Prompt()
+    scene.it.index.store(0, prompt.keys(SIZE))
+    scene.it.trust(0, 0.5)
+    assert scene.matched(prompt) == {0: 80}
+    scene.it.trust(0, 1.0)
+    assert scene.matched(prompt) == {0: 160}
+
+
+def test_a_replica_without_events_is_matched_by_what_was_sent_there() -> None:
+    scene = Scene(1)
+    prompt, slots = Prompt(tokens=640), {APPROXIMATE: 1}
+    question, _ = scene.it.question(prompt, slots, 0.0)
+    decision = scene.it.decide(question, [scene.loads[0].candidate])
+    scene.it.sent(decision, scene.loads[0], prompt, APPROXIMATE, 0.0)
+    question, found = scene.it.question(prompt, slots, 1.0)
+    assert dict(question.matched) == {0: 640}
+    assert scene.it.predict(prompt, scene.loads[0].candidate, APPROXIMATE, found) is None
+    scene.it.restarted(scene.loads[0])
+    assert dict(scene.it.question(prompt, slots, 2.0)[0].matched) == {}
+
+
+def test_a_request_that_is_not_understood_is_placed_by_load_alone() -> None:
+    scene = Scene(policy="round-robin")
+    scene.loads[0].sent(99, 500, 0.0)
+    question, _ = scene.it.question(Unread(), {APPROXIMATE: 0b11}, 0.0)
+    decision = scene.it.decide(question, [load.candidate for load in scene.loads], policy="least-loaded")
+    assert decision.chosen is scene.loads[1].candidate
+
+
+def test_a_replica_that_leaves_is_forgotten() -> None:
+    scene, prompt = Scene(), Prompt()
+    scene.it.index.store(1, prompt.keys(SIZE))
+    scene.it.trust(1, 0.0)
+    scene.it.remove(scene.loads[1])
+    assert scene.it.add("r2").candidate.slot == 1
+    assert scene.matched(prompt) == {}
+    assert not scene.it.doubted
+    assert isinstance(scene.it.index, PrefixIndex)
