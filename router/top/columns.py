@@ -1,9 +1,14 @@
-"""The four tables, and what their columns say."""
+"""The four tables and their columns."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from events.tool.words import printable
 from router.prefixes.draw import BRANCH, DEEPEST, holders
-from router.top.answers import Decision, Events, Replica
-from router.top.figures import (
+from router.top.formatting import NONE, ago, duration, percent, rate, short
+from router.top.reasons import reason_for
+from router.top.responses import Decision, ReplicaStatus
+from router.top.rows import (
     Branch,
     Row,
     cache_use,
@@ -15,45 +20,64 @@ from router.top.figures import (
     text_of,
     tokens_or_none,
 )
-from router.top.reasons import reason_for
 from router.top.states import STATES, STYLES, reason_of, state_of
 from router.top.table import Column, Table
-from router.top.words import ago, duration, percent, rate, short
 
 BAD = "bold red"
 DIM = "dim"
-LATE_S = 1.0  # a heartbeat comes four times a second
+LATE_S = 1.0  # heartbeats come four times a second
+
+T = TypeVar("T")
 
 
-def _busy(number: float, replica: Replica) -> str:
-    return short(number) if replica.available or number else "-"
+def _busy(number: float, replica: ReplicaStatus) -> str:
+    return short(number) if replica.available or number else NONE
 
 
 def _or_low(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-def _heard_style(row: Row) -> str:
-    return BAD if (row.replica.heard_age_s or 0.0) > LATE_S else ""
+def _number(
+    title: str, text: Callable[[T], str], value: Callable[[T], float | None], width: int, **how: Any
+) -> Column[T]:
+    """A column of numbers: sorted largest first, unknown ones last."""
+    return Column(title, text, lambda item: _or_low(value(item)), width, **({"descending": True} | how))
 
 
-NAME: Column[Row] = Column(
-    "replica",
-    lambda row: printable(row.replica.name),
-    lambda row: natural(row.replica.name),
-    width=8,
-    right=False,
-    measured=True,
-    name=True,
-    style=lambda row: "" if row.replica.available else DIM,
+def _rate(title: str, form: Callable[[float | None], str], field: str, width: int, drop_order: int = 0) -> Column[Row]:
+    def value(row: Row) -> float | None:
+        return None if row.rates is None else getattr(row.rates, field)
+
+    return _number(title, lambda row: form(value(row)), value, width, drop_order=drop_order)
+
+
+def _name(title: str, text: Callable[[T], str], **how: Any) -> Column[T]:
+    """A column of replicas' names, in natural order."""
+    return Column(
+        title, lambda item: printable(text(item)), lambda item: natural(text(item)), 8, right=False, fit=True,
+        cut_middle=True, **how,
+    )  # fmt: skip
+
+
+def _model(text: Callable[[T], str]) -> Column[T]:
+    """Shown only if the rows are of several models."""
+    return Column(
+        "model", lambda item: printable(text(item)), text, 5, right=False, fit=True, drop_order=10,
+        is_shown=lambda items: len(set(map(text, items))) > 1,
+    )  # fmt: skip
+
+
+NAME: Column[Row] = _name(
+    "replica", lambda row: row.replica.name, style=lambda row: "" if row.replica.available else DIM
 )
 STATE: Column[Row] = Column(
     "state",
     lambda row: state_of(row.replica),
     lambda row: STATES.index(state_of(row.replica)),
-    width=9,
+    9,
     right=False,
-    measured=True,
+    fit=True,
     style=lambda row: STYLES[state_of(row.replica)],
 )
 REASON: Column[Row] = Column(
@@ -61,146 +85,98 @@ REASON: Column[Row] = Column(
     lambda row: printable(reason_of(row.replica)),
     lambda row: reason_of(row.replica),
     right=False,
-    dispensable=20,
-    tells=lambda rows: any(reason_of(row.replica) for row in rows),
+    drop_order=20,
+    is_shown=lambda rows: any(reason_of(row.replica) for row in rows),
 )
+
+
+def _load(title: str, field: str, width: int, drop_order: int = 0) -> Column[Row]:
+    def value(row: Row) -> float:
+        return getattr(row.replica.load, field)  # type: ignore[no-any-return]
+
+    return _number(title, lambda row: _busy(value(row), row.replica), value, width, drop_order=drop_order)
+
+
 LOAD_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
-    Column(
-        "cache",
-        lambda row: percent(cache_use(row.replica)),
-        lambda row: _or_low(cache_use(row.replica)),
-        5,
-        falling=True,
-    ),
-    Column(
+    _number("cache", lambda row: percent(cache_use(row.replica)), lambda row: cache_use(row.replica), 5),
+    _number(
         "tokens",
         lambda row: short(cached_tokens(row.replica)),
         lambda row: cached_tokens(row.replica),
         6,
-        dispensable=12,
-        falling=True,
+        drop_order=12,
     ),
-    Column(
-        "hits",
-        lambda row: percent(row.rates.hit if row.rates else None),
-        lambda row: _or_low(row.rates.hit if row.rates else None),
-        4,
-        falling=True,
-    ),
-    Column(
-        "queued",
-        lambda row: _busy(row.replica.load.queued_tokens, row.replica),
-        lambda row: row.replica.load.queued_tokens,
-        6,
-        falling=True,
-    ),
-    Column(
-        "run",
-        lambda row: _busy(row.replica.load.running, row.replica),
-        lambda row: row.replica.load.running,
-        4,
-        falling=True,
-    ),
-    Column(
-        "wait",
-        lambda row: _busy(row.replica.load.waiting, row.replica),
-        lambda row: row.replica.load.waiting,
-        4,
-        dispensable=4,
-        falling=True,
-    ),
-    Column(
-        "req/s",
-        lambda row: rate(row.rates.requests_per_s if row.rates else None),
-        lambda row: _or_low(row.rates.requests_per_s if row.rates else None),
-        5,
-        dispensable=1,
-        falling=True,
-    ),
-    Column(
-        "prefill/s",
-        lambda row: rate(row.rates.prefill_tokens_per_s if row.rates else None),
-        lambda row: _or_low(row.rates.prefill_tokens_per_s if row.rates else None),
-        9,
-        dispensable=3,
-        falling=True,
-    ),
-    Column(
+    _rate("hits", percent, "hit", 4),
+    _load("queued", "queued_tokens", 6),
+    _load("run", "running", 4),
+    _load("wait", "waiting", 4, drop_order=4),
+    _rate("req/s", rate, "requests_per_s", 5, drop_order=1),
+    _rate("prefill/s", rate, "prefill_tokens_per_s", 9, drop_order=3),
+    _number(
         "can/s",
         lambda row: short(row.replica.load.prefill_tokens_per_s or None),
         lambda row: row.replica.load.prefill_tokens_per_s,
         5,
-        dispensable=11,
-        falling=True,
+        drop_order=11,
     ),
-    Column(
+    _number(
         "heard",
         lambda row: ago(row.replica.heard_age_s),
-        lambda row: _or_low(row.replica.heard_age_s),
+        lambda row: row.replica.heard_age_s,
         5,
-        dispensable=2,
-        style=_heard_style,
-        falling=True,
+        drop_order=2,
+        style=lambda row: BAD if (row.replica.heard_age_s or 0.0) > LATE_S else "",
     ),
     REASON,
 )
 
 
-def events_column(title: str, field: str, width: int, dispensable: int = 0) -> Column[Row]:
-    """A counter; red for a minute after it rose."""
+def _counter(title: str, field: str, width: int, drop_order: int = 0) -> Column[Row]:
+    """A counter of the event stream, red for a minute after it rose."""
 
     def value(row: Row) -> int:
         return -1 if row.replica.events is None else int(getattr(row.replica.events, field))
 
-    return Column(
+    return _number(
         title,
-        lambda row: "-" if row.replica.events is None else f"{value(row):,}",
+        lambda row: NONE if row.replica.events is None else f"{value(row):,}",
         value,
         width,
-        dispensable=dispensable,
+        drop_order=drop_order,
         style=lambda row: BAD if field in row.risen else DIM if value(row) <= 0 else "",
-        falling=True,
     )
 
 
-def _last_event_s(events: Events | None) -> float | None:
-    return None if events is None else events.last_event_age_s
+def _last_event_s(row: Row) -> float | None:
+    return None if row.replica.events is None else row.replica.events.last_event_age_s
+
+
+def _batches_per_s(row: Row) -> float | None:
+    return None if row.replica.events is None or row.rates is None else row.rates.batches_per_s
 
 
 EVENT_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
-    events_column("batch", "seq", 7, dispensable=6),
-    Column(
-        "batch/s",
-        lambda row: rate(row.rates.batches_per_s if row.rates else None) if row.replica.events else "-",
-        lambda row: _or_low(row.rates.batches_per_s if row.rates else None),
-        7,
-        dispensable=3,
-        falling=True,
-    ),
-    Column(
-        "last",
-        lambda row: ago(_last_event_s(row.replica.events)),
-        lambda row: _or_low(_last_event_s(row.replica.events)),
-        5,
-        dispensable=2,
-    ),
-    events_column("lag", "lag_batches", 4),
-    events_column("gaps", "gaps", 4),
-    events_column("lost", "lost_batches", 4),
-    events_column("repairs", "repairs", 7),
-    events_column("restarts", "restarts", 8),
-    events_column("digests", "digest_mismatches", 7),
-    events_column("reconnects", "reconnects", 10, dispensable=7),
-    Column(
+    _counter("batch", "seq", 7, drop_order=6),
+    _number("batch/s", lambda row: rate(_batches_per_s(row)), _batches_per_s, 7, drop_order=3),
+    _number("last", lambda row: ago(_last_event_s(row)), _last_event_s, 5, drop_order=2, descending=False),
+    _counter("lag", "lag_batches", 4),
+    _counter("gaps", "gaps", 4),
+    _counter("lost", "lost_batches", 4),
+    _counter("repairs", "repairs", 7),
+    _counter("restarts", "restarts", 8),
+    _counter("digests", "digest_mismatches", 7),
+    _counter("reconnects", "reconnects", 10, drop_order=7),
+    _number(
         "accuracy",
         lambda row: f"{row.replica.index.accuracy:.1%}",
         lambda row: row.replica.index.accuracy,
         8,
-        dispensable=5,
+        drop_order=5,
+        descending=False,
     ),
     REASON,
 )
@@ -215,49 +191,35 @@ def _tree_text(branch: Branch) -> str:
 
 
 PREFIX_COLUMNS: tuple[Column[Branch], ...] = (
-    Column(
+    _number(
         "prefix tokens",
         _tree_text,
         lambda branch: branch.prefix.tokens,
         13,
         right=False,
-        measured=True,
+        fit=True,
         sorted_text=_tokens_text,
-        falling=True,
         style=lambda branch: "" if branch.prefix.held_by else DIM,
     ),
-    Column(
-        "prompts", lambda branch: f"{branch.prefix.prompts:,}", lambda branch: branch.prefix.prompts, 7, falling=True
-    ),
-    Column(
+    _number("prompts", lambda branch: f"{branch.prefix.prompts:,}", lambda branch: branch.prefix.prompts, 7),
+    _number(
         "saves",
         lambda branch: short(saved_tokens(branch.prefix)),
         lambda branch: saved_tokens(branch.prefix),
         5,
-        falling=True,
-        dispensable=3,
+        drop_order=3,
     ),
-    Column("last", lambda branch: ago(branch.prefix.idle_s), lambda branch: branch.prefix.idle_s, 5, dispensable=1),
-    Column(
+    Column("last", lambda branch: ago(branch.prefix.idle_s), lambda branch: branch.prefix.idle_s, 5, drop_order=1),
+    _number(
         "held by",
         lambda branch: holders(branch.prefix),
         lambda branch: branch.prefix.held_by,
         8,
         right=False,
-        measured=True,
-        dispensable=2,
-        falling=True,
+        fit=True,
+        drop_order=2,
     ),
-    Column(
-        "model",
-        lambda branch: printable(branch.prefix.model),
-        lambda branch: branch.prefix.model,
-        5,
-        right=False,
-        measured=True,
-        dispensable=10,
-        tells=lambda branches: len({branch.prefix.model for branch in branches}) > 1,
-    ),
+    _model(lambda branch: branch.prefix.model),
     Column("text", lambda branch: text_of(branch.prefix), lambda branch: branch.prefix.text or "", right=False),
 )
 
@@ -267,60 +229,27 @@ def _decision_style(decision: Decision) -> str:
 
 
 DECISION_COLUMNS: tuple[Column[Decision], ...] = (
-    Column("decided", lambda one: clock(one.ts), lambda one: one.ts, 8, right=False, falling=True),
-    Column(
-        "chosen",
-        lambda one: printable(one.chosen or "nobody"),
-        lambda one: natural(one.chosen or ""),
-        8,
-        right=False,
-        measured=True,
-        name=True,
-        style=_decision_style,
-    ),
-    Column(
-        "model",
-        lambda one: printable(one.model),
-        lambda one: one.model,
-        5,
-        right=False,
-        measured=True,
-        dispensable=10,
-        tells=lambda decisions: len({one.model for one in decisions}) > 1,
-    ),
-    Column(
-        "tokens",
-        lambda one: f"{'' if one.exact else '~'}{one.prompt_tokens:,}",
-        lambda one: one.prompt_tokens,
-        7,
-        falling=True,
-    ),
-    Column(
+    _number("decided", lambda one: clock(one.ts), lambda one: one.ts, 8, right=False),
+    _name("chosen", lambda one: one.chosen or "nobody", style=_decision_style),
+    _model(lambda one: one.model),
+    _number("tokens", lambda one: f"{'' if one.exact else '~'}{one.prompt_tokens:,}", lambda one: one.prompt_tokens, 7),
+    _number(
         "predicted",
         lambda one: tokens_or_none(one.predicted_cached_tokens),
-        lambda one: _or_low(one.predicted_cached_tokens),
+        lambda one: one.predicted_cached_tokens,
         9,
-        dispensable=2,
-        falling=True,
+        drop_order=2,
     ),
-    Column(
+    _number(
         "reported",
         lambda one: tokens_or_none(one.reported_cached_tokens),
-        lambda one: _or_low(one.reported_cached_tokens),
+        lambda one: one.reported_cached_tokens,
         8,
-        dispensable=1,
+        drop_order=1,
         style=lambda one: BAD if is_mispredicted(one) else "",
-        falling=True,
     ),
-    Column(
-        "estimate",
-        lambda one: duration(one.estimated_ttft_s),
-        lambda one: _or_low(one.estimated_ttft_s),
-        8,
-        dispensable=11,
-        falling=True,
-    ),
-    Column("TTFT", lambda one: duration(one.ttft_s), lambda one: _or_low(one.ttft_s), 7, dispensable=3, falling=True),
+    _number("estimate", lambda one: duration(one.estimated_ttft_s), lambda one: one.estimated_ttft_s, 8, drop_order=11),
+    _number("TTFT", lambda one: duration(one.ttft_s), lambda one: one.ttft_s, 7, drop_order=3),
     Column("why", reason_for, reason_for, right=False, style=_decision_style),
 )
 
@@ -329,15 +258,15 @@ DECISION_COLUMNS: tuple[Column[Decision], ...] = (
 
 
 def replica_table() -> Table[Row]:
-    return Table(LOAD_COLUMNS, lambda row: row.replica.name, _replica_words)
+    return Table(LOAD_COLUMNS, lambda row: row.replica.name, _replica_text)
 
 
 def event_table() -> Table[Row]:
-    return Table(EVENT_COLUMNS, lambda row: row.replica.name, _replica_words)
+    return Table(EVENT_COLUMNS, lambda row: row.replica.name, _replica_text)
 
 
 def prefix_table() -> Table[Branch]:
-    """What a cache saves most by comes first; unsorted it is a tree."""
+    """Hot prefixes, the largest saving first; unsorted they are a tree."""
     table = Table(
         PREFIX_COLUMNS,
         lambda branch: branch.key,
@@ -357,6 +286,6 @@ def decision_table() -> Table[Decision]:
     )
 
 
-def _replica_words(row: Row) -> str:
+def _replica_text(row: Row) -> str:
     replica = row.replica
     return " ".join([replica.name, state_of(replica), replica.engine, replica.url, *replica.models, reason_of(replica)])

@@ -1,19 +1,19 @@
-"""The lines above the tables: how the whole router is doing, and whether what is shown is of now."""
+"""The lines above the tables: the router's state, totals, and whether the figures are stale."""
 
 from collections import Counter
 
 from rich.text import Text
 
 from events.tool.words import printable
-from router.top.asking import KEY_HINT
+from router.top.client import KEY_HINT
+from router.top.formatting import ago, count, duration, percent, rate, short
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
 from router.top.states import STATES, STYLES, state_of
-from router.top.watch import DECISIONS, PREFIXES, REPLICAS, Watch
-from router.top.words import ago, count, duration, percent, rate, short
 
 GAP = "  "
 STALE = "bold black on yellow"
 ALARMING = ("gaps", "lost_batches", "restarts", "digest_mismatches")
-EVENTS = (  # what is said of all streams together
+EVENTS = (  # summed over all streams
     ("lag", "lag_batches"),
     ("gaps", "gaps"),
     ("lost", "lost_batches"),
@@ -23,42 +23,42 @@ EVENTS = (  # what is said of all streams together
 )
 
 
-def heading(watch: Watch, *, paused: bool = False) -> list[Text]:
-    """Three lines; what matters most stands first in each, for terminals that have no room for all of it."""
-    return [_replicas(watch, paused=paused), _work(watch), _events(watch)]
+def heading(poller: Poller, *, paused: bool = False) -> list[Text]:
+    """Three lines, the most important figures first: a narrow terminal cuts the rest."""
+    return [_replicas(poller, paused=paused), _work(poller), _events(poller)]
 
 
-def _replicas(watch: Watch, *, paused: bool) -> Text:
+def _replicas(poller: Poller, *, paused: bool) -> Text:
     line = Text()
-    if watch.is_old:
-        line.append(f" {stale(watch)} ", STALE)
+    if poller.is_stale:
+        line.append(f" {stale_text(poller)} ", STALE)
         line.append(GAP)
     elif paused:
-        line.append(" paused, p goes on ", STALE)
+        line.append(" paused, p continues ", STALE)
         line.append(GAP)
-    line.append(printable(watch.asking.router_url), "bold")
-    line.append(f"{GAP}{count(len(watch.replicas), 'replica')}")
-    found = Counter(map(state_of, watch.replicas))
+    line.append(printable(poller.client.router_url), "bold")
+    line.append(f"{GAP}{count(len(poller.replicas), 'replica')}")
+    found = Counter(map(state_of, poller.replicas))
     for number, state in enumerate(state for state in reversed(STATES) if found[state]):
         line.append(", " if number else ": ")
         line.append(f"{found[state]:,} {state}", STYLES[state])
-    if watch.totals is not None and watch.totals.draining:
+    if poller.totals is not None and poller.totals.draining:
         line.append(f"{GAP}the router drains", "bold red")
     return line
 
 
-def stale(watch: Watch) -> str:
-    """Why what is shown is not of now."""
-    age_s = watch.age_s()
+def stale_text(poller: Poller) -> str:
+    """Why the figures are stale, and how old they are."""
+    age_s = poller.age_s()
     old = "" if age_s is None else f", figures {ago(age_s)} old"
-    if watch.absence is not None:
-        return f"NO ANSWER{old}: {printable(watch.absence)}"
-    why, hint, _ = printable(watch.refused[REPLICAS]).partition(f"; see {KEY_HINT}")
-    return f"REFUSED{old}{hint}: {why}"  # what helps should not be cut off
+    if poller.silence is not None:
+        return f"NO ANSWER{old}: {printable(poller.silence)}"
+    why, hint, _ = printable(poller.refused[REPLICAS]).partition(f"; see {KEY_HINT}")
+    return f"REFUSED{old}{hint}: {why}"  # the hint first, so that it is not cut off
 
 
-def _work(watch: Watch) -> Text:
-    rates, totals = watch.history.total(), watch.totals
+def _work(poller: Poller) -> Text:
+    rates, totals = poller.history.total(), poller.totals
     figures = [
         ("req/s", rate(rates.requests_per_s if rates else None)),
         ("prompt tokens/s", rate(rates.prompt_tokens_per_s if rates else None)),
@@ -68,7 +68,7 @@ def _work(watch: Watch) -> Text:
         figures += [
             ("open", short(totals.open_requests)),
             ("waiting", short(totals.queue_length)),
-            ("TTFT", duration(watch.history.mean_ttft_s())),
+            ("TTFT", duration(poller.history.mean_ttft_s())),
         ]
         failures = (
             ("retries", totals.retries_total),
@@ -79,12 +79,12 @@ def _work(watch: Watch) -> Text:
     return _joined(figures)
 
 
-def _events(watch: Watch) -> Text:
-    streams = [one.events for one in watch.replicas if one.events is not None]
+def _events(poller: Poller) -> Text:
+    streams = [one.events for one in poller.replicas if one.events is not None]
     if not streams:
-        return Text("no event streams are followed" if watch.replicas else "", "dim")
-    risen = watch.history.any_risen()
-    rates = watch.history.total()
+        return Text("no event streams" if poller.replicas else "", "dim")
+    risen = poller.history.any_risen()
+    rates = poller.history.total()
     line = Text("events ")
     line.append(f"{rate(rates.batches_per_s if rates else None)}/s", "bold")
     for name, field in EVENTS:
@@ -102,14 +102,13 @@ def _joined(figures: list[tuple[str, str]]) -> Text:
     return line
 
 
-def nothing_of(watch: Watch, path: str) -> str:
-    """What stands where a table has no rows."""
-    if path in watch.refused:
-        return watch.refused[path]
-    if path == REPLICAS:
-        return "The router knows no replica yet; see `warmroute router --replica`."
-    if path == PREFIXES:
-        return "No two prompts have begun alike of late."
-    if path == DECISIONS:
-        return "Nothing has been decided yet."
-    return ""
+EMPTY = {
+    REPLICAS: "The router has no replicas yet; add one with `warmroute router --replica`.",
+    PREFIXES: "No recent prompts share a prefix.",
+    DECISIONS: "No decisions yet.",
+}
+
+
+def empty_text(poller: Poller, path: str) -> str:
+    """The placeholder of a table without rows."""
+    return poller.refused.get(path, EMPTY[path])

@@ -1,13 +1,13 @@
-"""What happened between the looks: rates over the last seconds, and which counters rose lately. Time is an argument."""
+"""Changes between polls: rates over the last seconds, and counters that rose. Time is an argument."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from router.top.answers import Replica, Totals
+from router.top.responses import ReplicaStatus, Totals
 
 WINDOW_S = 15.0
-NEWS_S = 60.0  # for so long a counter that rose is shown as one
+RISEN_S = 60.0  # how long a counter that rose stays marked
 COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")
 
 Counts = tuple[float, ...]
@@ -16,13 +16,13 @@ Counts = tuple[float, ...]
 class Rates(NamedTuple):
     requests_per_s: float
     prompt_tokens_per_s: float
-    prefill_tokens_per_s: float  # of the prompts what was predicted not to be cached
+    prefill_tokens_per_s: float  # prompt tokens predicted not to be cached
     batches_per_s: float
-    hit: float | None  # part of the prompt tokens; None: there were none
+    hit: float | None  # share of the prompt tokens; None: there were none
 
 
 class Window:
-    """Counts of the last seconds by name; names come and go, and what begins anew counts from 0 again."""
+    """Counters of the last seconds by name; a counter that fell was reset and starts anew."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -30,7 +30,7 @@ class Window:
 
     def add(self, counts: Mapping[str, Counts], now_s: float) -> None:
         for name, now in counts.items():
-            # The last look may have been without it: a router that has just begun knows no replica yet.
+            # The last poll may lack it: a router that has just started knows no replicas yet.
             before = next((sample[name] for _, sample in reversed(self._samples) if name in sample), now)
             if any(new < old for new, old in zip(now, before, strict=True)):
                 self._forget(name)
@@ -44,11 +44,11 @@ class Window:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of what was there at the last look."""
+        """The names in the last sample."""
         return self._samples[-1][1] if self._samples else ()
 
     def rise(self, name: str) -> tuple[Counts, float] | None:
-        """By how much, and in how many seconds; None: it has been looked at only once."""
+        """The increase and its seconds; None before the second sample."""
         if name not in self.names:
             return None
         first_s, first = next((at_s, sample) for at_s, sample in self._samples if name in sample)
@@ -66,7 +66,7 @@ class History:
         self._counters: dict[str, tuple[int, ...]] = {}
         self._rose_s: dict[str, dict[str, float]] = {}
 
-    def add(self, replicas: Iterable[Replica], now_s: float) -> None:
+    def add(self, replicas: Iterable[ReplicaStatus], now_s: float) -> None:
         known = list(replicas)
         self._served.add({one.name: _served(one) for one in known}, now_s)
         self._batches.add({one.name: (one.events.seq,) for one in known if one.events is not None}, now_s)
@@ -76,12 +76,12 @@ class History:
         self._first_tokens.add(totals.first_tokens, now_s)
 
     def mean_ttft_s(self) -> float | None:
-        """Of the last seconds; None: no answer began."""
+        """The mean over the window; None: no response started."""
         rises = [found[0] for name in self._first_tokens.names if (found := self._first_tokens.rise(name)) is not None]
         begun = sum(count for count, _ in rises)
         return sum(seconds for _, seconds in rises) / begun if begun else None
 
-    def _note_rises(self, replicas: list[Replica], now_s: float) -> None:
+    def _note_rises(self, replicas: list[ReplicaStatus], now_s: float) -> None:
         before, self._counters = self._counters, {}
         rose_before, self._rose_s = self._rose_s, {}
         for one in replicas:
@@ -89,7 +89,7 @@ class History:
                 continue
             values = tuple(getattr(one.events, name) for name in COUNTERS)
             self._counters[one.name] = values
-            rose = {name: at_s for name, at_s in rose_before.get(one.name, {}).items() if at_s > now_s - NEWS_S}
+            rose = {name: at_s for name, at_s in rose_before.get(one.name, {}).items() if at_s > now_s - RISEN_S}
             for name, value, old in zip(COUNTERS, values, before.get(one.name, values), strict=True):
                 if value > old:
                     rose[name] = now_s
@@ -97,14 +97,14 @@ class History:
                 self._rose_s[one.name] = rose
 
     def risen(self, replica: str) -> frozenset[str]:
-        """Of COUNTERS, those that rose in the last minute."""
+        """The COUNTERS that rose in the last minute."""
         return frozenset(self._rose_s.get(replica, ()))
 
     def any_risen(self) -> frozenset[str]:
         return frozenset(name for rose in self._rose_s.values() for name in rose)
 
     def rates(self, replica: str) -> Rates | None:
-        """None: it has been looked at only once."""
+        """Rates of one replica; None before its second sample."""
         if (served := self._served.rise(replica)) is None:
             return None
         (requests, prompt, matched), over_s = served
@@ -128,7 +128,7 @@ class History:
         )
 
 
-def _served(replica: Replica) -> Counts:
+def _served(replica: ReplicaStatus) -> Counts:
     served = replica.served
     return served.requests, served.prompt_tokens, served.matched_tokens
 

@@ -1,9 +1,9 @@
-"""Why a remembered decision fell on its replica, in words, from the figures that were compared."""
+"""Why a decision chose its replica, in words."""
 
-from router.top.answers import Considered, Decision
-from router.top.words import duration
+from router.top.formatting import duration
+from router.top.responses import Candidate, Decision
 
-BY_POLICY = {"round-robin": "its turn", "random": "by lot", "least-loaded": "least loaded"}
+BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}
 
 
 def reason_for(decision: Decision) -> str:
@@ -24,27 +24,27 @@ def _chosen(decision: Decision) -> str:
         return BY_POLICY[decision.policy]
     able = {one.name: one for one in decision.candidates if one.cost_s is not None}
     chosen = able.pop(decision.chosen or "", None)
-    if chosen is None:  # it was chosen before, and could not be again
+    if chosen is None:  # chosen at first, and ineligible at the last decision
         return ""
     if not able:
-        return "the only one that could"
+        return "the only eligible replica"
     return _against(chosen, max(able.values(), key=lambda one: one.matched_tokens), decision)
 
 
-def _against(chosen: Considered, fullest: Considered, decision: Decision) -> str:
+def _against(chosen: Candidate, fullest: Candidate, decision: Decision) -> str:
     ahead = chosen.matched_tokens - fullest.matched_tokens
     if ahead > 0:
         return f"most cached, +{ahead:,}"
     if ahead < 0:
         return f"{fullest.name} has +{-ahead:,}, but costs {_dearer(fullest, chosen)} more"
     where = "tied" if chosen.matched_tokens else "cold"
-    return f"{where}: {'lowest cost' if _is_cheapest(chosen, decision) else 'by lot'}"
+    return f"{where}: {'lowest cost' if _is_cheapest(chosen, decision) else 'at random'}"
 
 
-def _dearer(one: Considered, than: Considered) -> str:
+def _dearer(one: Candidate, than: Candidate) -> str:
     return duration((one.cost_s or 0.0) - (than.cost_s or 0.0))
 
 
-def _is_cheapest(chosen: Considered, decision: Decision) -> bool:
+def _is_cheapest(chosen: Candidate, decision: Decision) -> bool:
     costs = [one.cost_s for one in decision.candidates if one.cost_s is not None]
     return chosen.cost_s == min(costs)

@@ -1,4 +1,4 @@
-"""What lies over the tables: the details of one thing, a question before something is changed, the keys."""
+"""Screens over the tables: details of one row, a confirmation, the list of keys."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -11,29 +11,29 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
 HELP = """\
- 1  replicas          0       all of them together
- 2  event streams     Tab     the next table
- 3  hot prefixes      Enter   look into the row
- 4  decisions         Esc     back; no filter any more
+ 1  replicas          0       overview of three tables
+ 2  event streams     Tab     next table
+ 3  hot prefixes      Enter   details of the row
+ 4  decisions         Esc     back, or remove the filter
 
  up down, j k, page up and down, home end: move
  /        show only rows with a text; Enter keeps it
- < >      sort by the column to the left or right
- r        the other way round     o  as they came
+ < >      sort by the next column to the left or right
+ r        reverse the order       o  original order
  d        drain the replica, or let it serve again
- p        pause: ask the router nothing
+ p        pause polling
  q        quit                    ?  this help
 
- hits, req/s, prefill/s  the last 15 seconds; hits: what part of
-          the prompt tokens was predicted to be cached
- can/s    prefill speed, as the replica measures it
- red      a counter that rose in the last minute; a heartbeat that
-          is late; fewer cached tokens than were predicted
+ hits, req/s, prefill/s  over the last 15 seconds; hits: share of
+          prompt tokens predicted to be cached
+ can/s    prefill speed measured by the replica
+ red      a counter that rose in the last minute; a late heartbeat;
+          fewer cached tokens than predicted
 """
 
 
 class Heading(Static):
-    """Lines that are drawn again only when they say something else."""
+    """Text that is redrawn only when it changes."""
 
     def __init__(self, id: str) -> None:  # as Textual names it
         super().__init__(id=id)
@@ -46,7 +46,7 @@ class Heading(Static):
 
 
 class DetailsScreen(Screen[None]):
-    """Drawn anew after each look; `lines` gets the width, and answers None for what is there no longer."""
+    """Details, redrawn after each poll. `lines` takes the width and returns None once the row is gone."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,backspace", "dismiss", show=False),
@@ -62,7 +62,7 @@ class DetailsScreen(Screen[None]):
 
     def __init__(self, lines: Callable[[int], list[Text] | None], hint: str, *, drain: str | None = None) -> None:
         super().__init__()
-        self.replica = drain  # the one that `d` is about
+        self.replica = drain  # the replica that `d` drains
         self.heading = Heading(id="heading")
         self._details = Heading(id="details")
         self._lines = lines
@@ -83,7 +83,7 @@ class DetailsScreen(Screen[None]):
 
     def draw(self) -> None:
         found = self._lines(max(20, self.size.width - 3))
-        text = Text("\n").join(found) if found is not None else Text("It is there no longer.", "dim")
+        text = Text("\n").join(found) if found is not None else Text("It is gone.", "dim")
         self._details.show(text)
 
     def action_scroll(self, way: str) -> None:
@@ -113,7 +113,7 @@ class Overlay(ModalScreen[bool]):
             yield Static(self._text)
 
     def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()  # so that it can be scrolled where it has no room
+        self.query_one(VerticalScroll).focus()  # for scrolling in a small terminal
 
 
 class HelpScreen(Overlay):
@@ -123,8 +123,8 @@ class HelpScreen(Overlay):
         super().__init__(Text(HELP.rstrip()))
 
 
-class Question(Overlay):
-    """`y` is yes; everything else that could be meant is no."""
+class ConfirmScreen(Overlay):
+    """A question: `y` is yes, other usual answers are no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y,Y", "dismiss(True)", show=False),

@@ -1,8 +1,8 @@
-"""One word for how a replica is doing, the worst first."""
+"""The state of a replica in one word; STATES lists the worst first."""
 
-from router.top.answers import Replica
+from router.top.responses import ReplicaStatus
 
-LAGGING_BATCHES = 8  # a few are always on their way
+LAGGING_BATCHES = 8  # a few are always in flight
 STATES = ("down", "draining", "lagging", "partial", "approximate", "exact")
 STYLES = {
     "down": "bold red",
@@ -12,10 +12,10 @@ STYLES = {
     "approximate": "",
     "exact": "green",
 }
-DRAINING = ("draining", "it drains")  # by an operator's word, by its own
+DRAINING = ("draining", "it drains")  # by an operator, by the replica itself
 
 
-def state_of(replica: Replica) -> str:
+def state_of(replica: ReplicaStatus) -> str:
     if not replica.available:
         return "draining" if replica.why in DRAINING else "down"
     if replica.state == "syncing" or (replica.events is not None and replica.events.lag_batches >= LAGGING_BATCHES):
@@ -23,6 +23,6 @@ def state_of(replica: Replica) -> str:
     return replica.state if replica.state in STATES else "approximate"
 
 
-def reason_of(replica: Replica) -> str:
-    """Why it is not exact, or takes nothing."""
+def reason_of(replica: ReplicaStatus) -> str:
+    """Why the replica is unavailable, or its index inexact."""
     return (replica.why if not replica.available else replica.inexact) or ""

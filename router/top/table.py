@@ -1,13 +1,13 @@
-"""Rows as they are sorted, filtered and cut to a width: a table without a terminal."""
+"""A table without a terminal: sorts and filters rows, and lays them out in a width."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from router.top.words import cut, padded
+from router.top.formatting import cut, padded
 
 GAP = 2
 WIDEST_NAME = 24
-LEAST_TEXT = 12  # of a column that takes what is left
+LEAST_TEXT = 12  # of the column that takes the remaining width
 
 SORTED = "cyan"
 
@@ -23,15 +23,15 @@ class Column(NamedTuple, Generic[T]):
     title: str
     text: Callable[[T], str]
     sort: Callable[[T], Any]
-    width: int = 0  # 0: takes what is left
+    width: int = 0  # 0: takes the remaining width
     right: bool = True
-    dispensable: int = 0  # the highest goes first where there is no room; 0: never
+    drop_order: int = 0  # in a narrow table the highest is left out first; 0: never
     style: Callable[[T], str] = unstyled
-    measured: bool = False  # as wide as its longest text, between `width` and WIDEST_NAME
-    name: bool = False  # cut in its middle: names differ at their ends
-    falling: bool = False  # the largest is wanted first
-    sorted_text: Callable[[T], str] | None = None  # where rows do not come as they are
-    tells: Callable[[Sequence[T]], bool] | None = None  # left out where it says nothing of these
+    fit: bool = False  # as wide as its longest text, between `width` and WIDEST_NAME
+    cut_middle: bool = False  # for names, which differ at their ends
+    descending: bool = False  # sorted largest first
+    sorted_text: Callable[[T], str] | None = None  # instead of `text` in a sorted table
+    is_shown: Callable[[Sequence[T]], bool] | None = None  # by all rows
 
 
 class Placed(NamedTuple, Generic[T]):
@@ -40,110 +40,99 @@ class Placed(NamedTuple, Generic[T]):
 
 
 class Table(Generic[T]):
-    """`shown` is what is to be seen of what was last given to `show`."""
+    """`shown` are the rows of the last `show` that match the filter, in order."""
 
-    def __init__(
-        self,
-        columns: Sequence[Column[T]],
-        key: Callable[[T], str],
-        words: Callable[[T], str],
-        *,
-        newest_first: bool = False,
-    ) -> None:
+    def __init__(self, columns: Sequence[Column[T]], key: Callable[[T], str], search_text: Callable[[T], str]) -> None:
         self.columns = tuple(columns)
         self.key = key
-        self.sorted_by: int | None = None  # None: as they come
+        self.sorted_by: int | None = None  # None: in the given order
         self.reverse = False
         self.filter = ""
         self.all: Sequence[T] = ()
         self.shown: list[T] = []
-        self.at: str | None = None  # the key of the row under the cursor
-        self.place = 0  # and where that is
-        self._words = words
-        self._newest_first = newest_first  # who looks at the first row wants to see what comes
+        self.cursor = 0
+        self.cursor_key: str | None = None
+        self._search_text = search_text
         self._layout: tuple[int, list[Placed[T]]] | None = None
 
-    # ---- what there is
+    # ---- rows
 
     def show(self, items: Sequence[T]) -> None:
-        """The cursor stays on its row, wherever that is now; if it is gone, where it was."""
+        """Take new rows. The cursor follows its row; if the row is gone, it keeps its place."""
         self.all = items
         self._layout = None
-        wanted = self.filter.lower()
-        self.shown = [item for item in items if wanted in self._words(item).lower()] if wanted else list(items)
+        text = self.filter.lower()
+        self.shown = [item for item in items if text in self._search_text(item).lower()] if text else list(items)
         if self.sorted_by is not None:
             column = self.columns[self.sorted_by]
-            self.shown.sort(key=column.sort, reverse=column.falling != self.reverse)
+            self.shown.sort(key=column.sort, reverse=column.descending != self.reverse)
         elif self.reverse:
             self.shown.reverse()
         keys = [self.key(item) for item in self.shown]
-        if self.at in keys and not (self._newest_first and self.place == 0):
-            self.place = keys.index(self.at)
-        else:
-            self.move_to(self.place)
+        self.move_to(keys.index(self.cursor_key) if self.cursor_key in keys else self.cursor)
 
-    def use(self, filter_text: str) -> None:
-        self.filter = filter_text.strip()
+    def set_filter(self, text: str) -> None:
+        self.filter = text.strip()
         self.show(self.all)
 
-    def turn(self) -> None:
+    def toggle_order(self) -> None:
         self.reverse = not self.reverse
         self.show(self.all)
 
     def sort_by(self, number: int | None) -> None:
-        """By the same once more: the other way round."""
+        """Sort by a column; the same column again reverses the order."""
         self.reverse = number == self.sorted_by and not self.reverse
         self.sorted_by = number
         self.show(self.all)
 
-    def sort_beside(self, step: int, width: int) -> None:
-        """By the next column that can be seen, or as they come, round and round."""
-        seen: list[int | None] = [None, *(self.columns.index(one.column) for one in self.layout(width))]
-        at = seen.index(self.sorted_by) if self.sorted_by in seen else 0
-        self.sorted_by, self.reverse = seen[(at + step) % len(seen)], False
+    def sort_by_next(self, step: int, width: int) -> None:
+        """Sort by the next visible column; after the last one comes the given order."""
+        visible: list[int | None] = [None, *(self.columns.index(one.column) for one in self.layout(width))]
+        at = visible.index(self.sorted_by) if self.sorted_by in visible else 0
+        self.sorted_by, self.reverse = visible[(at + step) % len(visible)], False
         self.show(self.all)
 
     # ---- the cursor
 
     @property
     def current(self) -> T | None:
-        return self.shown[self.place] if self.shown else None
+        return self.shown[self.cursor] if self.shown else None
 
-    def move_to(self, place: int) -> None:
-        self.place = max(0, min(place, len(self.shown) - 1))
-        self.at = self.key(self.shown[self.place]) if self.shown else None
+    def move_to(self, row: int) -> None:
+        self.cursor = max(0, min(row, len(self.shown) - 1))
+        self.cursor_key = self.key(self.shown[self.cursor]) if self.shown else None
 
-    # ---- lines of so many columns
+    # ---- lines
 
     def layout(self, width: int) -> list[Placed[T]]:
         if self._layout is None or self._layout[0] != width:
-            self._layout = width, self._fitting(width)
+            self._layout = width, self._lay_out(width)
         return self._layout[1]
 
-    def _fitting(self, width: int) -> list[Placed[T]]:
-        columns = [one for one in self.columns if one.tells is None or one.tells(self.all)]
+    def _lay_out(self, width: int) -> list[Placed[T]]:
+        columns = [one for one in self.columns if one.is_shown is None or one.is_shown(self.all)]
         widths = {one.title: self._width(one, width) for one in columns}
         while True:
             taken = sum(max(widths[one.title], 0 if one.width else LEAST_TEXT) + GAP for one in columns) - GAP
-            least = max(columns, key=lambda one: one.dispensable)
-            if taken <= width or not least.dispensable:
+            first_to_drop = max(columns, key=lambda one: one.drop_order)
+            if taken <= width or not first_to_drop.drop_order:
                 break
-            columns.remove(least)
-        left = width - sum(widths[one.title] + GAP for one in columns) + GAP
-        return [Placed(one, widths[one.title] or max(0, left)) for one in columns]
+            columns.remove(first_to_drop)
+        remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
+        return [Placed(one, widths[one.title] or max(0, remaining)) for one in columns]
 
     def _width(self, column: Column[T], width: int) -> int:
-        if not column.measured:
+        if not column.fit:
             return column.width
         most = max(column.width, min(WIDEST_NAME, width // 5))
         return max(column.width, min(most, max((len(self._text(column, item)) for item in self.all), default=0)))
 
     def head(self, width: int) -> Segments:
-        """The titles; an arrow is where it is sorted, in the gap before a title that has its place to the right."""
+        """The line of titles. An arrow marks the sorted column, in the gap before a right-aligned title."""
         segments: Segments = []
         for column, columns in self.layout(width):
             sorted_here = self.sorted_by is not None and self.columns[self.sorted_by] is column
-            arrow = ("▼" if column.falling != self.reverse else "▲") if sorted_here else ""
+            arrow = ("▼" if column.descending != self.reverse else "▲") if sorted_here else ""
             gap = " " * GAP if segments else ""
             if column.right and len(column.title + arrow) <= columns:
                 title = arrow + column.title
@@ -159,26 +148,20 @@ class Table(Generic[T]):
     def line(self, item: T, width: int) -> Segments:
         segments: Segments = []
         for column, columns in self.layout(width):
-            text = cut(self._text(column, item), columns, middle=column.name)
-            segments.append((padded(text, columns, right=column.right), column.style(item)))
-        return _spaced(segments)
+            text = cut(self._text(column, item), columns, middle=column.cut_middle)
+            gap = [(" " * GAP, "")] if segments else []
+            segments += [*gap, (padded(text, columns, right=column.right), column.style(item))]
+        return segments
 
     def _text(self, column: Column[T], item: T) -> str:
         text = column.text if self.sorted_by is None or column.sorted_text is None else column.sorted_text
         return text(item)
 
     def column_at(self, x: int, width: int) -> int | None:
-        """Which column is there, for who clicks on its title."""
+        """The number of the column at `x`, where its title was clicked."""
         begin = 0
         for column, columns in self.layout(width):
             if begin <= x < begin + columns + GAP:
                 return self.columns.index(column)
             begin += columns + GAP
         return None
-
-
-def _spaced(segments: Segments) -> Segments:
-    spaced: Segments = []
-    for number, segment in enumerate(segments):
-        spaced += [(" " * GAP, ""), segment] if number else [segment]
-    return spaced

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx2
 
 from router.top.app import Top
-from router.top.asking import Asking
-from router.top.watch import Watch
+from router.top.client import RouterClient
+from router.top.poller import Poller
 from tests.bench.fleet import up
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -100,10 +100,10 @@ def tmux(*arguments: str) -> str:
 
 
 async def picture(url: str, size: tuple[int, int]) -> str:
-    async with Asking(url, None) as asking:
-        watch = Watch(asking, 1.0)
-        await watch.look()
-        app = Top(watch, 1.0)
+    async with RouterClient(url, None) as client:
+        poller = Poller(client, 1.0)
+        await poller.poll()
+        app = Top(poller, 1.0)
         async with app.run_test(size=size) as pilot:
             await asyncio.sleep(WARM_UP_S)
             await pilot.press("down")

@@ -12,10 +12,10 @@ from textual.pilot import Pilot
 
 from router.metrics import metrics_text
 from router.status import replica_status
-from router.top.answers import Events, Index, Load, Replica, Replicas, Served, totals_of
 from router.top.app import Top
-from router.top.asking import Asking
-from router.top.watch import Watch
+from router.top.client import RouterClient
+from router.top.poller import Poller
+from router.top.responses import Events, Index, Load, ReplicaList, ReplicaStatus, Served, totals_of
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import REPLICAS, fleet
 
@@ -59,14 +59,14 @@ async def _looking(rounds: int, metrics: bytes) -> None:
     reading, noting, drawing, pressing, scanning = [], [], [], [], []
     gc.collect()
     gc.freeze()  # what is left of the router is nothing that a terminal's application would have to look through
-    async with Asking("http://router", None) as asking:
+    async with RouterClient("http://router", None) as asking:
         watch = Quiet(asking, 1.0)
         app = Top(watch, 3600.0)
         async with app.run_test(size=SIZE) as pilot:
             for number in range(rounds):
                 answer = msgspec.json.encode({"replicas": [told(one, number) for one in range(REPLICAS)]})
                 began_s = time.process_time()
-                watch.replicas = msgspec.json.decode(answer, type=Replicas).replicas
+                watch.replicas = msgspec.json.decode(answer, type=ReplicaList).replicas
                 reading.append((time.process_time() - began_s) * 1000)
                 began_s = time.process_time()
                 watch.history.add(watch.replicas, float(number))
@@ -84,16 +84,16 @@ async def _looking(rounds: int, metrics: bytes) -> None:
     print()
 
 
-class Quiet(Watch):
+class Quiet(Poller):
     """It is given what is known."""
 
     async def look(self) -> None:
         return
 
 
-def told(number: int, at: int) -> Replica:
+def told(number: int, at: int) -> ReplicaStatus:
     busy = number * 7919 + at * 104_729
-    return Replica(
+    return ReplicaStatus(
         name=f"replica-{number:04d}",
         url=f"http://10.0.{number // 250}.{number % 250}:8000",
         engine="warmroute",
@@ -112,7 +112,7 @@ async def frames_ms(app: Top, pilot: Pilot[Any]) -> float:
     """Of one; the rows are turned round each time, so that there is something to draw."""
     began_s = time.process_time()
     for _ in range(FRAMES):
-        app.sheets["replicas"].table.turn()
+        app.views["replicas"].table.toggle_order()
         app.draw()
         await pilot.pause()
     return (time.process_time() - began_s) * 1000 / FRAMES

@@ -1,15 +1,15 @@
-"""Replicas, decisions and prefixes as a router tells them, for tests of what is made of them."""
+"""ReplicaList, decisions and prefixes as a router tells them, for tests of what is made of them."""
 
 from typing import Any
 
 import msgspec
 
 from router.prefixes.shared import Prefix
-from router.top.answers import Considered, Decision, Events, Index, Load, Replica, Served
+from router.top.responses import Candidate, Decision, Events, Index, Load, ReplicaStatus, Served
 
 
-def a_replica(name: str = "r0", **changes: Any) -> Replica:
-    usual = Replica(
+def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
+    usual = ReplicaStatus(
         name=name,
         url=f"http://{name}:8000",
         engine="warmroute",
@@ -39,7 +39,7 @@ def a_decision(**changes: Any) -> Decision:
         ttft_s=0.05,
         duration_s=1.5,
         status=200,
-        candidates=[Considered("r0", 1024, 0.05), Considered("r1", 0, 0.25)],
+        candidates=[Candidate("r0", 1024, 0.05), Candidate("r1", 0, 0.25)],
     )
     return msgspec.structs.replace(usual, **changes)
 

@@ -8,8 +8,8 @@ from typing import Any
 from textual.pilot import Pilot
 
 from router.top.app import Top
-from router.top.asking import Asking
-from router.top.watch import Watch
+from router.top.client import RouterClient
+from router.top.poller import Poller
 
 DEADLINE_S = 10.0
 INTERVAL_S = 0.1
@@ -38,9 +38,9 @@ class Shown:
 
     def first_cells(self, table: str) -> list[str]:
         """Of the rows of a table that can be seen."""
-        sheet = self.app.sheets[table]
-        top = sheet.region.y + 1
-        return [line.split()[0] for line in self.lines[top : sheet.region.bottom] if line.strip()]
+        view = self.app.views[table]
+        top = view.region.y + 1
+        return [line.split()[0] for line in self.lines[top : view.region.bottom] if line.strip()]
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -60,10 +60,10 @@ class Shown:
 
 @asynccontextmanager
 async def shown(url: str, key: str | None = None, size: tuple[int, int] = SMALL, **how: Any) -> AsyncIterator[Shown]:
-    async with Asking(url, key) as asking:
-        watch = Watch(asking, INTERVAL_S, **how)
-        await watch.look()
-        app = Top(watch, INTERVAL_S)
+    async with RouterClient(url, key) as client:
+        poller = Poller(client, INTERVAL_S, **how)
+        await poller.poll()
+        app = Top(poller, INTERVAL_S)
         async with app.run_test(size=size, notifications=True) as pilot:
             await pilot.pause()
             yield Shown(app, pilot)

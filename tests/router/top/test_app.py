@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from rich.cells import cell_len
 from textual._compositor import LayoutUpdate
 
 from router.keys import keys_from_options
+from router.top.rows import rows_of
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import CHAT, MODEL, Script, Served, connect, says, served
 from tests.router.top.shown import SMALL, Shown, shown
@@ -59,10 +61,10 @@ async def test_everything_fits_into_eighty_columns_and_twenty_four_lines() -> No
 
 async def test_what_happens_is_seen_without_a_key() -> None:
     async with watched(2) as (screen, running):
-        assert "Nothing has been decided yet." in screen.text and "No two prompts" in screen.text
+        assert "No decisions yet." in screen.text and "No recent prompts" in screen.text
         await ask(running, *QUESTIONS)
         await screen.until_text("its turn")
-        assert len(screen.app.known.decisions) == 3
+        assert len(screen.app.poller.decisions) == 3
         await screen.until(lambda: screen.line_of("req/s")[6:7] not in ("-", "0"), "requests have a rate")
 
 
@@ -76,16 +78,44 @@ async def test_it_is_drawn_in_any_size() -> None:
         await screen.until(lambda: screen.first_cells("replicas") == ["r0", "r1", "r2"], "all is back")
 
 
+@pytest.mark.parametrize(
+    ("rows", "heights"),
+    [
+        (3, {24: [4, 6, 10], 44: [4, 15, 21], 12: [4, 4, 0], 10: [3, 3, 0], 9: [5, 0, 0], 7: [3, 0, 0]}),
+        (30, {24: [8, 5, 7], 12: [5, 3, 0]}),
+    ],
+)
+async def test_a_table_with_few_rows_leaves_its_lines_to_the_others(rows: int, heights: dict[int, list[int]]) -> None:
+    replicas = [{"name": f"r{number}"} for number in range(rows)]
+
+    async def many(request: Request, reply: Reply) -> None:
+        await answer(request, reply, replicas)
+
+    async with serving(many) as url, shown(url) as screen:
+        views = screen.app.views
+        screen.app._items = lambda name: rows_of(screen.app.poller) if name == "replicas" else [None] * 50  # type: ignore[method-assign]
+        screen.app._fill = lambda *_: None  # type: ignore[method-assign]
+        for lines, expected in heights.items():
+            await screen.pilot.resize_terminal(80, lines)
+            screen.app.draw()
+            await screen.pilot.pause()
+            shown_heights = [
+                views[name].size.height * views[name].display for name in ("replicas", "prefixes", "decisions")
+            ]
+            assert shown_heights == expected, lines
+            assert sum(shown_heights) == lines - 4
+
+
 async def test_each_table_can_have_the_screen_for_itself() -> None:
     async with watched(3, *QUESTIONS) as (screen, _):
         for key, title in (("1", "replica"), ("2", "replica"), ("3", "prefix tokens"), ("4", "decided")):
             await screen.press(key)
             assert screen.lines[3].startswith(title)
-            assert sum(sheet.display for sheet in screen.app.sheets.values()) == 1
+            assert sum(view.display for view in screen.app.views.values()) == 1
         await screen.press("2")
         assert "restarts" in screen.lines[3] and "digests" in screen.lines[3]
         await screen.press("escape")
-        assert sum(sheet.display for sheet in screen.app.sheets.values()) == 3
+        assert sum(view.display for view in screen.app.views.values()) == 3
         await screen.press("0")
         assert screen.lines[3].startswith("replica")
 
@@ -98,7 +128,7 @@ async def test_rows_can_be_sorted_by_the_column_beside_and_turned() -> None:
         running.member("r1").candidate.running = 7
         running.member("r2").candidate.running = 3
         await screen.until(lambda: "7" in screen.line_of("r1").split(), "the load is known")
-        titles = [placed.column.title for placed in screen.app.sheets["replicas"].table.layout(80)]
+        titles = [placed.column.title for placed in screen.app.views["replicas"].table.layout(80)]
         await screen.press(*["greater_than_sign"] * (1 + titles.index("run")))
         assert screen.first_cells("replicas") == ["r1", "r2", "r0"] and "▼run" in screen.lines[3]
         await screen.press("r")
@@ -118,9 +148,9 @@ async def test_a_title_that_is_clicked_sorts_and_a_row_is_chosen() -> None:
         assert screen.first_cells("replicas") == ["r2", "r0", "r1"]
         await screen.pilot.click("#replicas", offset=(3, 3))
         await screen.pilot.pause()
-        assert screen.app.sheets["replicas"].table.at == "r1"
+        assert screen.app.views["replicas"].table.cursor_key == "r1"
         await screen.pilot.click("#replicas", offset=(3, 3), times=2)
-        await screen.until_text("What it is")
+        await screen.until_text("Identity")
 
 
 async def test_a_filter_leaves_what_has_the_text_until_it_is_given_up() -> None:
@@ -140,9 +170,9 @@ async def test_a_filter_leaves_what_has_the_text_until_it_is_given_up() -> None:
 async def test_the_cursor_is_followed_down_and_up() -> None:
     async with watched(40) as (screen, _):
         await screen.press("1", "end")
-        assert screen.first_cells("replicas")[-1] == "r39" and screen.app.sheets["replicas"].table.at == "r39"
+        assert screen.first_cells("replicas")[-1] == "r39" and screen.app.views["replicas"].table.cursor_key == "r39"
         await screen.press("pageup", "up", "k", "j")
-        assert screen.app.sheets["replicas"].table.place == 40 - 1 - 18 - 1
+        assert screen.app.views["replicas"].table.cursor == 40 - 1 - 18 - 1
         await screen.press("home")
         assert screen.first_cells("replicas")[0] == "r0"
         assert screen.lines[3].startswith("replica")  # the titles stay
@@ -150,19 +180,19 @@ async def test_the_cursor_is_followed_down_and_up() -> None:
 
 async def test_a_row_that_moves_away_is_followed() -> None:
     async with watched(40) as (screen, running):
-        titles = [placed.column.title for placed in screen.app.sheets["replicas"].table.layout(80)]
+        titles = [placed.column.title for placed in screen.app.views["replicas"].table.layout(80)]
         await screen.press("1", *["greater_than_sign"] * (1 + titles.index("run")), "home")
-        assert screen.app.sheets["replicas"].table.at == "r0"
+        assert screen.app.views["replicas"].table.cursor_key == "r0"
         for number in range(1, 40):
             running.member(f"r{number}").candidate.running = number
         await screen.until(lambda: screen.first_cells("replicas")[-1] == "r0", "it is the last one, and seen")
-        assert screen.app.sheets["replicas"].table.at == "r0"
+        assert screen.app.views["replicas"].table.cursor_key == "r0"
 
 
 async def test_only_lines_that_say_something_else_are_drawn_again() -> None:
     async with watched(3) as (screen, running):
         drawn = drawn_lines(screen, "replicas")
-        await screen.until(lambda: screen.app.known.history.rates("r0"), "it has looked twice")
+        await screen.until(lambda: screen.app.poller.history.rates("r0"), "it has looked twice")
         await screen.press("p")
         drawn.clear()
         screen.app.draw()
@@ -176,7 +206,7 @@ async def test_only_lines_that_say_something_else_are_drawn_again() -> None:
 
 async def test_after_a_suspension_everything_is_drawn_again() -> None:
     async with watched(3) as (screen, _):
-        await screen.until(lambda: screen.app.known.history.rates("r0"), "it has looked twice")
+        await screen.until(lambda: screen.app.poller.history.rates("r0"), "it has looked twice")
         await screen.press("p")
         updates: list[object] = []
         screen.app._display = lambda _screen, update: updates.append(update)  # type: ignore[assignment,method-assign]
@@ -189,15 +219,15 @@ async def test_after_a_suspension_everything_is_drawn_again() -> None:
 
 def drawn_lines(screen: Shown, table: str) -> list[int]:
     """Of a table, as they are drawn from now on."""
-    sheet = screen.app.sheets[table]
+    view = screen.app.views[table]
     drawn: list[int] = []
-    render = sheet.render_line
+    render = view.render_line
 
     def counted(y: int) -> Any:
         drawn.append(y)
         return render(y)
 
-    sheet.render_line = counted  # type: ignore[method-assign]
+    view.render_line = counted  # type: ignore[method-assign]
     return drawn
 
 
@@ -207,12 +237,12 @@ def drawn_lines(screen: Shown, table: str) -> list[int]:
 async def test_a_replica_a_prefix_and_a_decision_can_be_looked_into() -> None:
     async with watched(3, *QUESTIONS) as (screen, running):
         await screen.press("down", "enter")
-        assert "r1" in screen.text and "What it is" in screen.text
+        assert "r1" in screen.text and "Identity" in screen.text
         assert str(running.replicas["r1"].port) in screen.text
         await screen.press("escape", "3", "enter")
-        assert "How it begins" in screen.text and "Tokens 0 to" in screen.text
+        assert "Text" in screen.text and "Tokens 0 to" in screen.text
         await screen.press("escape", "4", "end", "enter")
-        assert "The request" in screen.text
+        assert "Request" in screen.text
         await screen.press("end")
         await screen.until_text("Candidates", "> r")
         await screen.press("backspace")
@@ -227,13 +257,13 @@ async def test_what_is_looked_into_goes_on() -> None:
         await screen.until(lambda: screen.value_of("running, waiting") == "5, 0", "it is busy")
         running.front.upkeep._remove("r0")
         running.router.members.arrange()
-        await screen.until_text("It is there no longer.")
+        await screen.until_text("It is gone.")
 
 
 async def test_keys_of_tables_do_nothing_while_one_is_looked_into() -> None:
     async with watched(2) as (screen, _):
         await screen.press("enter", "4", "slash")
-        assert "What it is" in screen.text
+        assert "Identity" in screen.text
         await screen.press("q")
         assert screen.app.return_value is None and not screen.app.is_running
 
@@ -242,7 +272,7 @@ async def test_help_names_the_keys() -> None:
     async with watched() as (screen, _):
         await screen.press("question_mark")
         assert "drain the replica" in screen.text and "this help" in screen.text
-        assert "is late; fewer cached tokens" in screen.text  # all of it, in the smallest usual terminal
+        assert "fewer cached tokens than predicted" in screen.text  # all of it, in the smallest usual terminal
         await screen.press("escape")
         assert "drain the replica" not in screen.text
         await screen.pilot.resize_terminal(60, 8)
@@ -305,7 +335,7 @@ async def test_a_router_with_keys_says_which_option_gives_them() -> None:
 async def test_with_the_admin_key_all_is_seen_and_may_be_changed() -> None:
     keys = tuple(keys_from_options(["user"], "root"))
     async with watched(2, keys=keys, demand_key=True, key="root") as (screen, running):
-        assert "Nothing has been decided yet." in screen.text
+        assert "No decisions yet." in screen.text
         await screen.press("d", "y")
         await screen.until(lambda: running.member("r0").candidate.unavailable == "draining", "it drains")
 
@@ -316,11 +346,11 @@ async def test_with_the_admin_key_all_is_seen_and_may_be_changed() -> None:
 async def test_a_pause_asks_nothing() -> None:
     async with watched(2) as (screen, running):
         await screen.press("p")
-        await screen.until_text("paused, p goes on")
+        await screen.until_text("paused, p continues")
         running.member("r0").candidate.running = 5
-        asked = screen.app.known.seen_s
+        asked = screen.app.poller.seen_s
         await screen.press("down", "enter", "escape", "2", "0")
-        assert screen.app.known.seen_s == asked and "5" not in screen.line_of("r0").split()
+        assert screen.app.poller.seen_s == asked and "5" not in screen.line_of("r0").split()
         await screen.press("p")
         await screen.until(lambda: "5" in screen.line_of("r0").split(), "it goes on")
 
@@ -336,7 +366,7 @@ async def test_a_router_that_goes_away_is_missed_and_found_again() -> None:
                 connection.abort()
             await screen.until_text("NO ANSWER, figures", "s old: ")
             assert screen.first_cells("replicas") == ["r0", "r1"]
-            assert screen.app.sheets["replicas"].is_old
+            assert screen.app.views["replicas"].is_stale
             replicas = [{"name": spec.name, "url": spec.url, "state": "exact"} for spec in specs]
 
             async def another(request: Request, reply: Reply) -> None:
@@ -344,7 +374,7 @@ async def test_a_router_that_goes_away_is_missed_and_found_again() -> None:
 
             async with serving(another, port):
                 await screen.until_text("2 replicas: 2 exact")
-                assert "NO ANSWER" not in screen.text and not screen.app.sheets["replicas"].is_old
+                assert "NO ANSWER" not in screen.text and not screen.app.views["replicas"].is_stale
 
 
 async def test_a_router_that_hangs_is_missed_too() -> None:
@@ -358,7 +388,7 @@ async def test_a_router_that_hangs_is_missed_too() -> None:
 
     async with serving(hangs) as url, shown(url, clock=lambda: now_s) as screen:
         now_s = 2.0
-        await screen.until(lambda: screen.app.known._asked_s == 2.0, "it is asked")
+        await screen.until(lambda: screen.app.poller._pending_since_s == 2.0, "it is asked")
         now_s = 6.0
         await screen.until_text("NO ANSWER, figures", "does not answer")
         now_s = 100.0
@@ -394,4 +424,4 @@ async def test_a_thousand_replicas_cost_a_line_for_each_that_can_be_seen() -> No
         assert screen.first_cells("replicas")[-1] == "replica-999"
         await screen.press("slash", *"-77", "enter")
         assert len(screen.first_cells("replicas")) == 11
-        assert len(screen.app.sheets["replicas"]._drawn) <= 40
+        assert len(screen.app.views["replicas"]._drawn) <= 40

@@ -2,12 +2,14 @@
 
 import pytest
 
-from router.top.answers import Events, Replica, Served, Totals
-from router.top.history import NEWS_S, WINDOW_S, History
+from router.top.history import RISEN_S, WINDOW_S, History
+from router.top.responses import Events, ReplicaStatus, Served, Totals
 from tests.router.top.samples import a_replica
 
 
-def served(requests: int, prompt_tokens: int = 0, matched_tokens: int = 0, seq: int = 0, name: str = "r0") -> Replica:
+def served(
+    requests: int, prompt_tokens: int = 0, matched_tokens: int = 0, seq: int = 0, name: str = "r0"
+) -> ReplicaStatus:
     return a_replica(name, served=Served(requests, prompt_tokens, matched_tokens), events=Events(seq=seq))
 
 
@@ -113,9 +115,9 @@ def test_a_counter_that_rose_is_news_for_a_minute() -> None:
     history.add([a_replica(events=Events(gaps=4))], 1.0)
     history.add([a_replica(events=Events(gaps=4, restarts=1))], 2.0)
     assert history.risen("r0") == {"gaps", "restarts"} == history.any_risen()
-    history.add([a_replica(events=Events(gaps=4, restarts=1))], 1.5 + NEWS_S)
+    history.add([a_replica(events=Events(gaps=4, restarts=1))], 1.5 + RISEN_S)
     assert history.risen("r0") == {"restarts"}
-    history.add([a_replica(events=None)], 2.0 + NEWS_S)
+    history.add([a_replica(events=None)], 2.0 + RISEN_S)
     assert not history.any_risen()
 
 

@@ -56,10 +56,10 @@ async def test_traffic_is_seen_with_exact_caches_and_true_predictions(replicas: 
             await states(screen, "exact", "exact")
             await asked(running, "Why?", "Why is that so?", "Where to?")
             await screen.until_text("You answer questions about ships", "cold: lowest cost")
-            await screen.until(lambda: screen.app.known.decisions[0].reported_cached_tokens, "a hit is reported")
-            hit = screen.app.known.decisions[0]
+            await screen.until(lambda: screen.app.poller.decisions[0].reported_cached_tokens, "a hit is reported")
+            hit = screen.app.poller.decisions[0]
             assert (hit.reported_cached_tokens or 0) >= (hit.predicted_cached_tokens or 0) > 0
-            row = next(one for one in screen.app.known.replicas if one.name == hit.chosen)
+            row = next(one for one in screen.app.poller.replicas if one.name == hit.chosen)
             assert row.load.total_blocks == 512 and row.index.blocks["GPU"] > 20
             assert row.heard_age_s is not None and row.heard_age_s < 5
             await screen.until(lambda: "%" in screen.line_of(f"{hit.chosen} "), "its cache is in use")
@@ -75,8 +75,8 @@ async def test_a_killed_replica_is_down_and_its_restart_is_news(replicas: Fleet)
             await asyncio.to_thread(replicas.start, 1)
             await states(screen, "exact", "exact")
             await screen.press("2")
-            assert screen.app.known.history.risen("r1") & {"restarts", "reconnects", "repairs"}
-            assert not screen.app.known.history.risen("r0")
+            assert screen.app.poller.history.risen("r1") & {"restarts", "reconnects", "repairs"}
+            assert not screen.app.poller.history.risen("r0")
 
 
 async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replicas: Fleet) -> None:
@@ -90,7 +90,7 @@ async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replic
             assert screen.first_cells("replicas") == ["r0", "r1"]
             await asyncio.to_thread(first.end, None)
             again = await asyncio.to_thread(stack.enter_context, router(*replicas.as_options, port=port))
-            await screen.until(lambda: not screen.app.known.is_old, "it is found again")
+            await screen.until(lambda: not screen.app.poller.is_stale, "it is found again")
             await states(screen, "exact", "exact")
             assert again.port == port and "NO ANSWER" not in screen.text
 
@@ -102,8 +102,8 @@ async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
             await screen.press("d", "y")
             await states(screen, "draining", "exact")
             await asked(running, *(f"{number} ships?" for number in range(4)))
-            await screen.until(lambda: len(screen.app.known.decisions) == 4, "all are decided")
-            assert {one.chosen for one in screen.app.known.decisions} == {"r1"}
+            await screen.until(lambda: len(screen.app.poller.decisions) == 4, "all are decided")
+            assert {one.chosen for one in screen.app.poller.decisions} == {"r1"}
             await screen.press("d", "y")
             await states(screen, "exact", "exact")
 

@@ -1,4 +1,4 @@
-"""`warmroute top --once`, and what the command says where there is nothing to watch."""
+"""`warmroute top --once`, and what the command says where there is nothing to show."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ async def test_a_wide_frame_says_more() -> None:
         running.member("a").health.drain()
         narrow, wide = await frame(running.port), await frame(running.port, COLUMNS="160")
     assert "can/s" not in narrow.stdout and "can/s" in wide.stdout
-    assert "Nothing has been decided yet." in narrow.stdout and "No two prompts" in narrow.stdout
+    assert "No decisions yet." in narrow.stdout and "No recent prompts" in narrow.stdout
 
 
 async def test_the_admin_key_comes_from_the_option_or_the_environment() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.top.answers import Events
+from router.top.responses import Events
 from router.top.states import LAGGING_BATCHES, reason_of, state_of
 from tests.router.top.samples import a_replica
 

@@ -18,9 +18,9 @@ class Fruit(NamedTuple):
 
 
 COLUMNS: tuple[Column[Fruit], ...] = (
-    Column("fruit", lambda one: one.name, lambda one: one.name, width=5, right=False, measured=True, name=True),
-    Column("number", lambda one: str(one.number), lambda one: one.number, 6, dispensable=1, falling=True),
-    Column("note", lambda one: one.note, lambda one: one.note, right=False, dispensable=2),
+    Column("fruit", lambda one: one.name, lambda one: one.name, width=5, right=False, fit=True, cut_middle=True),
+    Column("number", lambda one: str(one.number), lambda one: one.number, 6, drop_order=1, descending=True),
+    Column("note", lambda one: one.note, lambda one: one.note, right=False, drop_order=2),
 )
 PEAR, APPLE, FIG = Fruit("pear", 3, "green"), Fruit("apple", 1, "red"), Fruit("fig", 2, "blue")
 
@@ -47,16 +47,16 @@ def test_rows_come_as_they_are_given() -> None:
 
 def test_the_next_column_to_sort_by_is_the_one_beside() -> None:
     table = a_table()
-    table.sort_beside(1, 40)
+    table.sort_by_next(1, 40)
     assert (table.shown, text(table)[0]) == ([APPLE, FIG, PEAR], "fru…▲  number  note")
-    table.sort_beside(1, 40)
+    table.sort_by_next(1, 40)
     assert (table.shown, text(table)[0]) == ([PEAR, FIG, APPLE], "fruit ▼number  note")
-    table.turn()
+    table.toggle_order()
     assert (table.shown, text(table)[0]) == ([APPLE, FIG, PEAR], "fruit ▲number  note")
-    table.sort_beside(1, 40)
-    table.sort_beside(1, 40)
+    table.sort_by_next(1, 40)
+    table.sort_by_next(1, 40)
     assert table.sorted_by is None and table.shown == [PEAR, APPLE, FIG]
-    table.sort_beside(-1, 40)
+    table.sort_by_next(-1, 40)
     assert table.sorted_by == 2
 
 
@@ -68,17 +68,17 @@ def test_sorting_twice_by_a_column_turns_it() -> None:
     assert table.shown[0] == APPLE
     table.sort_by(None)
     assert table.shown == [PEAR, APPLE, FIG]
-    table.turn()
+    table.toggle_order()
     assert table.shown == [FIG, APPLE, PEAR]
 
 
 def test_a_filter_finds_words_in_any_letters() -> None:
     table = a_table()
-    table.use("  Gre ")
+    table.set_filter("  Gre ")
     assert table.shown == [PEAR] and len(table.all) == 3
     table.show([FIG])
     assert table.shown == []
-    table.use("")
+    table.set_filter("")
     assert table.shown == [FIG]
 
 
@@ -87,25 +87,15 @@ def test_the_cursor_stays_on_its_row() -> None:
     table.move_to(1)
     assert table.current == APPLE
     table.sort_by(1)
-    assert (table.place, table.current) == (2, APPLE)
+    assert (table.cursor, table.current) == (2, APPLE)
     table.show([PEAR, FIG])
     assert table.current == FIG  # it was the last one
     table.move_to(99)
-    assert table.place == 1
+    assert table.cursor == 1
     table.show([])
-    assert not table.shown and table.at is None
+    assert not table.shown and table.cursor_key is None
     table.show([PEAR])
     assert table.current == PEAR
-
-
-def test_who_looks_at_the_newest_sees_what_comes() -> None:
-    table = Table(COLUMNS, lambda one: one.name, lambda one: one.name, newest_first=True)
-    table.show([APPLE, FIG])
-    table.show([PEAR, APPLE, FIG])
-    assert table.current == PEAR
-    table.move_to(2)
-    table.show([Fruit("plum", 5), PEAR, APPLE, FIG])
-    assert table.current == FIG
 
 
 @pytest.mark.parametrize(("width", "head"), [(40, "fruit  number  note"), (26, "fruit  number"), (12, "fruit")])
@@ -125,7 +115,7 @@ def test_a_click_finds_its_column() -> None:
 
 
 def test_a_column_that_says_nothing_is_left_out() -> None:
-    noted = COLUMNS[2]._replace(tells=lambda items: any(one.note for one in items))
+    noted = COLUMNS[2]._replace(is_shown=lambda items: any(one.note for one in items))
     table = Table((COLUMNS[0], noted), lambda one: one.name, lambda one: one.name)
     table.show([Fruit("kiwi", 1)])
     assert text(table) == ["fruit", "kiwi"]

@@ -1,4 +1,4 @@
-"""What a router answers, as far as it is shown; unknown fields are passed over, and most may be missing."""
+"""The router's responses, as far as they are shown. Unknown fields are ignored, and most fields are optional."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ class Load(Struct, frozen=True):
     in_flight: int = 0
     prefill_tokens_per_s: float = 0.0
     empty_tokens: float | None = None
-    total_blocks: int | None = None  # None: its size is not known
+    total_blocks: int | None = None  # None: unknown
 
 
 class Index(Struct, frozen=True):
@@ -40,15 +40,15 @@ class Events(Struct, frozen=True):
 
 
 class Served(Struct, frozen=True):
-    """Counts since the router knows the replica."""
+    """Counts since the router added the replica."""
 
     requests: int = 0
     prompt_tokens: int = 0
     matched_tokens: int = 0
 
 
-class Replica(Struct, frozen=True):
-    """Of GET /replicas."""
+class ReplicaStatus(Struct, frozen=True):
+    """A replica in GET /replicas."""
 
     name: str
     url: str = ""
@@ -72,18 +72,18 @@ class Replica(Struct, frozen=True):
     served: Served = Served()
 
 
-class Replicas(Struct, frozen=True):
-    replicas: list[Replica]
+class ReplicaList(Struct, frozen=True):
+    replicas: list[ReplicaStatus]
 
 
-class Considered(Struct, frozen=True):
+class Candidate(Struct, frozen=True):
     name: str
     matched_tokens: int = 0
-    cost_s: float | None = None  # None: it could not take the request
+    cost_s: float | None = None  # None: not eligible
 
 
 class Decision(Struct, frozen=True):
-    """Of GET /decisions."""
+    """A decision in GET /decisions."""
 
     ts: float
     request_id: str
@@ -102,15 +102,15 @@ class Decision(Struct, frozen=True):
     resumes: int = 0
     status: int = 0
     why: str | None = None
-    candidates: list[Considered] = []
+    candidates: list[Candidate] = []
 
 
-class Decisions(Struct, frozen=True):
+class DecisionList(Struct, frozen=True):
     decisions: list[Decision]
 
 
 class Totals(Struct, frozen=True):
-    """Of GET /metrics: sums over all replicas and models."""
+    """Sums over all replicas and models from GET /metrics."""
 
     open_requests: float = 0
     queue_length: float = 0
@@ -123,18 +123,18 @@ class Totals(Struct, frozen=True):
     approximate_prompts_total: float = 0
     resyncs_total: float = 0
     faults_total: float = 0
-    first_tokens: dict[str, tuple[float, float]] = {}  # by labels: how many, and the seconds they took together
+    first_tokens: dict[str, tuple[float, float]] = {}  # by labels: count and total seconds
 
 
 PREFIX = "warmroute_router:"
 FIRST_TOKENS = "time_to_first_token_seconds_"
 SUMS = [name for name in Totals.__struct_fields__ if name != "first_tokens"]
-# Of a thousand replicas there are tens of thousands of lines: one pass, and no parser of the whole format.
+# A thousand replicas have tens of thousands of lines: one regular expression is faster than parsing all of them.
 _WANTED = re.compile(rf"^{PREFIX}({'|'.join(SUMS)}|{FIRST_TOKENS}(?:count|sum))(\{{.*\}})? (\S+)$", re.MULTILINE)
 
 
 def totals_of(metrics: str) -> Totals | None:
-    """None: it is not what a router's /metrics says. ValueError: a value is no number."""
+    """Parse a router's /metrics; None if it is not one. Raises ValueError for a value that is not a number."""
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, float] = {}
     seconds: dict[str, float] = {}

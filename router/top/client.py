@@ -1,4 +1,4 @@
-"""A router, asked again and again over the same connections; what it says no to, and its silence, are told apart."""
+"""HTTP client of `warmroute top`: keeps its connections, and tells a refusal from an unreachable router."""
 
 import time
 from types import TracebackType
@@ -17,20 +17,20 @@ KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
 T = TypeVar("T")
 
 
-class Away(Exception):
-    """Nobody answers, or somebody who is no router."""
+class Unreachable(Exception):
+    """Nothing answers, or something other than a router."""
 
 
 class Refused(Exception):
-    """The router answers, but not this, or not us."""
+    """The router answers with an error, such as a missing key."""
 
 
-class Asking:
-    """To be closed, or used as a context manager."""
+class RouterClient:
+    """Close it, or use it as an async context manager. Its methods raise Unreachable and Refused."""
 
     def __init__(self, router_url: str, key: str | None) -> None:
         self.router_url = router_url
-        self.way_s = TIMEOUT_S  # the quickest answer so far: about what the way there and back takes
+        self.round_trip_s = TIMEOUT_S  # the fastest answer so far: close to the network's round trip
         self._http = httpx2.AsyncClient(base_url=router_url, **options(key, TIMEOUT_S))
 
     async def close(self) -> None:
@@ -45,29 +45,27 @@ class Asking:
         await self.close()
 
     async def get(self, path: str, kind: type[T]) -> T:
-        """Away, Refused."""
-        answer = await self._ask("GET", path)
+        answer = await self._request("GET", path)
         try:
             return msgspec.json.decode(answer, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Away(f"what answers is no router: {path}: {error}") from error
+            raise Unreachable(f"no answer of a router: {path}: {error}") from error
 
     async def text(self, path: str) -> str:
-        return (await self._ask("GET", path)).decode(errors="replace")
+        return (await self._request("GET", path)).decode(errors="replace")
 
     async def drain(self, replica: str, *, undo: bool) -> None:
-        """Away, Refused."""
-        await self._ask("POST", f"/replicas/{quote(replica, safe='')}/{'undrain' if undo else 'drain'}")
+        await self._request("POST", f"/replicas/{quote(replica, safe='')}/{'undrain' if undo else 'drain'}")
 
-    async def _ask(self, method: str, path: str) -> bytes:
+    async def _request(self, method: str, path: str) -> bytes:
         began_s = time.monotonic()
         try:
             response = await self._http.request(method, path)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Away(reason_of(error)) from error
-        self.way_s = min(self.way_s, time.monotonic() - began_s)
-        if response.status_code in (502, 504):  # of a proxy whose router is gone
-            raise Away(f"status {response.status_code} for {path}")
+            raise Unreachable(reason_of(error)) from error
+        self.round_trip_s = min(self.round_trip_s, time.monotonic() - began_s)
+        if response.status_code in (502, 504):  # from a proxy whose router is gone
+            raise Unreachable(f"status {response.status_code} for {path}")
         try:
             return checked(response, self.router_url)
         except click.ClickException as error:

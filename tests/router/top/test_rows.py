@@ -6,14 +6,14 @@ import pytest
 
 from router.prefixes.shared import Prefix, Shared
 from router.top import details
-from router.top.answers import Events, Index, Load, Replica
-from router.top.asking import Asking
+from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
-from router.top.figures import Branch, Row, branches_of, natural, rows_of, saved_tokens
-from router.top.heading import heading, nothing_of
+from router.top.heading import empty_text, heading
 from router.top.history import Rates
+from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
+from router.top.responses import Events, Index, Load, ReplicaStatus
+from router.top.rows import Branch, Row, branches_of, natural, rows_of, saved_tokens
 from router.top.table import Table
-from router.top.watch import DECISIONS, PREFIXES, REPLICAS, Watch
 from tests.router.top.samples import a_decision, a_prefix, a_replica
 
 RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 0.906)
@@ -30,12 +30,12 @@ def styles(table: Table[Any], item: Any) -> dict[str, str]:
     return {column.title: column.style(item) for column in table.columns}
 
 
-def known(*replicas: Replica, **what: Any) -> Watch:
-    watch = Watch(Asking("http://router:8000", None), 1.0)
-    watch.replicas = list(replicas)
+def known(*replicas: ReplicaStatus, **what: Any) -> Poller:
+    poller = Poller(RouterClient("http://router:8000", None), 1.0)
+    poller.replicas = list(replicas)
     for name, value in what.items():
-        setattr(watch, name, value)
-    return watch
+        setattr(poller, name, value)
+    return poller
 
 
 # ---- replicas and their events
@@ -60,7 +60,7 @@ def test_a_replica_is_a_row() -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_why_is_said() -> None:
-    replica = Replica("r0", available=False, why="not reached yet", load=Load())
+    replica = ReplicaStatus("r0", available=False, why="not reached yet", load=Load())
     found = cells(replica_table(), Row(replica, None, frozenset()))
     assert {title for title, text in found.items() if text == "-"} == {
         *("cache", "hits", "queued", "run", "wait", "req/s", "prefill/s", "can/s", "heard")
@@ -110,8 +110,8 @@ def test_replicas_are_in_the_order_that_people_count_in() -> None:
 
 def test_prefixes_are_indented_below_what_they_come_after() -> None:
     below = a_prefix(begin=1024, tokens=64, prompts=3, held_by=0, replicas=[], exact=False)
-    watch = known(shared=Shared(prompts=11, span_s=3.0, texts=True, prefixes=[a_prefix(below=[below]), a_prefix()]))
-    first, second, third = branches_of(watch)
+    poller = known(shared=Shared(prompts=11, span_s=3.0, texts=True, prefixes=[a_prefix(below=[below]), a_prefix()]))
+    first, second, third = branches_of(poller)
     assert (first.key, second.key, third.key) == ("0", "0.0", "1") and second.above == (first.prefix,)
     table = prefix_table()
     assert cells(table, first)["text"] == "system: You are a helpful assistant."
@@ -145,7 +145,7 @@ def test_models_are_named_where_there_are_several() -> None:
 def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
     branch = Branch(a_prefix(text="\x1b[2J\x07 gone \u202e"), (), "0")
     assert cells(prefix_table(), branch)["text"] == "\\x1b[2J\\x07 gone \\u202e"
-    drawn = "\n".join(line.plain for line in details.of_prefix(branch, 80))
+    drawn = "\n".join(line.plain for line in details.prefix_lines(branch, 80))
     assert all(letter.isprintable() or letter == "\n" for letter in drawn)
 
 
@@ -182,30 +182,30 @@ def test_only_less_than_was_predicted_is_marked(reported: int | None, style: str
 
 
 def test_the_heading_counts_states_the_worst_last() -> None:
-    watch = known(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
-    first, second, third = [line.plain for line in heading(watch)]
+    poller = known(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
+    first, second, third = [line.plain for line in heading(poller)]
     assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
     assert second.startswith("req/s -  prompt tokens/s -  hits -")
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
 def test_the_heading_says_that_nobody_answers_before_anything_else() -> None:
-    watch = known(a_replica(), away="connection refused")
-    assert heading(watch)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
+    poller = known(a_replica(), unreachable="connection refused")
+    assert heading(poller)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
     assert heading(known())[0].plain == "http://router:8000  0 replicas"
-    assert heading(known(), paused=True)[0].plain.startswith(" paused, p goes on ")
+    assert heading(known(), paused=True)[0].plain.startswith(" paused, p continues ")
 
 
 def test_streams_are_missed_only_where_replicas_are() -> None:
-    assert heading(known(a_replica(events=None)))[2].plain == "no event streams are followed"
+    assert heading(known(a_replica(events=None)))[2].plain == "no event streams"
     assert heading(known())[2].plain == ""
 
 
 def test_an_empty_table_says_why() -> None:
-    watch = known(refused={DECISIONS: "the admin key is needed"})
-    assert nothing_of(watch, DECISIONS) == "the admin key is needed"
-    assert "knows no replica" in nothing_of(watch, REPLICAS)
-    assert "begun alike" in nothing_of(watch, PREFIXES)
+    poller = known(refused={DECISIONS: "the admin key is needed"})
+    assert empty_text(poller, DECISIONS) == "the admin key is needed"
+    assert "has no replicas" in empty_text(poller, REPLICAS)
+    assert "share a prefix" in empty_text(poller, PREFIXES)
 
 
 # ---- one of them
@@ -217,34 +217,34 @@ def lines_of(found: list[Any]) -> str:
 
 def test_everything_of_a_replica_can_be_seen() -> None:
     row = Row(a_replica(inexact="2 batches are lost", state="partial"), RATES, frozenset())
-    drawn = lines_of(details.of_replica(row, [a_decision(), a_decision(chosen="r1", reported_cached_tokens=7)]))
+    drawn = lines_of(details.replica_lines(row, [a_decision(), a_decision(chosen="r1", reported_cached_tokens=7)]))
     for words in ("r0  partial: 2 batches are lost", "http://r0:8000", "25% of 1,000 blocks", "12 requests/s"):
         assert words in drawn
     assert "1,024 predicted, 1,030 reported, most cached" in drawn and "7 reported" not in drawn
-    bare = lines_of(details.of_replica(Row(Replica("x"), None, frozenset()), []))
-    assert "none is followed" in bare and "Last decisions" not in bare
+    bare = lines_of(details.replica_lines(Row(ReplicaStatus("x"), None, frozenset()), []))
+    assert "none: its cache is estimated" in bare and "Last decisions" not in bare
 
 
 def test_a_prefix_is_told_from_the_beginning_of_the_prompt() -> None:
     above = a_prefix(text="system: be short.")
     prefix = a_prefix(begin=1024, tokens=64, text="user: " + "why " * 40, held_by=30, replicas=["r10", "r9"])
-    drawn = lines_of(details.of_prefix(Branch(prefix, (above,), "0.0"), 60))
+    drawn = lines_of(details.prefix_lines(Branch(prefix, (above,), "0.0"), 60))
     assert "Tokens 1,024 to 1,088 of 11 prompts" in drawn and "r9, r10 and 28 more" in drawn
     assert drawn.index("system: be short.") < drawn.index("user: why why")
     assert max(len(line) for line in drawn.splitlines() if "why" in line) <= 60
     hidden: Prefix = a_prefix(text=None)
-    assert "--show-prompts" in lines_of(details.of_prefix(Branch(hidden, (), "0"), 60))
+    assert "--show-prompts" in lines_of(details.prefix_lines(Branch(hidden, (), "0"), 60))
 
 
 def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
     found = a_decision(candidates=[*a_decision().candidates[::-1], *[type(a_decision().candidates[0])("r9")]])
-    drawn = lines_of(details.of_decision(found, 80)).splitlines()
+    drawn = lines_of(details.decision_lines(found, 80)).splitlines()
     assert [line.split() for line in drawn[-3:]] == [
         [">", "r0", "1,024", "50", "ms"],
         ["r1", "0", "250", "ms"],
-        ["r9", "0", "cannot"],
+        ["r9", "0", "ineligible"],
     ]
-    assert "less than predicted" in lines_of(details.of_decision(a_decision(reported_cached_tokens=0), 80))
+    assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
 
 
 def test_a_cache_is_never_said_to_be_more_than_full() -> None:

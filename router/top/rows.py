@@ -1,4 +1,4 @@
-"""What is known of a router as rows, and the figures that a row shows."""
+"""Rows of the tables, and the values that they show."""
 
 import re
 import time
@@ -8,38 +8,38 @@ from typing import NamedTuple
 
 from events.tool.words import printable
 from router.prefixes.shared import Prefix
-from router.top.answers import Decision, Replica
+from router.top.formatting import NONE
 from router.top.history import Rates
-from router.top.watch import Watch
-from router.top.words import NONE
+from router.top.poller import Poller
+from router.top.responses import Decision, ReplicaStatus
 
 GPU = "GPU"
 
 
 class Row(NamedTuple):
-    """A replica, and what happened to it lately."""
+    """A replica with its recent rates and counters."""
 
-    replica: Replica
+    replica: ReplicaStatus
     rates: Rates | None
     risen: frozenset[str]
 
 
 class Branch(NamedTuple):
-    """A prefix, and those that it comes after."""
+    """A prefix with its ancestors in the tree."""
 
     prefix: Prefix
     above: tuple[Prefix, ...]
-    key: str  # stays the same while others come and go; its place where the router gives it no name
+    key: str  # the prefix's id; from a router that sends none, its position
 
 
-def rows_of(watch: Watch) -> list[Row]:
-    history = watch.history
-    rows = [Row(one, history.rates(one.name), history.risen(one.name)) for one in watch.replicas]
+def rows_of(poller: Poller) -> list[Row]:
+    history = poller.history
+    rows = [Row(one, history.rates(one.name), history.risen(one.name)) for one in poller.replicas]
     return sorted(rows, key=lambda row: natural(row.replica.name))
 
 
-def branches_of(watch: Watch) -> list[Branch]:
-    found = watch.shared.prefixes if watch.shared is not None else []
+def branches_of(poller: Poller) -> list[Branch]:
+    found = poller.shared.prefixes if poller.shared is not None else []
     return [branch for number, one in enumerate(found) for branch in _branches(one, (), str(number))]
 
 
@@ -51,20 +51,20 @@ def _branches(prefix: Prefix, above: tuple[Prefix, ...], key: str) -> Iterator[B
 
 @lru_cache(10_000)
 def natural(name: str) -> list[tuple[int, str]]:
-    """`demo-10` after `demo-9`."""
+    """Sort key of a name: `demo-10` comes after `demo-9`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]
 
 
 # ---- replicas
 
 
-def cache_use(replica: Replica) -> float | None:
-    """None: nobody says how large it is."""
+def cache_use(replica: ReplicaStatus) -> float | None:
+    """The cache's used share; None: its size is unknown."""
     total = replica.load.total_blocks
     return min(1.0, replica.index.blocks.get(GPU, 0) / total) if total else None
 
 
-def cached_tokens(replica: Replica) -> int:
+def cached_tokens(replica: ReplicaStatus) -> int:
     return sum(replica.index.blocks.values()) * (replica.block_size or 0)
 
 
@@ -72,7 +72,7 @@ def cached_tokens(replica: Replica) -> int:
 
 
 def saved_tokens(prefix: Prefix) -> int:
-    """Of the prompts that have it, all but the first can have it from a cache."""
+    """Prompt tokens that a cache saves: all prompts but the first can reuse the prefix."""
     return prefix.tokens * (prefix.prompts - 1)
 
 
@@ -84,7 +84,7 @@ def text_of(prefix: Prefix) -> str:
 
 
 def is_mispredicted(decision: Decision) -> bool:
-    """Less was cached than was predicted. More is no mistake: beginnings of blocks are not predicted."""
+    """Tell whether less was cached than predicted. More is right too: partial blocks are not predicted."""
     predicted, reported = decision.predicted_cached_tokens, decision.reported_cached_tokens
     return predicted is not None and reported is not None and reported < predicted
 
@@ -92,9 +92,9 @@ def is_mispredicted(decision: Decision) -> bool:
 def clock(ts: float) -> str:
     try:
         return time.strftime("%H:%M:%S", time.localtime(ts))
-    except (OverflowError, ValueError, OSError):  # of a time that no calendar has
+    except (OverflowError, ValueError, OSError):  # a time outside the calendar
         return NONE
 
 
 def tokens_or_none(tokens: int | None) -> str:
-    return "-" if tokens is None else f"{tokens:,}"
+    return NONE if tokens is None else f"{tokens:,}"

@@ -1,4 +1,4 @@
-"""How figures are written in few letters."""
+"""Short texts for numbers, shares and durations."""
 
 import math
 
@@ -52,7 +52,7 @@ def count(number: float, noun: str) -> str:
 
 
 def cut(text: str, width: int, *, middle: bool = False) -> str:
-    """To so many cells, with an ellipsis at its end or, for names that differ at theirs, in its middle."""
+    """Shorten to `width` cells, with an ellipsis at the end or in the middle."""
     if cell_len(text) <= width:
         return text
     if width < 2:

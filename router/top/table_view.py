@@ -1,4 +1,4 @@
-"""A table on the terminal: draws the lines that can be seen, and of these again only the ones that changed."""
+"""The widget of a table: draws the visible lines, and redraws only those that changed."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ T = TypeVar("T")
 HEAD = 1  # line of titles
 TITLE = Style(bgcolor="#2b2b2b", bold=True)
 CURSOR = Style(bgcolor="#264f78")
-OLD = Style(dim=True)
+STALE = Style(dim=True)
 parsed = lru_cache(64)(Style.parse)
 
 
-class Sheet(ScrollView, Generic[T], can_focus=True):
-    """The first line has the titles and does not scroll; the cursor is a row."""
+class TableView(ScrollView, Generic[T], can_focus=True):
+    """A table with a fixed line of titles and a row as its cursor."""
 
-    DEFAULT_CSS = "Sheet { overflow-x: hidden; }"
+    DEFAULT_CSS = "TableView { overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
@@ -36,35 +36,35 @@ class Sheet(ScrollView, Generic[T], can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home,g", "edge(-1)", show=False),
         Binding("end,G", "edge(1)", show=False),
-        Binding("enter", "look_into", show=False),
+        Binding("enter", "select", show=False),
     ]
 
-    class LookInto(Message):
-        """Somebody wants to see more of the current row."""
+    class Selected(Message):
+        """The user opens the current row."""
 
-        def __init__(self, sheet: "Sheet[T]") -> None:
+        def __init__(self, view: "TableView[T]") -> None:
             super().__init__()
-            self.sheet = sheet
+            self.view = view
 
     def __init__(self, table: Table[T], name: str) -> None:
         super().__init__(id=name)
         self.table = table
-        self.nothing = ""  # what stands there instead of rows
-        self.is_old = False
-        self._drawn: dict[int, Segments] = {}  # by line of the widget, what it shows
+        self.placeholder = ""  # shown if there are no rows
+        self.is_stale = False
+        self._drawn: dict[int, Segments] = {}  # by line of the widget
 
-    # ---- what is shown
+    # ---- drawing
 
-    def show(self, items: Sequence[T], nothing: str, *, is_old: bool) -> None:
-        followed = self._sees_cursor()
+    def show(self, items: Sequence[T], placeholder: str, *, is_stale: bool) -> None:
+        follow = self._is_cursor_visible()
         self.table.show(items)
-        self.nothing, was_old, self.is_old = nothing, self.is_old, is_old
-        self.rearranged(keep=was_old == is_old)
-        if followed and not self._sees_cursor():
-            self._follow()
+        self.placeholder, was_stale, self.is_stale = placeholder, self.is_stale, is_stale
+        self.redraw(keep=was_stale == is_stale)
+        if follow and not self._is_cursor_visible():
+            self._scroll_to_cursor()
 
-    def rearranged(self, *, keep: bool = True) -> None:
-        """Rows came, went or changed; `keep` what is on the screen and still true."""
+    def redraw(self, *, keep: bool = True) -> None:
+        """Draw the rows; `keep` lines that did not change."""
         size = Size(self.size.width, HEAD + len(self.table.shown))
         if self.virtual_size != size:
             self.virtual_size = size
@@ -76,83 +76,78 @@ class Sheet(ScrollView, Generic[T], can_focus=True):
                 self.refresh(Region(0, line, self.size.width, 1))
 
     def _line(self, line: int) -> Segments:
-        """What is to be seen there; the cursor is a part of it."""
+        """The segments of a line of the widget, with a mark for titles and cursor."""
         width = self.scrollable_content_region.width
         if line < HEAD:
             return [*self.table.head(width), ("", "head")]
         row = line - HEAD + round(self.scroll_offset.y)
         shown = self.table.shown
         if row < len(shown):
-            mark = [("", "cursor")] if row == self.table.place and self.has_focus else []
+            mark = [("", "cursor")] if row == self.table.cursor and self.has_focus else []
             return [*self.table.line(shown[row], width), *mark]
-        instead = [] if shown else textwrap.wrap(self.nothing, max(1, width))
-        return [(instead[row], "dim")] if row < len(instead) else []
+        placeholder = [] if shown else textwrap.wrap(self.placeholder, max(1, width))
+        return [(placeholder[row], "dim")] if row < len(placeholder) else []
 
     def render_line(self, y: int) -> Strip:
         segments = self._drawn[y] = self._line(y)
         base = TITLE if y < HEAD else CURSOR if segments and segments[-1] == ("", "cursor") else Style.null()
-        if self.is_old and y >= HEAD:
-            base += OLD
+        if self.is_stale and y >= HEAD:
+            base += STALE
         drawn = [Segment(text, self._style(style, base)) for text, style in segments if text]
-        # Cells that the row does not fill belong to it as well: a cursor goes from edge to edge.
-        whole = Strip(drawn).adjust_cell_length(self.size.width, base)
-        return whole.apply_style(self.rich_style)
+        # The cursor goes from edge to edge, also where the row is shorter.
+        return Strip(drawn).adjust_cell_length(self.size.width, base).apply_style(self.rich_style)
 
     def _style(self, style: str, base: Style) -> Style:
-        if not style or self.is_old:
-            return base
-        return parsed(style) + base
+        return base if not style or self.is_stale else parsed(style) + base
 
-    # ---- where the cursor is
+    # ---- the cursor
 
     def on_focus(self) -> None:
-        self.rearranged()
+        self.redraw()
 
     def on_blur(self) -> None:
-        self.rearranged()
+        self.redraw()
 
     def on_resize(self) -> None:
         self._drawn.clear()
-        self.rearranged(keep=False)
-        self._follow()
+        self.redraw(keep=False)
+        self._scroll_to_cursor()
 
     def action_move(self, rows: int) -> None:
-        self.table.move_to(self.table.place + rows)
-        self._follow()
+        self.table.move_to(self.table.cursor + rows)
+        self._scroll_to_cursor()
 
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.size.height - HEAD - 1))
 
     def action_edge(self, side: int) -> None:
         self.table.move_to(0 if side < 0 else len(self.table.shown))
-        self._follow()
+        self._scroll_to_cursor()
 
-    def action_look_into(self) -> None:
+    def action_select(self) -> None:
         if self.table.current is not None:
-            self.post_message(self.LookInto(self))
+            self.post_message(self.Selected(self))
 
-    def _sees_cursor(self) -> bool:
+    def _is_cursor_visible(self) -> bool:
         top = round(self.scroll_offset.y)
-        return top <= self.table.place < top + self.size.height - HEAD
+        return top <= self.table.cursor < top + self.size.height - HEAD
 
-    def _follow(self) -> None:
-        """Scrolls so that the cursor can be seen."""
-        rows, top = max(1, self.size.height - HEAD), round(self.scroll_offset.y)
-        place = self.table.place
-        self.scroll_to(y=max(place - rows + 1, min(top, place)), animate=False)
-        self.rearranged()
+    def _scroll_to_cursor(self) -> None:
+        rows, top, cursor = max(1, self.size.height - HEAD), round(self.scroll_offset.y), self.table.cursor
+        self.scroll_to(y=max(cursor - rows + 1, min(top, cursor)), animate=False)
+        self.redraw()
 
     def on_click(self, event: events.Click) -> None:
         if event.y < HEAD:
             number = self.table.column_at(event.x, self.scrollable_content_region.width)
             if number is not None:
                 self.table.sort_by(number)
-                self.rearranged()
+                self.redraw()
             return
         row = event.y - HEAD + round(self.scroll_offset.y)
-        again = row == self.table.place and event.chain == 2
+        is_double_click = row == self.table.cursor and event.chain == 2
         if row < len(self.table.shown):
             self.table.move_to(row)
-            self.rearranged()
-            if again:
-                self.action_look_into()
+            self.redraw()
+            if is_double_click:
+                self.action_select()

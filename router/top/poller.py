@@ -1,0 +1,152 @@
+"""Polls a router and keeps its last answers, for the tables to draw."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import click
+
+from events.tool.words import printable
+from router.prefixes.shared import Shared
+from router.top.client import Refused, RouterClient, Unreachable
+from router.top.history import History
+from router.top.responses import Decision, DecisionList, ReplicaList, ReplicaStatus, Totals, totals_of
+
+REPLICAS, METRICS, PREFIXES, DECISIONS = "/replicas", "/metrics", "/prefixes", "/decisions"
+PREFIXES_EVERY_S = 3.0  # the router builds a tree for each answer, and the tree changes slowly
+MOST_PREFIXES = 200
+MOST_CANDIDATES = 20_000  # in one answer: each decision names every replica of its model
+HANGS_S = 3.0  # report a router that takes longer to answer
+FEWEST_DECISIONS, MOST_DECISIONS = 20, 200
+
+LOAD_SHARE = 0.01  # answering may take this share of the router's time
+FIRST_LOAD_SHARE = 0.1  # until KEPT_ANSWERS are measured: the first may have been slow by chance
+KEPT_ANSWERS = 3
+LONGEST_INTERVAL_S = 300.0
+REFUSED_INTERVAL_S = 10.0
+EARLY = 0.1  # of the interval: a timer that fires slightly early should not skip a poll
+
+
+class PollInterval:
+    """How often to poll one path. The fastest of the last answers counts: slower ones waited for other work."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._took_s: deque[float] = deque(maxlen=KEPT_ANSWERS)
+        self._next_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self._next_s - EARLY * self._interval_s
+
+    def answered(self, began_s: float, took_s: float, round_trip_s: float = 0.0) -> None:
+        """Schedule the next poll; the network's `round_trip_s` is no load on the router."""
+        self._took_s.append(max(0.0, took_s - round_trip_s))
+        share = LOAD_SHARE if len(self._took_s) == KEPT_ANSWERS else FIRST_LOAD_SHARE
+        self._next_s = began_s + min(LONGEST_INTERVAL_S, max(self._interval_s, min(self._took_s) / share))
+
+    def refused(self, began_s: float) -> None:
+        """Poll rarely: the router counts each request that it refuses."""
+        self._next_s = began_s + max(self._interval_s, REFUSED_INTERVAL_S)
+
+    def make_due(self) -> None:
+        self._next_s = float("-inf")
+
+
+class Poller:
+    """The last known state of a router, kept while the router is unreachable."""
+
+    def __init__(self, client: RouterClient, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client = client
+        self.replicas: list[ReplicaStatus] = []
+        self.shared: Shared | None = None
+        self.decisions: list[Decision] = []
+        self.totals: Totals | None = None
+        self.refused: dict[str, str] = {}  # reason by path
+        self.unreachable: str | None = None  # reason
+        self.seen_s: float | None = None  # time of the last list of replicas
+        self.history = History()
+        self._clock = clock
+        self._pending_since_s: float | None = None
+        self._polls: dict[str, tuple[PollInterval, Callable[[], Awaitable[None]]]] = {
+            REPLICAS: (PollInterval(interval_s), self._get_replicas),
+            DECISIONS: (PollInterval(interval_s), self._get_decisions),
+            PREFIXES: (PollInterval(max(interval_s, PREFIXES_EVERY_S)), self._get_prefixes),
+            METRICS: (PollInterval(interval_s), self._get_metrics),
+        }
+
+    @property
+    def silence(self) -> str | None:
+        """Why there is no answer at present."""
+        hangs = self._pending_since_s is not None and self._clock() - self._pending_since_s > HANGS_S
+        return "it accepts connections but does not answer" if hangs and self.unreachable is None else self.unreachable
+
+    @property
+    def is_stale(self) -> bool:
+        return self.silence is not None or REPLICAS in self.refused
+
+    def age_s(self) -> float | None:
+        """Seconds since the last list of replicas; None: there was none."""
+        return None if self.seen_s is None else self._clock() - self.seen_s
+
+    def make_due(self) -> None:
+        """Have the next `poll` ask for the replicas, after a change to one."""
+        self._polls[REPLICAS][0].make_due()
+
+    async def poll(self) -> None:
+        """Ask for everything that is due. Failures go to `unreachable` and `refused`."""
+        try:
+            for path in self._polls:
+                if not await self._poll(path) and path == REPLICAS:
+                    break  # the other paths would be refused too
+            self.unreachable = None
+        except Unreachable as error:
+            self.unreachable = str(error)
+
+    async def require(self) -> None:
+        """Poll; raise ClickException unless the router lists its replicas."""
+        await self.poll()
+        if self.unreachable is not None:
+            message = f"no router answers at {self.client.router_url}: {printable(self.unreachable)}; see --router"
+            raise click.ClickException(message)
+        if REPLICAS in self.refused:
+            raise click.ClickException(self.refused[REPLICAS])
+
+    async def _poll(self, path: str) -> bool:
+        """Return False if the router refuses; raise Unreachable."""
+        interval, get = self._polls[path]
+        began_s = self._clock()
+        if not interval.is_due(began_s):
+            return path not in self.refused
+        self._pending_since_s = began_s
+        try:
+            await get()
+        except Refused as error:
+            self.refused[path] = str(error)
+            interval.refused(began_s)
+            return False
+        finally:
+            self._pending_since_s = None
+        interval.answered(began_s, self._clock() - began_s, self.client.round_trip_s)
+        self.refused.pop(path, None)
+        return True
+
+    async def _get_replicas(self) -> None:
+        self.replicas = (await self.client.get(REPLICAS, ReplicaList)).replicas
+        self.seen_s = self._clock()
+        self.history.add(self.replicas, self.seen_s)
+
+    async def _get_decisions(self) -> None:
+        limit = min(MOST_DECISIONS, max(FEWEST_DECISIONS, MOST_CANDIDATES // max(1, len(self.replicas))))
+        self.decisions = (await self.client.get(f"{DECISIONS}?limit={limit}", DecisionList)).decisions
+
+    async def _get_prefixes(self) -> None:
+        self.shared = await self.client.get(f"{PREFIXES}?limit={MOST_PREFIXES}", Shared)
+
+    async def _get_metrics(self) -> None:
+        try:
+            self.totals = totals_of(await self.client.text(METRICS))
+        except ValueError as error:
+            raise Unreachable(f"no answer of a router: {METRICS}: {error}") from error
+        if self.totals is None:
+            raise Unreachable(f"no answer of a router: its {METRICS} has no warmroute_router:open_requests")
+        self.history.add_totals(self.totals, self._clock())
