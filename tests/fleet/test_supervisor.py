@@ -137,7 +137,7 @@ async def test_a_start_that_the_system_refuses_is_tried_again(tmp_path: Path, mo
         if refused:
             return launch(task, host, incarnation)
         refused.append(task)
-        return Launch((str(tmp_path / "python"), "-c", ""), {}, None, "/ready")
+        return Launch((str(tmp_path / "python"), "-c", ""), {}, None)
 
     monkeypatch.setattr("fleet.host.supervisor.launch", first_without_its_program)
     async with supervised(tmp_path) as supervisor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.native import CACHED_TOKENS_HEADER, FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, pack_ids, wrap
+from api.native import CACHED_TOKENS_HEADER, FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, envelope, pack_ids
 from replica.server import load_prompts
 from tests.api.tokenizers import byte_level
 from tests.events.processes import wait_until
@@ -401,9 +401,9 @@ def frames_of(body: bytes) -> list[Any]:
 def test_frames_carry_the_token_ids_and_exactly_the_clients_bytes(served: Replica, stream: bool) -> None:
     native = Native(response_id="cmpl-mine", created=7, seed=3, prompts=[pack_ids([256, *b"hello"])])
     body = json.dumps(completion(seed=None, n=2, stream=stream)).encode()
-    plain = served.post("/v1/completions", wrap(native, body), **{"Content-Type": REQUEST_TYPE})
+    plain = served.post("/v1/completions", envelope(native) + body, **{"Content-Type": REQUEST_TYPE})
     headers = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
-    framed = served.post("/v1/completions", wrap(native, body), **headers)
+    framed = served.post("/v1/completions", envelope(native) + body, **headers)
     assert framed.headers["content-type"] == FRAMES_TYPE
     assert plain.headers["content-type"].startswith(framed.headers["x-warmroute-content-type"])
     frames = frames_of(framed.body)
@@ -430,14 +430,14 @@ def replaced_cached_tokens(body: bytes, cached_tokens: str) -> bytes:
 
 def test_the_clients_own_seed_wins_over_the_routers(served: Replica) -> None:
     body = json.dumps(completion(seed=9)).encode()
-    routed = served.post("/v1/completions", wrap(Native(seed=3), body), **{"Content-Type": REQUEST_TYPE}).json
+    routed = served.post("/v1/completions", envelope(Native(seed=3)) + body, **{"Content-Type": REQUEST_TYPE}).json
     assert routed["choices"] == served.post("/v1/completions", completion(seed=9)).json["choices"]
 
 
 def test_a_malformed_envelope_is_refused(served: Replica) -> None:
-    for body in (b"", b"\xff\xff\xff\xff{}", wrap(Native(prompts=[b"abc"]), b"{}")):
+    for body in (b"", b"\xff\xff\xff\xff{}", envelope(Native(prompts=[b"abc"])) + b"{}"):
         assert served.post("/v1/completions", body, **{"Content-Type": REQUEST_TYPE}).status == 400
-    two = wrap(Native(prompts=[pack_ids([1]), pack_ids([2])]), json.dumps(completion()).encode())
+    two = envelope(Native(prompts=[pack_ids([1]), pack_ids([2])])) + json.dumps(completion()).encode()
     answer = served.post("/v1/completions", two, **{"Content-Type": REQUEST_TYPE})
     assert (answer.status, answer.error["param"]) == (400, "prompts")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.native import FrameReader, Native, wrap
+from api.native import FrameReader, Native, envelope
 from replica.model.demo import CACHE_VARIABLE
 from tests.events.processes import wait_until
 from tests.replica.natives import native
@@ -151,7 +151,7 @@ def test_a_stream_goes_on_after_its_replica_was_killed(cache: Path, successor: R
     body = request(COMPLETIONS, stream=True, max_tokens=300, ignore_eos=True, **PENALTIES)
     expected = payload(frames(successor, COMPLETIONS, body))
     with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as dying:
-        native_body = wrap(Native(response_id="cmpl-1", created=1), json.dumps(body).encode())
+        native_body = envelope(Native(response_id="cmpl-1", created=1)) + json.dumps(body).encode()
         connection, response = dying.open("POST", COMPLETIONS, native_body, HEADERS)
         reader = FrameReader()
         seen = reader.feed(response.read1())
