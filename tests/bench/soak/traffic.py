@@ -83,9 +83,13 @@ class Traffic:
 
     async def _one(self, kinds: "Kinds", chance: random.Random) -> None:
         [kind] = chance.choices([*kinds], [weight for weight, _ in kinds.values()])
-        with suppress(httpx2.TransportError):  # a client that left, an answer that was cut
+        try:
             async with asyncio.timeout(PATIENCE_S):
                 await kinds[kind][1](self, chance)
+        except TimeoutError:
+            self.counts["given up"] += 1
+        except httpx2.TransportError:  # a client that left, an answer that was cut
+            self.counts["cut"] += 1
         self.counts[kind] += 1
 
     # ---- what fills caches
