@@ -156,7 +156,7 @@ def test_settings_in_the_environment_say_nothing_of_the_file(monkeypatch: pytest
 
 
 def rows_of_mistakes() -> list[tuple[str, str]]:
-    table = PAGE.partition("## What is said of a wrong file")[2]
+    table = PAGE.partition("## Mistakes")[2]
     rows = re.findall(r"^\| (`.*`) \| `(.*)` \|$", table, re.MULTILINE)
     return [("\n".join(re.findall(r"`([^`]*)`", lines)), message) for lines, message in rows]
 
