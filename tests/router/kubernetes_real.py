@@ -27,7 +27,7 @@ START_S = 60.0
 STOP_S = 20.0
 ADMIN, ROUTER = "admin-token", "router-token"
 ROLES = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SPACE}"
-DOCS = Path(__file__).parents[2] / "docs" / "router.md"
+DOCS = Path(__file__).parents[2] / "docs" / "discovery.md"
 MERGE = {"content-type": "application/merge-patch+json"}
 TOKENS = """\
 admin-token,admin,admin,system:masters
@@ -242,7 +242,7 @@ def slices_known_to(client: httpx2.Client, service: str) -> Collection[Slice]:
 
 @contextmanager
 def real_api(folder: Path) -> Iterator[RealApi]:
-    """With a namespace, and an account that may do what docs/router.md says and nothing else."""
+    """With a namespace, and an account that may do what docs/discovery.md says and nothing else."""
     api = RealApi(folder)
     try:
         api.start_etcd()

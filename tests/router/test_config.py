@@ -264,8 +264,9 @@ def test_the_cache_is_given_in_megabytes() -> None:
 
 
 def test_the_files_in_the_docs_are_accepted() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
-    replicas, keys = (part.partition("```")[0] for part in page.split("```toml\n")[1:])
+    docs = Path(__file__).parents[2] / "docs"
+    pages = [(docs / name).read_text() for name in ("discovery.md", "keys.md")]
+    replicas, keys = (page.partition("```toml\n")[2].partition("```")[0] for page in pages)
     assert list(parse_replicas("f", replicas)) == ["10.0.0.1:8001", "big"]
     found = Keys(parse_keys("f", keys))
     assert {key.name for key in found} == {"alice", "bob", "carol", "operator"}
@@ -273,7 +274,7 @@ def test_the_files_in_the_docs_are_accepted() -> None:
 
 
 def test_every_key_of_a_replica_is_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text()
     assert [name for name in ReplicaSpec.__struct_fields__ if f"`{name}`" not in page] == []
 
 

@@ -125,7 +125,7 @@ def test_an_answer_that_cannot_be_read_is_said_in_one_line() -> None:
 
 
 def test_the_answer_in_the_docs_is_drawn() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "router-api.md").read_text()
     answer = json.loads(page.partition("```json\n")[2].partition("```")[0])
     assert set(answer) == set(Explanation.__struct_fields__)
     assert set(answer["candidates"][0]) >= set(Candidate.__struct_fields__)

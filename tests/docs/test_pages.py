@@ -12,12 +12,9 @@ import click
 import pytest
 
 from fleet.cli import warmroute
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+from tests.docs.pages import PAGES, PRINTS_THE_SAME, ROOT, commands_of, name_of
 
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHELL_BLOCK = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE_SPAN = re.compile(r"`((?:warmroute|make) [^`\n]+)`")
 
 
@@ -31,7 +28,7 @@ def pasted_runs(page: str) -> Iterator[tuple[str, str]]:
 
 def commands_named_in(page: str) -> list[str]:
     """Find the warmroute and make commands in code spans and shell blocks."""
-    lines = [line.removeprefix("$ ") for block in SHELL_BLOCK.findall(page) for line in block.splitlines()]
+    lines = [command.line for command in commands_of(page)]
     return CODE_SPAN.findall(page) + [line for line in lines if re.match(r"(warmroute|make) ", line)]
 
 
@@ -73,7 +70,7 @@ def real_output(command: str) -> str:
 def help_pasted_in_pages() -> list[tuple[str, str]]:
     """With what `warmroute size` computes: that is the same everywhere, too."""
     runs = [run for page in PAGES for run in pasted_runs(page.read_text())]
-    return [(command, output) for command, output in runs if re.fullmatch(r"warmroute (.*--help|size .*)", command)]
+    return [(command, output) for command, output in runs if PRINTS_THE_SAME.fullmatch(command)]
 
 
 @pytest.mark.parametrize(("command", "pasted"), help_pasted_in_pages())
@@ -81,7 +78,7 @@ def test_pasted_help_is_the_real_output(command: str, pasted: str) -> None:
     assert pasted.strip() == real_output(command).strip()
 
 
-def test_the_readme_shows_the_help() -> None:
+def test_a_page_shows_the_help() -> None:
     assert "warmroute --help" in [command for command, _ in help_pasted_in_pages()]
 
 
@@ -90,12 +87,13 @@ def test_stale_help_would_be_noticed() -> None:
     assert pasted.strip() != real_output(command).strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_commands_named_in_pages_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in commands_named_in(page.read_text()):
         if line.startswith("make "):
-            assert set(re.findall(r"[a-z0-9-]+", line.partition("#")[0])) - {"make"} <= targets, line
+            words = shlex.split(line, comments=True)[1:]
+            assert {word for word in words if "=" not in word} <= targets, line
         else:
             assert unknown_word(line) is None, line
 
