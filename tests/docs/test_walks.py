@@ -1,0 +1,69 @@
+"""Every command of README and docs runs as it is written, in the order in which a reader would run it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, PRINTS_THE_SAME, ROOT, commands_of, name_of
+from tests.docs.reader import masked
+from tests.docs.walks import ELSEWHERE, WALKS, NotHere
+
+TO_RUN = {
+    name_of(page): [command.line for command in commands_of(page.read_text()) if not PRINTS_THE_SAME.fullmatch(command.line)]
+    for page in PAGES
+}
+needs_namespaces = pytest.mark.skipif(
+    sys.platform != "linux" or not all(map(shutil.which, ("unshare", "ip", "curl", "make"))),
+    reason="commands use fixed ports, so a page has a network of its own; needs Linux, unshare, ip, curl and make",
+)
+
+
+def test_every_page_with_commands_is_walked_or_named_with_the_reason() -> None:
+    assert set(WALKS) | set(ELSEWHERE) == {page for page, lines in TO_RUN.items() if lines}
+    assert not set(WALKS) & set(ELSEWHERE)
+    assert all(ELSEWHERE.values())
+
+
+def test_no_walk_names_a_command_that_its_page_does_not_have() -> None:
+    for page, walk in WALKS.items():
+        scenes = [line for scene in walk.scenes for line in scene.commands]
+        named = [*walk.how, *(scene.before for scene in walk.scenes), *walk.shows]
+        assert [name for name in named if not any(line.startswith(name) for line in [*TO_RUN[page], *scenes])] == [], page
+
+
+def test_most_commands_run() -> None:
+    lines = [(page, line) for page, lines in TO_RUN.items() for line in lines if page in WALKS]
+    left_out = [
+        (page, line)
+        for page, line in lines
+        for name, how in WALKS[page].how.items()
+        if line.startswith(name) and isinstance(how, NotHere)
+    ]
+    assert len(left_out) < len(lines) / 3
+
+
+def test_what_differs_from_run_to_run_is_not_compared() -> None:
+    assert masked("  demo-0   26212  c9694098   ready   7s   0% 0") == masked("demo-1  1 00ff00aa  ready  12s  3% 4")
+    assert masked('"content":"one"') == masked('"content":"two"')
+    assert masked("demo-0 is ready after 4.1 s") != masked("demo-0 is gone after 4.1 s")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+@needs_namespaces
+@pytest.mark.parametrize("page", list(WALKS))
+def test_a_reader_can_run_the_commands_of(page: str, tmp_path: Path) -> None:
+    walked = subprocess.run(
+        ["unshare", "--map-root-user", "--net", "--", sys.executable, "-m", "tests.docs.reader", page],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(walked.stdout)
+    assert walked.returncode == 0, walked.stdout + walked.stderr

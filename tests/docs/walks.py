@@ -1,0 +1,139 @@
+"""What a reader finds around the commands of each page, and which of them cannot run in a test, with the reason.
+
+A command is named by how its line begins. One that is not named here runs as it is, and has to end with status 0.
+"""
+
+from typing import NamedTuple
+
+
+class Serves(NamedTuple):
+    """It runs on, and serves once it has printed this. The reader ends it before another one of the page that begins alike."""
+
+    says: str
+
+
+class Ends(NamedTuple):
+    """It ends with one of these."""
+
+    statuses: tuple[int, ...]
+
+
+class NotHere(NamedTuple):
+    """It cannot run in a test."""
+
+    because: str
+
+
+How = Serves | Ends | NotHere
+
+
+class Scene(NamedTuple):
+    """Commands that are run before the named one: what the page takes for granted. With "" before all."""
+
+    before: str
+    commands: tuple[str, ...]
+
+
+class Walk(NamedTuple):
+    how: dict[str, How] = {}
+    scenes: tuple[Scene, ...] = ()
+    shows: tuple[str, ...] = ()  # commands whose output is what the page shows, but for numbers and made-up text
+
+
+UP = Serves("Ctrl-C ends everything")
+REPLICA = Serves("ready on http")
+ROUTER = Serves("router on http")
+RECORDER = Serves("")
+EVERYWHERE: dict[str, How] = {"make up": UP, "warmroute up": UP, "warmroute replica": REPLICA, "warmroute router": ROUTER}
+
+NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at its address")
+NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
+NO_CLUSTER = NotHere("needs a cluster; tests/router/test_kubernetes_real.py runs it against an API server")
+NO_TERMINAL = NotHere("needs a terminal; tests/router/top drives it in one")
+QUESTION = '{"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "Why is a warm cache faster than a cold one?"}]}'
+
+
+def simulated(host: str, port: int, events: int = 5557, name: str = "demo") -> str:
+    return (
+        f"warmroute replica --engine simulated --model demo --served-model-name {name} --host {host} --port {port} "
+        f"--events-host {host} --events-port {events} --replica-name {host}-{port}"
+    )
+
+
+def asked(times: int, router: str = "http://127.0.0.1:8000") -> str:
+    headers = "-H 'Content-Type: application/json'"
+    return f"for n in $(seq {times}); do curl -sf {router}/v1/chat/completions {headers} -d '{QUESTION}'; done"
+
+
+TWO = (simulated("127.0.0.1", 8001), simulated("127.0.0.1", 8002, 5561))
+ROUTED = (*TWO, "warmroute router --replica http://127.0.0.1:8001 --replica http://127.0.0.1:8002 --policy cost")
+QWEN = (
+    "warmroute fetch demo models/qwen --tokenizer-only",
+    simulated("10.0.0.1", 8000, name="Qwen/Qwen3-8B"),
+    simulated("10.0.0.2", 8000, name="Qwen/Qwen3-8B"),
+)
+VLLM: dict[str, How] = {"vllm serve": NO_GPU, "warmroute fetch Qwen/Qwen3-8B": NO_HUB}
+
+WALKS = {
+    "README.md": Walk(
+        VLLM | {"make test": NotHere("it is the run that this test is part of")},
+        (Scene("warmroute router", QWEN),),
+        ("make up", "for ask", "warmroute explain"),
+    ),
+    "docs/quickstart.md": Walk({}, (), ("warmroute status", "for ask", "warmroute explain")),
+    "docs/vllm.md": Walk(VLLM | {"python -m sglang": NO_GPU}, (Scene("", QWEN),)),
+    "docs/events.md": Walk(
+        {"warmroute events replay": Serves("waiting for a subscriber"), "warmroute events view": Serves(" at http")},
+        (Scene("", TWO),),
+    ),
+    "docs/explain.md": Walk({}, (Scene("", (*ROUTED, asked(2))),)),
+    "docs/dashboard.md": Walk(
+        {"warmroute events view": Serves(" at http")}, (Scene("", ("warmroute fetch demo path/to/model", *TWO)),)
+    ),
+    "docs/top.md": Walk(
+        {"warmroute top": NO_TERMINAL, "COLUMNS=160 warmroute top --once": Ends((0, 1))}, (Scene("", ROUTED),)
+    ),
+    "docs/router.md": Walk({}, (Scene("", ("warmroute fetch demo path/to/model", *TWO)),)),
+    "docs/discovery.md": Walk(
+        {"warmroute router --kubernetes": NO_CLUSTER},
+        (Scene("", (simulated("10.0.0.1", 8001), simulated("10.0.0.2", 8000))),),
+    ),
+    "docs/keys.md": Walk({"WARMROUTE_API_KEY=secret warmroute router": ROUTER}, (Scene("", TWO),)),
+    "docs/failures.md": Walk({}, (Scene("", QWEN),)),
+    "docs/request-log.md": Walk({}, (Scene("", TWO),)),
+    "docs/metrics.md": Walk({}, (Scene("", ROUTED),)),
+    "docs/doctor.md": Walk({"warmroute doctor": Ends((0, 1))}, (Scene("", ROUTED),)),
+    "docs/replica.md": Walk(),
+    "docs/fetch.md": Walk({}, (Scene("", TWO),)),
+    "docs/fleet.md": Walk(),
+    "docs/fleet-commands.md": Walk(
+        {"warmroute down --fleet 8000": NotHere("needs a fleet of a cluster; tests/chaos/test_fleet_nodes.py has one")},
+        (Scene("", ("warmroute up --no-ray --simulated --replicas 3",)),),
+    ),
+    "docs/bench.md": Walk({}, (Scene("", ROUTED),)),
+    "docs/analyze.md": Walk(
+        {},
+        (
+            Scene("", (*TWO, "python -m tests.docs.traces agents agents.jsonl.gz")),
+            Scene("warmroute analyze requests.log", (asked(4),)),
+        ),
+    ),
+    "docs/simulate.md": Walk({}, (Scene("", ("python -m tests.docs.traces conversations conversation.jsonl",)),)),
+    "docs/incident.md": Walk(
+        {"warmroute events record": RECORDER, "warmroute simulate": Ends((0, 1))},
+        (
+            Scene("", (simulated("10.0.0.1", 8000), simulated("10.0.0.2", 8000))),
+            Scene("warmroute simulate", (asked(20), "end warmroute events record")),
+        ),
+    ),
+}
+
+ELSEWHERE = {
+    "docs/benchmarks.md": "takes an hour; tests/bench has a small run of each part",
+    "docs/fleet-file.md": "the file asks for GPUs; tests/fleet/test_plan_file.py reads the very file",
+    "docs/gpu.md": "needs a GPU; tests/gpu/test_run.py runs all of it in small on a CPU",
+    "docs/images.md": "needs a container engine; tests/images runs the Dockerfile without one",
+    "docs/install.md": "installs gigabytes; tests/images does it for its images",
+    "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
+    "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",
+}
