@@ -11,7 +11,19 @@ from tests.docs.pages import FENCE, PAGES, ROOT, WITH_LINKS, anchors, name_of
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")  # in code, manifests and messages
 README_LINES, PAGE_LINES = 200, 350
-SOURCES = ("api", "events", "fleet", "k8s", "kernels", "lab", "monitoring", "replica", "router", "Dockerfile", "Makefile")
+SOURCES = (
+    "api",
+    "events",
+    "fleet",
+    "k8s",
+    "kernels",
+    "lab",
+    "monitoring",
+    "replica",
+    "router",
+    "Dockerfile",
+    "Makefile",
+)
 
 
 def dangling(page: Path) -> list[str]:
@@ -43,7 +55,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", WITH_LINKS, ids=name_of)
 def test_anchors_on_the_same_page_exist(page: Path) -> None:
     text = page.read_text()
-    assert [link for link in LINK.findall(FENCE.sub("", text)) if link[0] == "#" and link[1:] not in anchors(text)] == []
+    assert [
+        link for link in LINK.findall(FENCE.sub("", text)) if link[0] == "#" and link[1:] not in anchors(text)
+    ] == []
 
 
 def test_a_link_to_nothing_would_be_noticed(tmp_path: Path) -> None:
@@ -53,9 +67,17 @@ def test_a_link_to_nothing_would_be_noticed(tmp_path: Path) -> None:
 
 
 def test_pages_named_in_code_and_manifests_exist() -> None:
-    files = [file for name in SOURCES for file in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
-    texts = {name_of(file): file.read_text() for file in files if file.suffix not in (".pyc", ".so", ".png") and file.is_file()}
-    wrong = {name: link for name, text in texts.items() for link in NAMED.findall(text) if not leads_somewhere(ROOT, link)}
+    files = [
+        file for name in SOURCES for file in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+    ]
+    texts = {
+        name_of(file): file.read_text()
+        for file in files
+        if file.suffix not in (".pyc", ".so", ".png") and file.is_file()
+    }
+    wrong = {
+        name: link for name, text in texts.items() for link in NAMED.findall(text) if not leads_somewhere(ROOT, link)
+    }
     assert wrong == {}
 
 

@@ -13,7 +13,9 @@ from tests.docs.reader import masked
 from tests.docs.walks import ELSEWHERE, WALKS, NotHere
 
 TO_RUN = {
-    name_of(page): [command.line for command in commands_of(page.read_text()) if not PRINTS_THE_SAME.fullmatch(command.line)]
+    name_of(page): [
+        command.line for command in commands_of(page.read_text()) if not PRINTS_THE_SAME.fullmatch(command.line)
+    ]
     for page in PAGES
 }
 needs_namespaces = pytest.mark.skipif(
@@ -32,7 +34,9 @@ def test_no_walk_names_a_command_that_its_page_does_not_have() -> None:
     for page, walk in WALKS.items():
         scenes = [line for scene in walk.scenes for line in scene.commands]
         named = [*walk.how, *(scene.before for scene in walk.scenes), *walk.shows]
-        assert [name for name in named if not any(line.startswith(name) for line in [*TO_RUN[page], *scenes])] == [], page
+        assert [name for name in named if not any(line.startswith(name) for line in [*TO_RUN[page], *scenes])] == [], (
+            page
+        )
 
 
 def test_most_commands_run() -> None:

@@ -44,7 +44,12 @@ UP = Serves("Ctrl-C ends everything")
 REPLICA = Serves("ready on http")
 ROUTER = Serves("router on http")
 RECORDER = Serves("")
-EVERYWHERE: dict[str, How] = {"make up": UP, "warmroute up": UP, "warmroute replica": REPLICA, "warmroute router": ROUTER}
+EVERYWHERE: dict[str, How] = {
+    "make up": UP,
+    "warmroute up": UP,
+    "warmroute replica": REPLICA,
+    "warmroute router": ROUTER,
+}
 
 NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at its address")
 NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
