@@ -1,4 +1,4 @@
-"""`python -m tests.docs.reader PAGE`: runs a page's commands one after the other, as a reader would, in an empty folder.
+"""`python -m tests.docs.reader PAGE`: run a page's commands in their order, as a reader would, in an empty folder.
 
 It is meant to run in a network namespace of its own, so that the ports and addresses of the pages are free.
 """
@@ -162,7 +162,7 @@ def walk(name: str, shell: Shell) -> None:
 
 
 def how_to(line: str, page: Walk) -> How:
-    known = EVERYWHERE | page.how
+    known = {**EVERYWHERE, **page.how}
     names = [name for name in known if line.startswith(name)]
     return known[max(names, key=len)] if names else Ends((0,))
 

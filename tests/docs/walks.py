@@ -3,11 +3,13 @@
 A command is named by how its line begins. One that is not named here runs as it is, and has to end with status 0.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
 class Serves(NamedTuple):
-    """It runs on, and serves once it has printed this. The reader ends it before another one of the page that begins alike."""
+    """It serves once it has printed this, and runs until the page has another command that begins alike."""
 
     says: str
 
@@ -35,7 +37,7 @@ class Scene(NamedTuple):
 
 
 class Walk(NamedTuple):
-    how: dict[str, How] = {}
+    how: Mapping[str, How] = MappingProxyType({})
     scenes: tuple[Scene, ...] = ()
     shows: tuple[str, ...] = ()  # commands whose output is what the page shows, but for numbers and made-up text
 
@@ -55,7 +57,8 @@ NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at i
 NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
 NO_CLUSTER = NotHere("needs a cluster; tests/router/test_kubernetes_real.py runs it against an API server")
 NO_TERMINAL = NotHere("needs a terminal; tests/router/top drives it in one")
-QUESTION = '{"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "Why is a warm cache faster than a cold one?"}]}'
+MESSAGES = '[{"role": "user", "content": "Why does a warm cache answer sooner than a cold one?"}]'
+QUESTION = f'{{"model": "demo", "max_tokens": 4, "messages": {MESSAGES}}}'
 
 
 def simulated(host: str, port: int, events: int = 5557, name: str = "demo") -> str:
