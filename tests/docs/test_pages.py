@@ -68,14 +68,14 @@ def real_output(command: str) -> str:
 
 
 def help_pasted_in_pages() -> list[tuple[str, str]]:
-    """With what `warmroute size` computes: that is the same everywhere, too."""
+    """Find the pasted runs that print the same on every machine: help, and `warmroute size`."""
     runs = [run for page in PAGES for run in pasted_runs(page.read_text())]
     return [(command, output) for command, output in runs if PRINTS_THE_SAME.fullmatch(command)]
 
 
 @pytest.mark.parametrize(("command", "pasted"), help_pasted_in_pages())
 def test_pasted_help_is_the_real_output(command: str, pasted: str) -> None:
-    assert pasted.strip() == real_output(command).strip()
+    assert pasted.strip() == real_output(command).strip(), "run `python -m tests.docs.paste`"
 
 
 def test_a_page_shows_the_help() -> None:

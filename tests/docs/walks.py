@@ -1,4 +1,4 @@
-"""What a reader finds around the commands of each page, and which of them cannot run in a test, with the reason.
+"""The scene of each page's commands, and those that cannot run in a test, with the reason.
 
 A command is named by how its line begins. One that is not named here runs as it is, and has to end with status 0.
 """
