@@ -30,7 +30,7 @@ class Candidate(Struct):
 
 
 class Explanation(Struct):
-    """What is drawn of the answer of POST /explain; docs/router.md says what its fields mean."""
+    """What is drawn of the answer of POST /explain; docs/router-api.md says what its fields mean."""
 
     model: str
     policy: str

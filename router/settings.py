@@ -93,7 +93,7 @@ SETTINGS: dict[str, list[Setting]] = {
             TEXT,
             "URL|KEY=VALUE,...",
             "A replica: its URL alone, or url=URL and what it cannot say itself: name, model, engine (auto, warmroute, "
-            "vllm, sglang, openai), events, replay, topic, ... (docs/router.md). May be repeated.",
+            "vllm, sglang, openai), events, replay, topic, ... (docs/discovery.md). May be repeated.",
             multiple=True,
         ),
         Setting(

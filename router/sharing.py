@@ -1,4 +1,4 @@
-"""What prompts have begun alike of late, and which replicas hold it (docs/router.md says what the fields mean)."""
+"""What prompts have begun alike of late, and which replicas hold it (docs/router-api.md says what the fields mean)."""
 
 import asyncio
 import re

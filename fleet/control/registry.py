@@ -1,4 +1,4 @@
-"""The members as routers ask for them, by long polling (docs/router.md, "The registry")."""
+"""The members as routers ask for them, by long polling (docs/discovery.md, "The registry")."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
 """What labels and annotations of Kubernetes say of a replica, by keys that begin with `warmroute/`.
 
-A new key is one row here, and one in docs/router.md.
+A new key is one row here, and one in docs/discovery.md.
 """
 
 from collections.abc import Mapping

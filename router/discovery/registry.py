@@ -1,4 +1,4 @@
-"""Replicas that the fleet's registry knows, by long polling (docs/router.md, "The registry")."""
+"""Replicas that the fleet's registry knows, by long polling (docs/discovery.md, "The registry")."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The decision for a request that is not sent, block by block (docs/router.md says what the fields mean)."""
+"""The decision for a request that is not sent, block by block (docs/router-api.md says what the fields mean)."""
 
 import asyncio
 from collections.abc import Sequence

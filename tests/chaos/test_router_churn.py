@@ -65,7 +65,7 @@ class Holds(NamedTuple):
 
 
 class Registry:
-    """That of a fleet, as docs/router.md has it."""
+    """That of a fleet, as docs/discovery.md has it."""
 
     def __init__(self) -> None:
         self._version = 0

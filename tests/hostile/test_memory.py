@@ -201,7 +201,7 @@ def test_a_mirror_keeps_nothing_of_salts_whose_blocks_are_gone() -> None:
     assert len(mirror._contexts) <= 1024
 
 
-# ---- what docs/security.md says of sizes
+# ---- what docs/limits.md says of sizes
 
 
 @pytest.mark.parametrize(("replicas", "most_bytes"), [(2, 1650), (100, 1600 + 100 * 40)])

@@ -18,7 +18,7 @@ MEMBER = {"name": "a", "url": "http://h:1", "incarnation": 7, "draining": False,
 
 
 class FakeRegistry:
-    """What docs/router.md says of a registry."""
+    """What docs/discovery.md says of a registry."""
 
     def __init__(self, members: list[Any] | None = None, version: int = 1) -> None:
         self.version = version
