@@ -1,1 +1,1 @@
-"""The page that shows a fleet at work: its files, and what they ask for (docs/router-api.md says what the fields mean)."""
+"""The dashboard: its files, and the answers that they ask for (docs/router-api.md says what the fields mean)."""
