@@ -45,7 +45,8 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        Thread(target=self._read, daemon=True).start()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
         self._serving: dict[str, tuple[int, Path]] = {}
         self.run("set -m")  # what runs on has a process group of its own
 
@@ -103,6 +104,9 @@ class Shell:
         assert self._bash.stdin is not None
         self._bash.stdin.close()
         self._bash.wait(END_S)
+        self._reader.join(END_S)
+        assert self._bash.stdout is not None
+        self._bash.stdout.close()
 
     def _write(self, text: str) -> None:
         assert self._bash.stdin is not None

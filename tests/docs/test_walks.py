@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, PRINTS_THE_SAME, ROOT, commands_of, name_of
-from tests.docs.reader import masked
-from tests.docs.walks import ELSEWHERE, WALKS, NotHere
+from tests.docs.pages import PAGES, PRINTS_THE_SAME, ROOT, Command, commands_of, name_of
+from tests.docs.reader import compare, masked, opened, step
+from tests.docs.walks import ELSEWHERE, WALKS, NotHere, Walk
 
 TO_RUN = {
     name_of(page): [
@@ -54,6 +54,17 @@ def test_what_differs_from_run_to_run_is_not_compared() -> None:
     assert masked("  demo-0   26212  c9694098   ready   7s   0% 0") == masked("demo-1  1 00ff00aa  ready  12s  3% 4")
     assert masked('"content":"one"') == masked('"content":"two"')
     assert masked("demo-0 is ready after 4.1 s") != masked("demo-0 is gone after 4.1 s")
+
+
+def test_a_command_that_fails_or_prints_something_else_would_be_noticed(tmp_path: Path) -> None:
+    with opened(tmp_path) as shell:
+        step("word=kept", Walk(), shell)
+        assert "kept" in (step("echo $word", Walk(), shell) or "")
+        with pytest.raises(AssertionError, match="status 3: "):
+            step("(exit 3)", Walk(), shell)
+    compare(Command("warmroute up", "ready after 4 s"), "one\nready after 12 s\n")
+    with pytest.raises(AssertionError, match="does not print"):
+        compare(Command("warmroute up", "ready after 4 s"), "gone after 4 s")
 
 
 @pytest.mark.chaos
