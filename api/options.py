@@ -3,18 +3,26 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from api.settings import LARGEST, Setting, Table, Unusable
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _FILE = "api.options.file"  # where the context keeps the SettingsFile
+
+
+def option(flag: str, metavar: str, help: str, *, name: str | None = None, **rest: Any) -> Callable[[F], F]:
+    """Make an option that takes a value; its help shows the default, if it has one."""
+    rest = {"show_default": rest.get("default") is not None, **rest}
+    return click.option(flag, *([name] if name else []), metavar=metavar, help=help, **rest)
 
 
 class SettingOption(click.Option):

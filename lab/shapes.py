@@ -3,11 +3,13 @@
 Models are given as their makers' `config.json` gives them; memory as the makers of devices name it, in 10^9 bytes.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from replica.model.config import ModelConfig
+from api.settings import Unusable
+from replica.model.config import ModelConfig, read_config
 from replica.sizing import GIGABYTE
 
 DEVICES_GB = {
@@ -111,3 +113,16 @@ SHAPES = {
         qk_norm=True,
     ),
 }
+
+
+def shape_of(model: str) -> Shape:
+    """Return the shape of a well-known model, or of the one whose config.json or folder is named."""
+    if model in SHAPES:
+        return SHAPES[model]
+    folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
+    if not (folder / "config.json").is_file():
+        raise Unusable(f"{model!r} is no folder with a config.json and none of {', '.join(SHAPES)}; name one of them")
+    try:
+        return Shape(read_config(folder), 0)
+    except (OSError, ValueError) as error:
+        raise Unusable(str(error)) from error

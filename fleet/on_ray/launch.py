@@ -27,6 +27,7 @@ from fleet.on_ray.local import init, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
 from fleet.on_ray.settings import joined_environment
 from fleet.on_ray.watchdog import RayWatchdog
+from fleet.tasks import first
 
 CONNECT_S = 3.0
 JOIN_S = 15.0  # with a wrong token Ray waits forever
@@ -98,12 +99,8 @@ async def _until_the_end(watchdog: RayWatchdog) -> str | None:
         loop.add_signal_handler(number, end.set)
     threading.Thread(target=_read_to_the_end, args=(loop, end), daemon=True).start()
     over, ending = asyncio.create_task(watchdog.until_over()), asyncio.create_task(end.wait())
-    await asyncio.wait([over, ending], return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
-    if not end.is_set():
-        return over.result()
-    over.cancel()
-    return None
+    done = await first(over, ending)
+    return over.result() if over in done and not end.is_set() else None
 
 
 def _read_to_the_end(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ import click
 
 from fleet.commands.client import Fleet
 from fleet.plan import FleetPlan
+from fleet.tasks import first
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused
@@ -46,17 +47,14 @@ class Following:
         ending = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, ending.set)
-        tasks = [asyncio.create_task(self._follow()), asyncio.create_task(ending.wait())]
+        following = asyncio.create_task(self._follow())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await first(following, asyncio.create_task(ending.wait()))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._launcher.kill()  # it may be about to join a Ray that does not answer
             await self._launcher.close()
         if not ending.is_set():
-            tasks[0].result()  # raises the mistake of ours that has ended it
+            following.result()  # raises the mistake of ours that has ended it
         if self._joined_once:
             self._say("The fleet goes on.")
 

@@ -13,6 +13,7 @@ import msgspec
 from fleet.commands.client import Fleet
 from fleet.commands.view import View
 from fleet.plan import FleetPlan
+from fleet.tasks import first
 from fleet.up.launching import Launched, Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused, Unreachable
@@ -170,17 +171,10 @@ class Running:
         serving = asyncio.create_task(self._front.failed())
         following = asyncio.create_task(watcher.follow())
         keeping = asyncio.create_task(self._keep(watcher))
-        tasks = (serving, following, keeping)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._front.check()
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        done = await first(serving, following, keeping)
+        self._front.check()
+        for task in done:
+            task.result()
 
     async def _keep(self, watcher: Watcher) -> None:
         """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
@@ -198,13 +192,8 @@ class Running:
         launcher = self._job.launcher
         failed = asyncio.create_task(launcher.failed())
         away = asyncio.create_task(watcher.away_for(launcher.away_s))
-        try:
-            await asyncio.wait([failed, away], return_when=asyncio.FIRST_COMPLETED)
-            return failed.result() if failed.done() else f"no controller answers for {launcher.away_s:g} s"
-        finally:
-            for task in (failed, away):
-                task.cancel()
-            await asyncio.gather(failed, away, return_exceptions=True)
+        done = await first(failed, away)
+        return failed.result() if failed in done else f"no controller answers for {launcher.away_s:g} s"
 
     async def _begin_again(self, why: str, retries: Retries, plan: FleetPlan) -> None:
         assert self._started is not None
@@ -236,18 +225,12 @@ class Running:
         """Ended: a signal came first. CannotStart: the launcher said why it is over."""
         working = asyncio.create_task(wanted)
         ending = asyncio.create_task(self._ending.wait())
-        waits: list[asyncio.Task[Any]] = [working, ending, *([failing] if failing else [])]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            if failing is not None and failing.done():
-                raise CannotStart(failing.result())
-            raise Ended
-        finally:
-            for task in (working, ending):
-                task.cancel()
-            await asyncio.gather(working, ending, return_exceptions=True)
+        done = await first(working, ending, beside=failing)
+        if working in done:
+            return working.result()
+        if failing is not None and failing in done:
+            raise CannotStart(failing.result())
+        raise Ended
 
     # ---- the end
 
@@ -291,10 +274,4 @@ class Running:
     async def _unless_at_once(self, wanted: Coroutine[Any, Any, T]) -> T | None:
         working = asyncio.create_task(wanted)
         at_once = asyncio.create_task(self._at_once.wait())
-        await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)
-        at_once.cancel()
-        if working.done():
-            return working.result()
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-        return None
+        return working.result() if working in await first(working, at_once) else None

@@ -1,7 +1,6 @@
 """A trace as flat arrays, with an element for each full block of a prompt.
 
-Block numbers become dense, in order of first appearance. A number names its block and all that is before it; where a
-trace's own numbers do not (one number after two different ones), the beginnings are named anew.
+Block numbers become dense, in order of first appearance. A number names its block and all that is before it.
 """
 
 from collections import defaultdict
@@ -69,8 +68,6 @@ def accesses_of(trace: Trace) -> Accesses:
     full = [request.blocks[: request.input_tokens // size] for request in trace.requests]
     lengths = np.fromiter(map(len, full), np.int64, len(full))
     numbers, unique = _numbered(full, int(lengths.sum()))
-    if not _names_beginnings(numbers, lengths, unique):
-        numbers, unique = _numbered(_beginnings(full), len(numbers))
     return Accesses(size, numbers, lengths, input_tokens, unique)
 
 
@@ -79,27 +76,6 @@ def _numbered(full: Iterable[Sequence[int]], total: int) -> tuple[Integers, int]
     known: defaultdict[int, int] = defaultdict(count().__next__)
     numbers = np.fromiter(map(known.__getitem__, chain.from_iterable(full)), np.int64, total)
     return numbers, len(known)
-
-
-def _names_beginnings(numbers: Integers, lengths: Integers, unique: int) -> bool:
-    """True if each block follows the same block wherever it appears."""
-    if not len(numbers):
-        return True
-    before = np.concatenate(([NOTHING], numbers[:-1]))
-    starts = (np.cumsum(lengths) - lengths)[lengths > 0]
-    before[starts] = NOTHING
-    parents = np.empty(unique, np.int64)
-    parents[numbers] = before
-    return bool((parents[numbers] == before).all())
-
-
-def _beginnings(full: Iterable[Sequence[int]]) -> Iterable[list[int]]:
-    known: defaultdict[tuple[int, int], int] = defaultdict(count().__next__)
-    for blocks in full:
-        named: list[int] = []
-        for block in blocks:
-            named.append(known[named[-1] if named else NOTHING, block])
-        yield named
 
 
 def _within(lengths: Integers) -> Integers:

@@ -17,6 +17,10 @@ from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
 LATE_LIMIT_S = 0.02
+IN_ROWS = (
+    *("talk", "turn", "is_warm_up", "intended_s", "sent_s", "first_s", "end_s", "status", "error"),
+    *("prompt_tokens", "output_tokens", "cached_tokens", "replica"),
+)
 
 
 class Machine(Struct, frozen=True):
@@ -49,51 +53,17 @@ class Result(Struct, frozen=True):
     warnings: list[str]
 
 
-class Row(Struct, frozen=True):
-    """One request in a file, without its many `gaps_s`."""
-
-    endpoint: int
-    round: int
-    talk: str
-    turn: int
-    warm_up: bool
-    intended_s: float
-    sent_s: float
-    first_s: float | None
-    end_s: float
-    status: int | None
-    error: str | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
-    replica: str | None
-
-
 class WithRequests(Struct, frozen=True):
     """The content of `--output`."""
 
     result: Result
-    requests: list[Row]
+    requests: list[dict[str, Any]]
 
 
-def row(endpoint: int, number: int, outcome: Outcome) -> Row:
-    return Row(
-        endpoint,
-        number,
-        outcome.talk,
-        outcome.turn,
-        outcome.is_warm_up,
-        outcome.intended_s,
-        outcome.sent_s,
-        outcome.first_s,
-        outcome.end_s,
-        outcome.status,
-        outcome.error,
-        outcome.prompt_tokens,
-        outcome.output_tokens,
-        outcome.cached_tokens,
-        outcome.replica,
-    )
+def row(endpoint: int, number: int, outcome: Outcome) -> dict[str, Any]:
+    """One request in a file, without its many `gaps_s`."""
+    fields = {"warm_up" if name == "is_warm_up" else name: getattr(outcome, name) for name in IN_ROWS}
+    return {"endpoint": endpoint, "round": number, **fields}
 
 
 def machine() -> Machine:

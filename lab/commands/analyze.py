@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from api.options import option
 from api.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.plots import check_plot
-from lab.shapes import SHAPES
+from lab.shapes import SHAPES, shape_of
 from lab.trace.formats import BadTrace
 from lab.trace.requests import Trace
 from lab.writing import check_file, write_whole
-from replica.model.config import read_config
 from replica.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
@@ -26,26 +26,25 @@ NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("path", metavar="FILE", type=FILE)
-@click.option(
+@option(
     "--target-hit-rate",
-    "target",
+    "SHARE",
+    "Of what a cache without an end finds; how much cache does that take?",
+    name="target",
     type=SHARE,
     default=0.9,
-    show_default=True,
-    metavar="SHARE",
-    help="Of what a cache without an end finds; how much cache does that take?",
 )
-@click.option("--capacity-tokens", type=click.IntRange(1), metavar="C", help="The cache there is; what does it find?")
-@click.option("--kv-bytes-per-token", "kv_bytes", type=click.IntRange(1), metavar="N", help="To show caches in GB.")
-@click.option("--model", metavar="NAME", help=f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
-@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the trace, if it cannot be found out.")
-@click.option("--plot", "plot_path", type=NEW_FILE, metavar="FILE", help="Draw hit rate over cache: .png or .svg.")
-@click.option(
+@option("--capacity-tokens", "C", "The cache there is; what does it find?", type=click.IntRange(1))
+@option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
+@option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
+@option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
+@option("--plot", "FILE", "Draw hit rate over cache: .png or .svg.", name="plot_path", type=NEW_FILE)
+@option(
     "--order",
-    "order_path",
+    "FILE",
+    "Write an order for a batch: a request id (of a log) or line number (of a trace) on each line.",
+    name="order_path",
     type=NEW_FILE,
-    metavar="FILE",
-    help="Write an order for a batch: a request id (of a log) or line number (of a trace) on each line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
@@ -128,18 +127,7 @@ def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
 
 
 def _kv_bytes(model: str) -> int:
-    if model in SHAPES:
-        config = SHAPES[model].config
-    else:
-        folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
-        if not (folder / "config.json").is_file():
-            raise Unusable(
-                f"{model!r} is no folder with a config.json and none of {', '.join(SHAPES)}; name one of them"
-            )
-        try:
-            config = read_config(folder)
-        except (OSError, ValueError) as error:
-            raise Unusable(str(error)) from error
+    config = shape_of(model).config
     return kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
 
 

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from msgspec import Struct
 from rich.console import Console
 
+from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
 from lab.bench.live import Live
@@ -72,92 +73,85 @@ class Asked(Struct, kw_only=True, frozen=True):
 
 @click.command()
 @click.argument("url")
-@click.option("--model", metavar="NAME", help="The model.  [default: the only one that is served]")
-@click.option(
+@option("--model", "NAME", "The model.  [default: the only one that is served]")
+@option(
     "--workload",
+    "NAME",
+    f"What is asked: {', '.join(WORKLOADS)}.  [default: chatbot]",
     type=click.Choice(list(WORKLOADS)),
-    metavar="NAME",
-    help=f"What is asked: {', '.join(WORKLOADS)}.  [default: chatbot]",
 )
-@click.option("--trace", metavar="FILE", help="Ask what a trace or a router's request log has, at its times.")
-@click.option("--requests", type=AT_LEAST_1, metavar="N", help="Ask so often.  [default: 200; all of a trace]")
-@click.option("--for", "for_s", type=ABOVE_0, metavar="SECONDS", help="Begin nothing new after this time.")
-@click.option("--rate", type=ABOVE_0, metavar="R", help="Open loop: so many requests a second, answered or not.")
-@click.option(
+@option("--trace", "FILE", "Ask what a trace or a router's request log has, at its times.")
+@option("--requests", "N", "Ask so often.  [default: 200; all of a trace]", type=AT_LEAST_1)
+@option("--for", "SECONDS", "Begin nothing new after this time.", name="for_s", type=ABOVE_0)
+@option("--rate", "R", "Open loop: so many requests a second, answered or not.", type=ABOVE_0)
+@option(
     "--concurrency",
+    "C",
+    f"Closed loop: so many clients, each of which waits for its answer.  [default: {USUAL_CLIENTS}]",
     type=AT_LEAST_1,
-    metavar="C",
-    help=f"Closed loop: so many clients, each of which waits for its answer.  [default: {USUAL_CLIENTS}]",
 )
-@click.option(
-    "--arrivals",
-    type=click.Choice(list(GAPS)),
-    metavar="KIND",
-    help=f"How --rate is spread: {', '.join(GAPS)}.  [default: poisson]",
+@option(
+    "--arrivals", "KIND", f"How --rate is spread: {', '.join(GAPS)}.  [default: poisson]", type=click.Choice(list(GAPS))
 )
-@click.option("--speed", type=ABOVE_0, metavar="X", help="Replay a trace so many times as fast.  [default: 1]")
-@click.option(
+@option("--speed", "X", "Replay a trace so many times as fast.  [default: 1]", type=ABOVE_0)
+@option(
     "--warm-up",
-    metavar="N|SECONDS",
+    "N|SECONDS",
+    "What is asked first and not counted: 50 requests, or 10s for those of ten seconds.",
     default="0",
-    show_default=True,
-    help="What is asked first and not counted: 50 requests, or 10s for those of ten seconds.",
 )
-@click.option("--seed", type=int, metavar="K", default=0, show_default=True, help="Equal seeds ask the same.")
-@click.option(
-    "--max-tokens", type=AT_LEAST_1, metavar="N", help="Ask for answers of this length.  [default: as planned]"
-)
-@click.option("--turns", type=AT_LEAST_1, metavar="N", help="Of a conversation of multi-turn.  [default: 8]")
-@click.option(
-    "--think", "think_s", type=AT_LEAST_0, metavar="SECONDS", help="Between its turns, on average.  [default: 2]"
-)
+@option("--seed", "K", "Equal seeds ask the same.", type=int, default=0)
+@option("--max-tokens", "N", "Ask for answers of this length.  [default: as planned]", type=AT_LEAST_1)
+@option("--turns", "N", "Of a conversation of multi-turn.  [default: 8]", type=AT_LEAST_1)
+@option("--think", "SECONDS", "Between its turns, on average.  [default: 2]", name="think_s", type=AT_LEAST_0)
 @click.option("--shuffled", is_flag=True, help="The questions of batch in any order, not document by document.")
-@click.option(
+@option(
     "--api",
+    "NAME",
+    "chat: messages; completions: one text.  [default: chat]",
     type=click.Choice(["chat", "completions"]),
-    metavar="NAME",
-    help="chat: messages; completions: one text.  [default: chat]",
 )
 @click.option("--token-ids", is_flag=True, help="Send token ids to /v1/completions: lengths are exact.")
-@click.option(
+@option(
     "--vocabulary",
+    "N",
+    f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}]",
     type=click.IntRange(min=16),
-    metavar="N",
-    help=f"With --token-ids: all ids are below this.  [default: {USUAL_VOCABULARY}]",
 )
-@click.option(
+@option(
     "--tokens-per-word",
+    "X",
+    "What a word has in text.  [default: measured first]",
     type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
-    metavar="X",
-    help="What a word has in text.  [default: measured first]",
 )
-@click.option("--block-tokens", type=AT_LEAST_1, metavar="N", help="Of a trace's blocks, where the file does not tell.")
-@click.option("--ttft-limit", type=ABOVE_0, metavar="SECONDS", help="Goodput: how many first tokens came by then.")
-@click.option(
+@option("--block-tokens", "N", "Of a trace's blocks, where the file does not tell.", type=AT_LEAST_1)
+@option("--ttft-limit", "SECONDS", "Goodput: how many first tokens came by then.", type=ABOVE_0)
+@option(
     "--timeout",
-    "timeout_s",
+    "SECONDS",
+    "For a whole answer; it has failed then.  [default: 600]",
+    name="timeout_s",
+    show_default=False,
     type=ABOVE_0,
-    metavar="SECONDS",
     default=600.0,
-    help="For a whole answer; it has failed then.  [default: 600]",
 )
-@click.option(
+@option(
     "--api-key",
+    "KEY",
+    "Send this key. Better given as OPENAI_API_KEY: everybody's ps shows the command line.",
     envvar="OPENAI_API_KEY",
-    metavar="KEY",
-    help="Send this key. Better given as OPENAI_API_KEY: everybody's ps shows the command line.",
 )
-@click.option("--against", metavar="URL2", help="Compare: ask this endpoint the same, in turn with URL.")
-@click.option("--against-model", metavar="NAME", help="Its model.  [default: --model]")
-@click.option("--rounds", type=AT_LEAST_1, metavar="N", help=f"Of the comparison.  [default: {USUAL_ROUNDS}]")
+@option("--against", "URL2", "Compare: ask this endpoint the same, in turn with URL.")
+@option("--against-model", "NAME", "Its model.  [default: --model]")
+@option("--rounds", "N", f"Of the comparison.  [default: {USUAL_ROUNDS}]", type=AT_LEAST_1)
 @click.option(
     "--other-words",
     is_flag=True,
     help="Ask URL2 in other words of the same lengths, where both lead to the same caches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
-@click.option("--output", metavar="FILE", help="Write the JSON there, with a row for every request.")
-@click.option("--plot", metavar="FILE", help="Draw the times to first token: .png or .svg.")
+@option("--output", "FILE", "Write the JSON there, with a row for every request.")
+@option("--plot", "FILE", "Draw the times to first token: .png or .svg.")
 def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | None, **given: Any) -> int:
     """Ask an endpoint of the OpenAI API as users would, and measure what they would see.
 

@@ -2,7 +2,7 @@
 
 import click
 
-from api.options import SettingOption
+from api.options import SettingOption, option
 from api.settings import FiniteRange
 from fleet.display import progress
 from lab.doctor.asking import Asking, watched
@@ -29,13 +29,13 @@ class Failed(click.ClickException):
     envvar="WARMROUTE_ROUTER",
     help=f"Where the router listens.  [default: {DEFAULT_ROUTER}, unless --replica is given]",
 )
-@click.option(
+@option(
     "--replica",
-    "replica_urls",
+    "URL",
+    "A replica that no router knows, or that demands a key for its metrics. May be repeated.",
+    name="replica_urls",
     type=URL,
     multiple=True,
-    metavar="URL",
-    help="A replica that no router knows, or that demands a key for its metrics. May be repeated.",
 )
 @click.option(
     "--admin-key",
@@ -54,14 +54,14 @@ class Failed(click.ClickException):
     help="The key of the replicas named with --replica, and of the router where there is no --admin-key. "
     "Better given as WARMROUTE_API_KEY.",
 )
-@click.option(
+@option(
     "--for",
-    "for_s",
+    "SECONDS",
+    "How long to look.",
+    name="for_s",
     type=FiniteRange(min=0.5, max=3600),
-    metavar="SECONDS",
     default=10.0,
     show_default="10",
-    help="How long to look.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with all figures.")
 def doctor(

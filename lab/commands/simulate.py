@@ -8,6 +8,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from api.options import option
 from api.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.incident import report as incident
@@ -66,49 +67,25 @@ class Named(click.ParamType[tuple[str, str]]):
 
 
 @click.command()
-@click.option("--trace", "path", type=FILE, metavar="FILE", help="The requests.")
-@click.option(
-    "--replicas",
-    type=click.IntRange(1, 1024),
-    default=DEFAULT_REPLICAS,
-    show_default=True,
-    metavar="N",
-    help="How many.",
-)
-@click.option(
+@option("--trace", "FILE", "The requests.", name="path", type=FILE)
+@option("--replicas", "N", "How many.", type=click.IntRange(1, 1024), default=DEFAULT_REPLICAS)
+@option(
     "--capacity-tokens",
+    "C",
+    "Tokens of KV cache in each replica (warmroute size says how many).",
     type=click.IntRange(1),
     default=DEFAULT_CAPACITY_TOKENS,
-    show_default=True,
-    metavar="C",
-    help="Tokens of KV cache in each replica (warmroute size says how many).",
 )
-@click.option(
-    "--prefill-rate",
-    type=RATE,
-    default=DEFAULT_PREFILL_TOKENS_PER_S,
-    show_default=True,
-    metavar="R",
-    help="Tokens/s that a replica prefills.",
-)
-@click.option(
-    "--decode-rate",
-    type=RATE,
-    default=DEFAULT_DECODE_TOKENS_PER_S,
-    show_default=True,
-    metavar="R",
-    help="Tokens/s of one answer.",
-)
-@click.option(
-    "--load", type=PACE, metavar="RHO", help="Change the pace: prompts come at RHO x N x R tokens/s, cached or not."
-)
-@click.option("--speed", type=PACE, metavar="X", help="Change the pace: X times as fast as the trace.")
-@click.option(
+@option("--prefill-rate", "R", "Tokens/s that a replica prefills.", type=RATE, default=DEFAULT_PREFILL_TOKENS_PER_S)
+@option("--decode-rate", "R", "Tokens/s of one answer.", type=RATE, default=DEFAULT_DECODE_TOKENS_PER_S)
+@option("--load", "RHO", "Change the pace: prompts come at RHO x N x R tokens/s, cached or not.", type=PACE)
+@option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
+@option(
     "--policy",
-    "policies",
+    "P,...",
+    f"Of {', '.join(POLICIES)}.  [default: {','.join(DEFAULT_POLICIES)}]",
+    name="policies",
     type=Names(tuple(POLICIES)),
-    metavar="P,...",
-    help=f"Of {', '.join(POLICIES)}.  [default: {','.join(DEFAULT_POLICIES)}]",
 )
 @click.option(
     "--model",
@@ -120,24 +97,29 @@ class Named(click.ParamType[tuple[str, str]]):
 @click.option(
     "--eviction", type=click.Choice(list(POOLS)), default="lru", show_default=True, help="Which blocks go first."
 )
-@click.option("--coarsen", type=click.IntRange(1), default=1, metavar="K", help="Blocks K times as large.")
-@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the trace, if it cannot be found out.")
-@click.option("--jitter", type=SECONDS, default=0.0, metavar="S", help="Delay each arrival by up to S seconds.")
-@click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="K", help="Runs, each with its own chance.")
+@option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=click.IntRange(1), default=1)
+@option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
+@option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
+@option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
 @click.option("--no-events", is_flag=True, help="Replicas say nothing; the router knows what it did.")
 @click.option("--no-optimistic", is_flag=True, help="What is on its way counts for nothing until events tell of it.")
-@click.option("--event-delay", type=SECONDS, default=0.0, metavar="S", help="Events come S seconds late.")
-@click.option("--event-loss", type=SHARE, default=0.0, metavar="P", help="Batches lost, and repaired at the next.")
-@click.option(
-    "--rate-error", type=SHARE, default=0.0, metavar="P", help="Half of the replicas overstate their rate, half do not."
+@option("--event-delay", "S", "Events come S seconds late.", show_default=False, type=SECONDS, default=0.0)
+@option("--event-loss", "P", "Batches lost, and repaired at the next.", show_default=False, type=SHARE, default=0.0)
+@option(
+    "--rate-error",
+    "P",
+    "Half of the replicas overstate their rate, half do not.",
+    show_default=False,
+    type=SHARE,
+    default=0.0,
 )
-@click.option("--routers", type=click.IntRange(1, 64), default=1, metavar="N", help="Side by side, by turns.")
-@click.option("--recording", type=FILE, metavar="FILE", help="Replay: what the replicas' events were.")
-@click.option("--requests", "log", type=FILE, metavar="LOG", help="Replay: the router's request log.")
-@click.option("--source", "sources", type=Named(), multiple=True, metavar="NAME=ENDPOINT", help="Replay: who was who.")
+@option("--routers", "N", "Side by side, by turns.", show_default=False, type=click.IntRange(1, 64), default=1)
+@option("--recording", "FILE", "Replay: what the replicas' events were.", type=FILE)
+@option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
+@option("--source", "NAME=ENDPOINT", "Replay: who was who.", name="sources", type=Named(), multiple=True)
 @click.option("--no-bounds", is_flag=True, help="Leave out what no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE", help="Draw TTFT: .png or .svg.")
+@option("--plot", "FILE", "Draw TTFT: .png or .svg.", name="plot_path", type=click.Path(path_type=Path))
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -261,10 +243,10 @@ def _replay(
         raise Unusable("a replay needs both: --recording FILE and --requests LOG")
     if policies is not None and len(policies) > 1:
         raise Unusable(f"a replay asks one policy, not {len(policies)}: give --policy {policies[0]}")
-    for option in ctx.command.params:
-        given = ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in OF_REPLAY:
-            raise Unusable(f"{option.opts[0]} changes nothing in a replay; leave it out")
+    for each in ctx.command.params:
+        given = ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+        if given and each.name not in OF_REPLAY:
+            raise Unusable(f"{each.opts[0]} changes nothing in a replay; leave it out")
     with progress("replaying", 100) as tell:
         told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
     click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))

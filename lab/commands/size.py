@@ -1,15 +1,14 @@
 """`warmroute size`: what `warmroute size` is told, and how it shows its answer."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import msgspec
 
+from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from lab.shapes import DEVICES_GB, SHAPES, Shape
+from lab.shapes import DEVICES_GB, shape_of
 from lab.size import MEGABYTE, DoesNotFit, Format, Room, Size, gigabytes, size_of
-from replica.model.config import read_config
 from replica.sizing import GIGABYTE
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
@@ -18,50 +17,30 @@ COMPUTED = ("float32", "bfloat16", "float16")
 
 @click.command()
 @click.argument("model")
-@click.option("--device", type=click.Choice(list(DEVICES_GB)), metavar="NAME", help=f"{', '.join(DEVICES_GB)}.")
-@click.option("--memory-gb", type=ABOVE_0, metavar="GB", help="The device's memory, instead of --device.")
-@click.option("--kv-gb", type=ABOVE_0, metavar="GB", help="Memory for KV alone, instead of both.")
-@click.option(
+@option("--device", "NAME", f"{', '.join(DEVICES_GB)}.", type=click.Choice(list(DEVICES_GB)))
+@option("--memory-gb", "GB", "The device's memory, instead of --device.", type=ABOVE_0)
+@option("--kv-gb", "GB", "Memory for KV alone, instead of both.", type=ABOVE_0)
+@option(
     "--utilization",
+    "FRACTION",
+    "How much of the memory to use.  [default: 0.9]",
     type=FiniteRange(min=0, max=1, min_open=True),
-    metavar="FRACTION",
-    help="How much of the memory to use.  [default: 0.9]",
 )
-@click.option("--weights-gb", type=AT_LEAST_0, metavar="GB", help="What the weights take.  [default: computed]")
-@click.option("--workspace-gb", type=AT_LEAST_0, metavar="GB", help="What computing takes beside them.  [default: 0]")
-@click.option(
-    "--dtype", type=click.Choice(COMPUTED), metavar="TYPE", help=f"{', '.join(COMPUTED)}.  [default: the model's]"
-)
-@click.option(
+@option("--weights-gb", "GB", "What the weights take.  [default: computed]", type=AT_LEAST_0)
+@option("--workspace-gb", "GB", "What computing takes beside them.  [default: 0]", type=AT_LEAST_0)
+@option("--dtype", "TYPE", f"{', '.join(COMPUTED)}.  [default: the model's]", type=click.Choice(COMPUTED))
+@option(
     "--quantization",
+    "NAME",
+    f"Of the weights: {', '.join(QUANTIZATIONS)}.",
     type=click.Choice(QUANTIZATIONS),
-    metavar="NAME",
     default="none",
-    show_default=True,
-    help=f"Of the weights: {', '.join(QUANTIZATIONS)}.",
 )
-@click.option(
-    "--kv-dtype",
-    type=click.Choice([*COMPUTED, "fp8"]),
-    metavar="TYPE",
-    help="Of the KV: one of those, or fp8.  [default: --dtype]",
+@option(
+    "--kv-dtype", "TYPE", "Of the KV: one of those, or fp8.  [default: --dtype]", type=click.Choice([*COMPUTED, "fp8"])
 )
-@click.option(
-    "--block-size",
-    type=click.IntRange(1, 4096),
-    metavar="TOKENS",
-    default=16,
-    show_default=True,
-    help="Tokens in a block.",
-)
-@click.option(
-    "--tensor-parallel",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Devices that share the model.",
-)
+@option("--block-size", "TOKENS", "Tokens in a block.", type=click.IntRange(1, 4096), default=16)
+@option("--tensor-parallel", "N", "Devices that share the model.", type=click.IntRange(1, 1024), default=1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
 def size(
     model: str,
@@ -99,7 +78,7 @@ def size(
     """
     given = {"utilization": utilization, "weights": _bytes(weights_gb), "workspace": _bytes(workspace_gb)}
     room = _room(device, memory_gb, kv_gb, {name: value for name, value in given.items() if value is not None})
-    shape = _shape(model)
+    shape = shape_of(model)
     dtype = dtype or shape.config.dtype
     weights = dtype if quantization == "none" else quantization
     form = Format(weights, kv_dtype or dtype, block_size, tensor_parallel)
@@ -125,19 +104,6 @@ def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest
             raise Unusable(f"--kv-gb is what is left for KV, and {unused} would change nothing; leave that out")
         return Room(kv=kv_gb * GIGABYTE, **rest)
     return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
-
-
-def _shape(model: str) -> Shape:
-    if model in SHAPES:
-        return SHAPES[model]
-    folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
-    if not (folder / "config.json").is_file():
-        known = ", ".join(SHAPES)
-        raise Unusable(f"{model!r} is no folder with a config.json and none of {known}; name one of them")
-    try:
-        return Shape(read_config(folder), 0)
-    except (OSError, ValueError) as error:
-        raise Unusable(str(error)) from error
 
 
 def _way_out(room: Room) -> str:

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of
 from lab.analysis.curve import curve_of, with_headroom
 from lab.analysis.distances import hits_by_capacity, segments_of
 from lab.analysis.sharing import coarser, sharing_of
 from lab.analysis.whole import depth_first
+from lab.trace.naming import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import coarsened
 from tests.lab.analysis.trees import full_blocks, trace_of, traces
@@ -52,7 +54,8 @@ def test_a_prompt_shorter_than_a_block_has_none() -> None:
 
 def test_numbers_that_do_not_name_what_is_before_them_are_named_anew() -> None:
     """5 after 1 is not 5 after 2, and 7 twice in one prompt are two blocks."""
-    accesses = accesses_of(trace((1, 5), (2, 5), (1, 5), (7, 7)))
+    given = trace((1, 5), (2, 5), (1, 5), (7, 7))
+    accesses = accesses_of(replace(given, requests=beginnings_named(given.requests)))
     assert accesses.unique == 6
     assert sharing_of(accesses).reusable_blocks == 2
 
