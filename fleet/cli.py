@@ -27,10 +27,10 @@ except ImportError:
     sys.exit("\n".join(f"Error: {line}" for line in hidden))
 
 COMMANDS = {
-    "analyze": ("lab.commands.analyze:analyze", "Say how much prompts share, and what breaks it."),
-    "bench": ("lab.commands.bench:bench", "Ask an endpoint as users would, and measure what they would see."),
-    "doctor": ("lab.commands.doctor:doctor", "Say what is wrong with a running router, and which knob to turn."),
-    "down": ("fleet.commands.down:down", "End a fleet of this machine, or one that a controller elsewhere runs."),
+    "analyze": ("lab.commands.analyze:analyze", "Analyze how much prompts share, and what breaks it."),
+    "bench": ("lab.commands.bench:bench", "Send an endpoint requests as users would, and measure its latencies."),
+    "doctor": ("lab.commands.doctor:doctor", "Find out what is wrong with a router, and which setting to change."),
+    "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Keep new requests away from a replica, or let them come again."),
     "events": ("fleet.commands.events:events", "Read, check, record and replay the cache events of replicas."),
     "explain": ("router.cli:explain", "Show where a router would send a request now, and why."),
@@ -42,7 +42,7 @@ COMMANDS = {
     "router": ("router.cli:router", "Answer the OpenAI API from many replicas, each request from a warm cache."),
     "scale": ("fleet.commands.scale:scale", "Change how many replicas a model has."),
     "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
-    "size": ("lab.commands.size:size", "How much KV cache a model leaves room for on a device."),
+    "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
     "top": ("router.cli:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
     "up": (
@@ -188,7 +188,7 @@ def explain(error: ImportError) -> str | None:
 
 
 def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None:
-    """Find the dependency that failed: the one that could not be imported, or the one whose import raised."""
+    """Find the dependency that failed to import."""
     names = [error.name or "", *(frame.f_globals.get("__name__", "") for frame in reversed(frames))]
     tops = (name.partition(".")[0] for name in names)
     dependencies = {*EXTRAS, *BASE_MODULES}

@@ -118,4 +118,4 @@ def bounded(plan: FleetPlan) -> FleetPlan:
     try:
         return _decode(encode(plan))
     except msgspec.ValidationError as error:
-        raise ValueError(f"the fleet cannot be as it is wanted: {error}") from error
+        raise ValueError(f"the plan cannot be used: {error}") from error

@@ -26,7 +26,7 @@ class Conflict:
     ours_wins: bool
 
     def describe(self, owners: Sequence[str], our_root: Path = OUR_ROOT) -> str:
-        """Say in one line who collides with us, and what to do."""
+        """Describe the conflict and the fix in one line."""
         if self.other_root == str(our_root):
             theirs = f"that of {', '.join(owners)}"
             return f"warmroute's {self.name} and {theirs} lie mixed in one folder, {our_root / self.name}. {FIX}"

@@ -121,7 +121,9 @@ def shape_of(model: str) -> Shape:
         return SHAPES[model]
     folder = Path(model).parent if Path(model).name == "config.json" else Path(model)
     if not (folder / "config.json").is_file():
-        raise Unusable(f"{model!r} is no folder with a config.json and none of {', '.join(SHAPES)}; name one of them")
+        raise Unusable(
+            f"{model!r} is neither a folder with a config.json nor one of {', '.join(SHAPES)}; name one of them"
+        )
     try:
         return Shape(read_config(folder), 0)
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from api.settings import Unusable
 def check_file(path: Path, option: str) -> None:
     """Before long work: whether a file can be there."""
     if not path.parent.is_dir():
-        raise Unusable(f"{option}: {str(path.parent)!r} is no folder; make it, or name another")
+        raise Unusable(f"{option}: {str(path.parent)!r} is not a folder; make it, or name another")
     if path.is_dir():
         raise Unusable(f"{option}: {str(path)!r} is a folder; name a file in it")
 

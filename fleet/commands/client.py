@@ -1,4 +1,4 @@
-"""Talks to the controller of a fleet over HTTP. What goes wrong is an error in one line that says what to do."""
+"""Talks to a fleet's controller over HTTP. Every failure is an error of one line that says what to do."""
 
 from msgspec import Struct
 

@@ -94,7 +94,7 @@ def end_here(fleets: Sequence[LocalFleet], now: bool) -> None:
 
 
 def ask_to_end(fleet: LocalFleet, now: bool) -> None:
-    """The second signal means: at once. So who has asked before only waits, unless it is to be now."""
+    """Send SIGTERM. A second one means at once, so a second `down` only waits, unless with --now."""
     if not fleet.ending:
         if is_running(fleet):
             record_fleet(
@@ -133,7 +133,7 @@ def wait_here(fleet: LocalFleet, now: bool) -> None:
 
 
 def ended(fleet: LocalFleet, killed: bool) -> str:
-    how = "was killed; what it had left is removed" if killed else "has ended"
+    how = "was killed; its files are removed" if killed else "has ended"
     if not fleet.found:
         return f"The fleet of port {fleet.port} {how}"
     goes_on = f"the fleet goes on: warmroute down --fleet {fleet.controller} ends it"

@@ -76,10 +76,10 @@ def drain(
 
 
 def _wait(fleet: Fleet, tell: Callable[[], Collection[str]], limit_s: float) -> Collection[str]:
-    """Until each was measured, after routers have heard of it, without a request; returns who that is.
+    """Wait until each replica is measured without a request, once routers know; return their names.
 
-    It is told again at each look, since more may come to a node meanwhile; and a controller that is away or does not
-    know its replicas yet may come back: who goes has nothing better to do than to wait for it.
+    The drain is repeated at each look, as more replicas may come to a node. A controller that does not answer, or does
+    not know its replicas yet, is waited for.
     """
     began_s = time.monotonic()
     seen: dict[str, tuple[float, ReplicaView]] = {}  # when it was seen first, and how

@@ -29,7 +29,7 @@ HeaderText = Annotated[str, Meta(pattern=r"\A[!-~]+\Z")]
 
 
 def _boot() -> str:
-    """Another one after every start of the machine: pids and times since the start begin anew then."""
+    """Identify this boot of the machine: pids and uptimes start again with each."""
     return _read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 

@@ -27,7 +27,7 @@ NOT_FOUND, UNAVAILABLE = 404, 503
     metavar="N",
     help="How many of the last lines.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is new, until Ctrl-C or until the replica is gone.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C, or until the replica is gone.")
 @fleet_options
 def logs(replica: str, lines: int, follow: bool, which: str | None, fleet_key: str | None) -> None:
     """Print the log of REPLICA, from whatever node it runs on; also that of the processes before this one.

@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 class Picture:
-    """To be printed, or shown anew and anew; as wide as the console is."""
+    """A fleet to print or redraw, as wide as the console."""
 
     def __init__(self, view: View, now_s: float, remark: str = "") -> None:
         self._view = view

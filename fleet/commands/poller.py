@@ -1,4 +1,4 @@
-"""Looks at a fleet again and again, also when its controller goes away and comes back, perhaps elsewhere."""
+"""Polls a fleet, also while its controller restarts, perhaps elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Poller:
-    """To be closed, or used as a context manager."""
+    """A fleet that is polled; to be closed, or used as a context manager."""
 
     def __init__(self, locate: Callable[[], Where]) -> None:
         self.why = ""  # why nobody answers
@@ -32,7 +32,7 @@ class Poller:
         return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
 
     def look(self) -> View | None:
-        """None while the controller does not answer."""
+        """Return the answer; None while the controller does not answer."""
         answer = self.ask(Fleet.answer)
         if answer is None:
             return None
@@ -40,7 +40,7 @@ class Poller:
         return self.fleet.read(answer)
 
     def ask(self, question: Callable[[Fleet], T]) -> T | None:
-        """None while the controller does not answer."""
+        """Return the answer; None while the controller does not answer."""
         try:
             answer = question(self.fleet)
         except Unreachable as error:

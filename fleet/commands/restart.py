@@ -42,7 +42,7 @@ def so_far(now: View, name: str, generation: int) -> Step:
     """Count the replicas of this generation, or a later one, that are ready."""
     model = now.model(name)
     if model is None:
-        raise click.ClickException(f"somebody has taken {name} out of the fleet meanwhile")
+        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
     mine = now.of(name)
     renewed = sum(replica.generation >= generation and replica.life in ("ready", "draining") for replica in mine)
     old = any(replica.generation < generation for replica in mine)

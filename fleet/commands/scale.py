@@ -33,7 +33,7 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
         before = poller.fleet.view()
         poller.fleet.scale(model, replicas)
         if no_wait:
-            click.echo(f"{model} is to have {replicas} replicas; see `warmroute status`")
+            click.echo(f"{model} is set to {replicas} replicas; see `warmroute status`")
             return
         follow(poller, before, model, f"Scaling {model}", lambda view: so_far(before, view, model, replicas))
     click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas any more")
@@ -43,10 +43,10 @@ def so_far(before: View, now: View, name: str, wanted: int) -> Step:
     """Scaling up, count the ready replicas; scaling down, those that have left."""
     model = now.model(name)
     if model is None:
-        raise click.ClickException(f"somebody has taken {name} out of the fleet meanwhile")
+        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
     if model.wanted != wanted:
         why = f": {model.autoscale_why}" if model.autoscale_why else ""
-        raise click.ClickException(f"{name} is to have {model.wanted} replicas now, and no longer {wanted}{why}")
+        raise click.ClickException(f"{name} was set to {model.wanted} replicas meanwhile, instead of {wanted}{why}")
     is_over = model.ready == wanted == model.replicas
     were = len(before.of(name))
     if were > wanted:

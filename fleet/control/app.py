@@ -190,7 +190,7 @@ TABLE = Table(ROUTES)
 
 
 def build_app(controller: Controller, key: str) -> Starlette:
-    """`key` is what those send who may change the fleet, or read its logs."""
+    """`key` is needed to change the fleet or read its logs."""
     holders = Holders(key)
     endpoints = Endpoints(controller, holders)
     app = Starlette(

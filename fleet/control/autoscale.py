@@ -1,6 +1,6 @@
 """Decides how many replicas a model should have, from their reports. `look` takes the time as an argument.
 
-More are wanted when a new prompt would wait for longer than the target, or when somebody waits at every replica because
+More are wanted when a new prompt would wait for longer than the target, or when every replica has a queue because
 its KV memory is full, for `up_after_s` without a break; one less when the others would be well off without it for
 `down_after_s`. What is not known changes nothing.
 """
@@ -51,7 +51,7 @@ class Demand(NamedTuple):
         return self.queued_tokens / (self.pace * replicas / self.replicas)
 
     def busy(self, replicas: int) -> float:
-        """The larger part that would be taken of prefill speed and KV memory, were there so many."""
+        """Estimate the larger load, of prefill speed and KV memory, with so many replicas."""
         return max(self.done_tokens_per_s / self.tokens_per_s, self.memory) * self.replicas / replicas
 
     def enough(self, target_s: float) -> int:
@@ -80,7 +80,7 @@ class Autoscaler:
         least, most = self.plan.min, self.plan.max
         if not least <= wanted <= most:
             self._forget()
-            self.why = f"it is to have between {least} and {most}"
+            self.why = f"it scales between {least} and {most} replicas"
             return min(max(wanted, least), most)
         known = self._fresh(reports, now_s)
         self._count(wanted, len(known), now_s)
@@ -157,7 +157,7 @@ class Autoscaler:
         return fewer
 
     def _forget(self) -> None:
-        """After a change everything is to be seen anew."""
+        """Restart all waits after a change."""
         self._short_since_s = self._ample_since_s = None
 
 
@@ -170,7 +170,7 @@ def why_slow(demand: Demand, target_s: float) -> str:
 
 
 def why_full(demand: Demand) -> str:
-    return f"somebody waits at every replica, and {demand.memory:.0%} of the KV memory is taken"
+    return f"every replica has a queue, and {demand.memory:.0%} of the KV memory is in use"
 
 
 def demand_of(reports: Sequence[Report]) -> Demand:

@@ -72,7 +72,7 @@ class Controller:
         self.look()
 
     def look(self) -> None:
-        """Something changed: decide anew."""
+        """Wake the loop to decide again."""
         self._wake.set()
 
     def why_scaled(self, model: str) -> str | None:
@@ -96,7 +96,7 @@ class Controller:
             self._begin(replica.task)
         for name in await self._hosts.there():
             if name not in self.reconciler.replicas:
-                log.warning("%s: runs, but is not wanted; it is stopped", name)
+                log.warning("%s: runs, but is not in the plan; stopping it", name)
                 stray = self._hosts.begin(Task(name=name, plan=ModelPlan(name=name, model=name)))
                 self._tasks[name] = asyncio.create_task(self._stop(name, stray, 0.0))
         return True
@@ -192,7 +192,7 @@ class Controller:
         except HostGone as error:
             replica = self.reconciler.replicas[name]
             if not replica.leaving:
-                log.warning("%s: %s; it is begun again", name, error)
+                log.warning("%s: %s; starting it again", name, error)
                 await asyncio.sleep(AGAIN_S)
             if replica.leaving:  # perhaps since a moment ago: `_leave` says when it is gone
                 return

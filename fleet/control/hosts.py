@@ -22,7 +22,7 @@ class Host(Protocol):
         ...
 
     async def stop(self, limit_s: float) -> None:
-        """Have the replica drain for so long at most, and end; returns when its process and the host are gone."""
+        """Drain the replica for `limit_s` at most, and end it; return when process and host are gone."""
         ...
 
     async def replace(self, why: str) -> None:
@@ -40,7 +40,7 @@ class Hosts(Protocol):
         ...
 
     async def there(self) -> list[str]:
-        """The names of the hosts that there are, also those that an earlier controller began."""
+        """Return the names of all hosts, including those of an earlier controller."""
         ...
 
     async def missing(self, task: Task) -> str | None:

@@ -33,9 +33,7 @@ class _Collector:
             wanted.add_metric([name], reconciler.count(name))
         yield wanted
         counts = Counter((each.task.plan.name, life(each)) for each in reconciler.replicas.values())
-        replicas = GaugeMetricFamily(
-            "warmroute_fleet:replicas", "Replicas by what goes on with them.", labels=["model", "life"]
-        )
+        replicas = GaugeMetricFamily("warmroute_fleet:replicas", "Replicas by their state.", labels=["model", "life"])
         for name in names:
             for each in LIVES:
                 replicas.add_metric([name, each], counts[name, each])
@@ -48,5 +46,5 @@ class _Collector:
                 starts.add_metric([replica.task.name], replica.report.starts)
         yield starts
         yield CounterMetricFamily(
-            "warmroute_fleet:hosts_replaced", "Hosts that were gone and begun again.", value=self._controller.replaced
+            "warmroute_fleet:hosts_replaced", "Hosts that were lost and started again.", value=self._controller.replaced
         )

@@ -164,7 +164,7 @@ class Reconciler:
             self.replicas[name].retired = ""
 
     def drain_node(self, node: str, wanted: bool = True) -> list[str]:
-        """Keep new requests away from what runs there, which is to go; returns who that is. Elsewhere they get some."""
+        """Keep new requests away from a node's replicas, until they start elsewhere; return their names."""
         there = [(each, each.report) for each in self.replicas.values() if each.report and each.report.node == node]
         for replica, report in there:
             replica.retired = report.host if wanted else ""
@@ -237,7 +237,7 @@ class Reconciler:
                 del self.replicas[replica.task.name]
 
     def _settle(self, model: str) -> None:
-        """Mark who leaves and add who is missing; an old one that serves leaves only when all others do."""
+        """Mark leaving replicas and add missing ones; a serving old one leaves only when all others serve."""
         count = self.count(model)
         new = [each for each in self._staying(model) if not self._is_old(each)]
         too_many = self._leave_the_worst(self._old(model), count) + self._leave_the_worst(new, count)
@@ -269,7 +269,7 @@ class Reconciler:
         return len(leaving)
 
     def _worst_first(self, replicas: list[Replica]) -> list[Replica]:
-        """Sort by who should leave first: not serving, older plan, least valuable cache, highest number."""
+        """Sort in the order of leaving: not serving, older plan, least valuable cache, highest number."""
         return sorted(
             replicas,
             key=lambda each: (each.serves, each.task.generation, cache_value(each.report), -_number(each.task.name)),

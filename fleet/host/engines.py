@@ -55,10 +55,10 @@ def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
             "give the node an IPv4 address"
         )
     if plan.engine == "vllm" and _program("vllm", plan) is None:
-        return "there is no program vllm on this node; install vLLM, or name its folder in environment = {PATH = '...'}"
+        return "this node has no program vllm; install vLLM, or name its folder in environment = {PATH = '...'}"
     if plan.engine == "sglang" and not _may_have_sglang(plan):
         return (
-            "there is no Python with sglang on this node; install SGLang, or name the folder of the Python that has it "
+            "this node has no Python with sglang; install SGLang, or name the folder of the Python that has it "
             "in environment = {PATH = '...'}"
         )
     return None
@@ -82,7 +82,7 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
 
 
 class _Ports(Struct, frozen=True):
-    """Free ones, but only until somebody else takes them; then the engine ends, and is started again with others."""
+    """Free ports; if another process takes one, the engine ends, and starts again with others."""
 
     http: int
     events: int

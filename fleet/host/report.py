@@ -21,7 +21,7 @@ class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """`version` grows with every report of one host; a host that was started anew begins again, with another `host`."""
+    """`version` grows with every report of one host; a restarted host has another `host`."""
 
     name: str
     host: str  # of this life of the host: another one after a restart

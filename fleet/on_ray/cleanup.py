@@ -46,7 +46,7 @@ def _process(pid: int) -> Process | None:
 
 
 def kill_session(session: int, but: int = 0) -> None:
-    """Until none of it is left; its own number stays taken for so long, so none but its processes can have it."""
+    """Kill a session's processes until none is left; meanwhile its number cannot be reused."""
     end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         living = [each.pid for each in processes() if each.session == session and each.pid != but and each.state != "Z"]
@@ -64,7 +64,7 @@ def clear_session(session: int) -> None:
 
 
 def clear_orphans(session: int) -> None:
-    """Clear what is left of a session whose leader has been reaped; one that has a leader is another's by now."""
+    """Clear the rest of a session whose leader was reaped; one with a leader is a new session."""
     if all(each.pid != session for each in processes()):
         clear_session(session)
 

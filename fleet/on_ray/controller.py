@@ -82,7 +82,7 @@ class Controller:
             return
         await self._store.keep_port(listener.getsockname()[1])
         if await self._controller.restore():
-            log.info("goes on with what an earlier controller was told")
+            log.info("goes on with the plan of an earlier controller")
         serving = Serving(self._controller, listener, self._key)
         await serving.start()
         log.info("serves at %s", serving.url)

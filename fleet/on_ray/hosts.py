@@ -1,4 +1,4 @@
-"""Hosts as Ray's actors: Ray places them, starts them anew on another node, and they outlive the controller."""
+"""Hosts as Ray's actors: Ray places and restarts them, and they outlive the controller."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Patience(NamedTuple):
 
 
 class RayHosts:
-    """`namespace` is Ray's; nobody else should have actors there."""
+    """`namespace` is Ray's, for this fleet alone."""
 
     def __init__(self, namespace: str, patience: Patience = Patience()) -> None:  # noqa: B008
         self._namespace = namespace
@@ -129,7 +129,7 @@ class RayHost:
         return HostLost(f"its actor cannot begin: {last_line(error)}")
 
     async def _last_words(self, actor: Actor) -> HostGone | HostLost:
-        """Ray says at once why one is dead, whatever it is asked for."""
+        """Return the error of a dead actor, which any call tells at once."""
         try:
             async with asyncio.timeout(GONE_WITHIN_S):
                 await actor.report.remote(None)
@@ -184,7 +184,7 @@ class RayHost:
         end_s = time.monotonic() + GONE_WITHIN_S
         while state_of(actor) != "DEAD":
             if time.monotonic() > end_s:
-                raise HostLost("Ray was told to kill its actor, and has not done so yet")
+                raise HostLost("Ray has not killed its actor yet")
             time.sleep(LOOK_S)
 
     async def replace(self, why: str) -> None:

@@ -124,7 +124,7 @@ def _join(order: Order, address: str, answers: Any) -> NoReturn:
     os.environ.update(joined_environment(os.environ))
     fix = f"set RAY_AUTH_MODE (it is {os.environ['RAY_AUTH_MODE']} here) and RAY_AUTH_TOKEN as they are there"
     check_address(address)
-    refused = f"the Ray at {address!r} lets nobody in within {JOIN_S:g} s; {fix}"
+    refused = f"the Ray at {address!r} does not accept this client within {JOIN_S:g} s; {fix}"
     hangs = threading.Timer(JOIN_S, _give_up, (answers, refused))
     hangs.start()
     connect(order, address, fix)
@@ -136,12 +136,12 @@ def _join(order: Order, address: str, answers: Any) -> NoReturn:
 
 def check_address(address: str) -> None:
     if "://" in address:
-        raise Failed(f"{address!r} is no address of a GCS; give HOST:PORT, usually with port 6379")
+        raise Failed(f"{address!r} is not the address of a GCS; give HOST:PORT, usually with port 6379")
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
-        raise Failed(f"{address!r} is no address of a Ray; give HOST:PORT, usually with port 6379, or auto")
+        raise Failed(f"{address!r} is not the address of a Ray; give HOST:PORT, usually with port 6379, or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
@@ -169,7 +169,7 @@ def explained(error: Exception, fix: str) -> str:
     if "Could not find any running Ray instance" in text:
         return "there is none on this machine; start one with `ray start --head`"
     if "node" in text and ("not find" in text or "expects this IP" in text):
-        return f"this machine is no node of it; run `ray start --address=...` here, or warmroute on a node ({text})"
+        return f"this machine is not one of its nodes; run `ray start --address=...` here, or use another node ({text})"
     return text
 
 
@@ -177,7 +177,7 @@ def explained(error: Exception, fix: str) -> str:
 
 
 def heal_controller(namespace: str) -> None:
-    """Have Ray start it anew if it hangs: Ray itself asks no actor whether it works."""
+    """Kill a controller that hangs, so that Ray restarts it: Ray checks no actors."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -190,7 +190,7 @@ def heal_controller(namespace: str) -> None:
         try:
             ray.get(actor.begun.remote(), timeout=HANGS_S)
         except GetTimeoutError:
-            _say(f"The controller gave no answer for {HANGS_S:g} s; it is killed, and Ray starts it anew")
+            _say(f"The controller did not answer for {HANGS_S:g} s; killing it, and Ray starts it again")
             ray.kill(actor, no_restart=False)
 
 

@@ -65,7 +65,7 @@ def keeps_a_store() -> bool:
 
 
 def start_gcs_again() -> int:
-    """Start the GCS that has died, on what it had kept and at the same port; returns its pid."""
+    """Restart the GCS on its state and port; return its pid."""
     from ray._private import worker
 
     with _STARTING:

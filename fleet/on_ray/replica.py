@@ -1,6 +1,6 @@
 """The actor of one replica: it has the replica as its child, keeps it running and reports.
 
-What it is given and what it answers are bytes where they are our own types: it may be older than who talks to it.
+Arguments and results of our own types are bytes: the actor may be older than its caller.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The environment that Ray is given: whatever it would guess is said, before it is imported."""
+"""The environment for Ray, set before its import so that it guesses nothing."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ _QUIET = {
 
 
 def local_environment(store: Path | None = None) -> dict[str, str]:
-    """Ray's settings for one of our own on this machine: on loopback alone, and with a token that nobody else has.
+    """Return the settings of a Ray of our own: on loopback only, with a random token.
 
     The GCS keeps its state in the folder `store`; without one the state ends with its process.
     """

@@ -1,4 +1,4 @@
-"""Keeps a Ray of our own going: a GCS that dies or hangs is started again in place, on the state that it had kept.
+"""Keeps a Ray of our own running: restarts a GCS that dies or hangs in place, on its state.
 
 Without its raylet a Ray has no workers, so that the raylet's end is the end of all of it: `warmroute up` begins anew.
 """

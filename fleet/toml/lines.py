@@ -1,7 +1,7 @@
-"""On which line of a TOML file each table and each key is: `tomllib` does not say.
+"""The line of each table and key of a TOML file, which `tomllib` does not tell.
 
-The text is one that tomllib takes; only what statements begin with is read here. What is in brackets after an equals
-sign is on the line of its key.
+The text is one that tomllib takes; only the beginning of each statement is read here. A value in brackets has the line
+of its key.
 """
 
 import re

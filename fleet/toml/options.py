@@ -138,7 +138,7 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
         known += [name.replace("_", "-") for name in known if "-" in key]
         raise BadOption(
             key,
-            f"{key!r} is no setting of '{table.command}'; "
+            f"{key!r} is not a setting of '{table.command}'; "
             + nearest(key, known, f"`{table.command} --help` lists them"),
         )
     _refuse_own(setting, key, own)
@@ -155,7 +155,7 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
 
 def _refuse_own(setting: Setting, written: str, own: Mapping[str, str]) -> None:
     if setting.key in own:
-        raise BadOption(written, f"{written} is for the fleet to say; {own[setting.key]}")
+        raise BadOption(written, f"{written} is set by the fleet; {own[setting.key]}")
     if setting.secret:
         fix = f"export {setting.variable} instead"
         raise BadOption(written, f"{written} would stand on a command line, for everybody to read; {fix}")
@@ -164,7 +164,7 @@ def _refuse_own(setting: Setting, written: str, own: Mapping[str, str]) -> None:
 def _plain_words(options: Sequence[Any]) -> list[str]:
     for word in options:
         if not isinstance(word, str):
-            raise BadOption(None, f"{shown(word)} in options is no text; write {shown(str(word))}")
+            raise BadOption(None, f"{shown(word)} in options is not a text; write {shown(str(word))}")
     return list(options)
 
 
@@ -204,16 +204,16 @@ def _refuse_foreign(
     """Their parsers take the beginning of a name for all of it; those of one dash are short anyhow."""
     name = name.replace("_", "-")
     if name in own:
-        raise BadOption(key, f"{written} is for the fleet to say; {own[name]}")
+        raise BadOption(key, f"{written} is set by the fleet; {own[name]}")
     meant = next((each for each in own if each.startswith(name) and (abbreviated or len(each) <= SHORT)), None)
     if meant is not None:
-        raise BadOption(key, f"{written} can be taken for --{meant}, which is for the fleet to say; {own[meant]}")
+        raise BadOption(key, f"{written} can be taken for --{meant}, which is set by the fleet; {own[meant]}")
 
 
 def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
     """Yield the words of one option; a table becomes JSON."""
     if _FLAG.fullmatch(f"--{key}") is None:
-        raise BadOption(key, f"{key!r} is no option's name; write it without --, like max-model-len")
+        raise BadOption(key, f"{key!r} is not the name of an option; write it without --, like max-model-len")
     _refuse_foreign(key, key, key, own)
     name = key.replace("_", "-")
     match value:
@@ -237,7 +237,7 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
 
 
 def _items(key: str, values: list[Any]) -> Iterator[str]:
-    """Each is a word of its own: one that begins with a dash would be another option."""
+    """Yield a list's items as words; one that begins with a dash would be another option."""
     if not values:
         raise BadOption(key, f"{key} is []; write texts or numbers into the list, or leave it out")
     for item in values:

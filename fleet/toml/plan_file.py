@@ -224,11 +224,11 @@ def _check(table: ModelTable, note: Note) -> None:
     if table.tokenizer is not None and not os.path.isfile(os.path.join(table.tokenizer, "tokenizer.json")):
         note(f"tokenizer is {table.tokenizer!r}, which has no tokenizer.json; name the folder of one", "tokenizer")
     if table.chat_template is not None and not os.path.isfile(table.chat_template):
-        note(f"chat_template is {table.chat_template!r}, which is no file; name one in Jinja", "chat_template")
+        note(f"chat_template is {table.chat_template!r}, which is not a file; name a Jinja template", "chat_template")
     if (variable := table.api_key_env) is None:
         return
     if not _VARIABLE.fullmatch(variable):  # not quoted: it may be the key
-        note("api_key_env is no variable's name; write the name of a variable, not the key itself", "api_key_env")
+        note("api_key_env is not the name of a variable; write that name, not the key itself", "api_key_env")
     elif not os.environ.get(variable):
         note(f"api_key_env is {variable!r}, which is not set; export it, or name another", "api_key_env")
 
@@ -242,7 +242,7 @@ def _found(table: ModelTable, note: Note) -> str:
         MODEL.convert(model, None, None)
         return os.path.abspath(model) if os.path.isdir(model) else model
     except click.BadParameter:
-        why = "which is no folder"
+        why = "which is not a folder"
     except OSError as error:
         why = f"which cannot be looked at: {error.strerror}"
     note(f"model is {shown(model)}, {why}; name a folder, or ORG/NAME", "model")
@@ -273,7 +273,7 @@ def _resources(table: ModelTable, note: Note) -> Resources:
 
 def _custom(key: str, amount: object, note: Note) -> float:
     if key in OF_RAY or not key or not key.isprintable():
-        message = f"{key!r} is no resource of your own; write cpus or gpus, or another name"
+        message = f"{key!r} cannot be a custom resource; write cpus or gpus, or another name"
         note(message, "resources", "custom", key)
         return 1.0
     try:
@@ -286,7 +286,7 @@ def _custom(key: str, amount: object, note: Note) -> float:
 def _environment(table: ModelTable, note: Note) -> dict[str, str]:
     for key, value in table.environment.items():
         if not _VARIABLE.fullmatch(key):
-            note(f"{key!r} is no variable's name; write letters, digits and _", "environment", key)
+            note(f"{key!r} is not the name of a variable; write letters, digits and _", "environment", key)
         elif not isinstance(value, str):
             message = f"{key} is {shown(value)}; write it in quotes: {key} = {shown(shown(value))}"
             note(message, "environment", key)

@@ -13,8 +13,8 @@ SIMULATED = (
     "but batching, caching and the events about it are real.",
 )
 DEMO = (
-    "The demo model is small and was never trained, so it babbles; what computes,",
-    "caches and serves it is what serves every model.",
+    "The demo model is small and was never trained, so it babbles; the engine,",
+    "cache and server are those of every model.",
 )
 
 

@@ -199,7 +199,7 @@ def check_together(settings: Settings) -> None:
         raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
     if not settings.router and FLEET_KEY not in os.environ:
         raise click.UsageError(
-            f"--no-router needs a {FLEET_KEY} in the environment: who has it can change and end the fleet"
+            f"--no-router needs a {FLEET_KEY} in the environment: its holder can change and end the fleet"
         )
     if settings.ray and importlib.util.find_spec("ray") is None:
         raise click.ClickException(NO_RAY)

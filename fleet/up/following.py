@@ -80,7 +80,7 @@ class Following:
             return started
 
     async def _keep(self, fleet: Fleet) -> None:
-        """Until nobody answers for so long that nobody will."""
+        """Follow the file until the controller is gone."""
         watcher, heard_s = Watcher(fleet, self._say), time.monotonic()
         while True:
             await self._look_at_file()

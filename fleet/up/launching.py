@@ -161,7 +161,7 @@ class OnRay:
         if not self._local and await child.wait() == 0:  # it has done its work
             await asyncio.get_running_loop().create_future()
         answer = await self._answer(child)
-        return answer.message if isinstance(answer, Trouble) else "Ray's launcher said what nobody asked for"
+        return answer.message if isinstance(answer, Trouble) else "Ray's launcher sent an unexpected answer"
 
     async def _answer(self, child: asyncio.subprocess.Process) -> RayLaunched | Trouble:
         assert child.stdout is not None

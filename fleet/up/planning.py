@@ -34,7 +34,7 @@ def replica_config(model: str, engine: str, options: Sequence[str]) -> ReplicaCo
                 raise Unusable(f"{name} behind -- would be the same for every replica; leave it out")
         for word in options:
             if word.partition("=")[0] in ("--model", "--engine"):
-                raise Unusable(f"{word} behind -- is for the fleet to say; write --model or --simulated before the --")
+                raise Unusable(f"{word} behind -- is set by the fleet; write --model or --simulated before the --")
         return replica_config_from(ctx)
 
 
@@ -92,7 +92,7 @@ def settings_here() -> dict[str, str]:
 
 
 def router_config(plan: FleetPlan, host: str, port: int) -> RouterConfig:
-    """The router makes prompts as the replicas do, and has their key; who the replicas are only the registry says."""
+    """Return the router's configuration, with the replicas' tokenizers, templates and key, but no replicas."""
     own = ["--host", host, "--port", str(port)]
     with _without_environment(router, OWN_OF_ROUTER).make_context("warmroute router", [*plan.router, *own]) as ctx:
         config = router_config_from(ctx)

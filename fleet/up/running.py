@@ -1,4 +1,4 @@
-"""`warmroute up` at work: a controller, a router in front of its replicas, and somebody who watches."""
+"""Runs `warmroute up`: a controller, a router, and a watcher of the replicas."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Retries:
         self._began_s = self._now_s()
 
     def lost(self) -> None:
-        """The fleet is lost; one that had lasted leaves all tries to the next one."""
+        """Note that the fleet is lost; one that had run for a while gets all retries again."""
         if self._now_s() - self._began_s > SETTLED_S:
             self._count = 0
 
@@ -115,7 +115,7 @@ class Running:
                 await self._end()
 
     def stop(self) -> None:
-        """The first request drains; a second one comes from someone who does not want to wait."""
+        """Drain; a second call ends at once."""
         if not self._ending.is_set():
             self._ending.set()  # before anything is said: that may fail
             self._job.say("Ending when running requests are done; Ctrl-C again ends at once.")
@@ -201,10 +201,10 @@ class Running:
         while True:
             if (pause_s := retries.next_pause_s()) is None:
                 raise CannotStart(
-                    f"{why}\nThe fleet was begun again {job.launcher.retries:g} times, and was lost each time"
+                    f"{why}\nThe fleet was restarted {job.launcher.retries:g} times, and was lost each time"
                 )
             if why != said:
-                job.say(f"The fleet is lost: {why}\nIt is begun again; requests wait meanwhile.")
+                job.say(f"The fleet is lost: {why}\nStarting it again; requests wait meanwhile.")
                 said = why
             await asyncio.sleep(pause_s)
             try:
@@ -235,7 +235,7 @@ class Running:
     # ---- the end
 
     async def _end(self) -> None:
-        """Drain the front, then the replicas: so nobody refuses what the front has taken."""
+        """Drain the router, then the replicas, so that none refuses an accepted request."""
         job, began_s = self._job, asyncio.get_running_loop().time()
         if self._front is not None:
             cut = await self._unless_at_once(self._front.drain(job.drain_timeout_s))

@@ -57,7 +57,7 @@ class Watcher:
             self._away_since_s = None
 
     async def away_for(self, seconds: float) -> None:
-        """Wait until `follow` has heard nothing of the controller for so long."""
+        """Wait until the controller has not answered for so many seconds."""
         while self._away_since_s is None or time.monotonic() - self._away_since_s < seconds:
             await asyncio.sleep(LOOK_S)
 

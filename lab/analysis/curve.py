@@ -32,7 +32,7 @@ class Curve(Struct, frozen=True, eq=False):
         return self._found(blocks) * self.block_tokens / self.input_tokens
 
     def share(self, blocks: int) -> float:
-        """Tokens found, as a share of those that a cache without an end finds."""
+        """Tokens found, as a share of an unlimited cache's."""
         most = int(self.hits[-1])
         return self._found(blocks) / most if most else 1.0
 

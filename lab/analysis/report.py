@@ -86,11 +86,11 @@ def _block_sizes(sizes: list[Coarser]) -> Iterator[str]:
 
 def _breaks(breaks: Breaks | None) -> Iterator[str]:
     if breaks is None:
-        yield "What breaks sharing: not searched for, as a trace has no text"
+        yield "Faults: not searched for, as a trace has no text"
         yield NEED_PROMPTS
         return
     if breaks.without_body == breaks.requests:
-        yield "What breaks sharing: not searched for, as this log has no prompts"
+        yield "Faults: not searched for, as this log has no prompts"
         yield NEED_PROMPTS
         return
     yield "What breaks sharing" if breaks.findings else "What breaks sharing: nothing found"

@@ -12,7 +12,7 @@ TOO_MANY = 429
 
 
 class Goodput(Struct, frozen=True):
-    """Requests whose first token came in time; those that failed did not."""
+    """Requests whose first token came in time; failed ones do not count."""
 
     ttft_limit_s: float
     share: float

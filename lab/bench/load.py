@@ -109,7 +109,7 @@ class Load:
             asked.abandon()
 
     def _enough(self) -> None:
-        """Nothing more is sent, and nobody is waited for who is still thinking."""
+        """Send nothing more, and cancel the pauses of conversations."""
         self._is_over = True
         self._open -= len(self._timers)
         for timer in self._timers:

@@ -100,7 +100,7 @@ async def _only_model(endpoint: Endpoint) -> str:
         found: Any = msgspec.json.decode(body)
         models = [str(one["id"]) for one in found["data"]]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise CannotAsk(f"{url}/v1/models answers with what is no list of models; give --model") from error
+        raise CannotAsk(f"{url}/v1/models does not answer with a list of models; give --model") from error
     if len(models) != 1:
         named = ", ".join(models[:8]) or "no model"
         raise CannotAsk(f"{url} serves {named}; choose with --model")

@@ -1,4 +1,4 @@
-"""`warmroute analyze`: what it is told, and how it shows its answer."""
+"""The command `warmroute analyze`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +29,12 @@ NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 @option(
     "--target-hit-rate",
     "SHARE",
-    "Of what a cache without an end finds; how much cache does that take?",
+    "Share of an unlimited cache's hits; how much cache does that take?",
     name="target",
     type=SHARE,
     default=0.9,
 )
-@option("--capacity-tokens", "C", "The cache there is; what does it find?", type=click.IntRange(1))
+@option("--capacity-tokens", "C", "The size of your cache; how much does it hit?", type=click.IntRange(1))
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))

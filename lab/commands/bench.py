@@ -1,4 +1,4 @@
-"""`warmroute bench`: what it is told, and where its result goes."""
+"""The command `warmroute bench`."""
 
 import ipaddress
 import re
@@ -77,30 +77,30 @@ class Asked(Struct, kw_only=True, frozen=True):
 @option(
     "--workload",
     "NAME",
-    f"What is asked: {', '.join(WORKLOADS)}.  [default: chatbot]",
+    f"The kind of traffic: {', '.join(WORKLOADS)}.  [default: chatbot]",
     type=click.Choice(list(WORKLOADS)),
 )
-@option("--trace", "FILE", "Ask what a trace or a router's request log has, at its times.")
-@option("--requests", "N", "Ask so often.  [default: 200; all of a trace]", type=AT_LEAST_1)
-@option("--for", "SECONDS", "Begin nothing new after this time.", name="for_s", type=ABOVE_0)
-@option("--rate", "R", "Open loop: so many requests a second, answered or not.", type=ABOVE_0)
+@option("--trace", "FILE", "Replay a trace or a router's request log, at its times.")
+@option("--requests", "N", "How many requests to send.  [default: 200; all of a trace]", type=AT_LEAST_1)
+@option("--for", "SECONDS", "Send no new requests after this time.", name="for_s", type=ABOVE_0)
+@option("--rate", "R", "Open loop: requests a second, answered or not.", type=ABOVE_0)
 @option(
     "--concurrency",
     "C",
-    f"Closed loop: so many clients, each of which waits for its answer.  [default: {USUAL_CLIENTS}]",
+    f"Closed loop: clients that each wait for their answer.  [default: {USUAL_CLIENTS}]",
     type=AT_LEAST_1,
 )
 @option(
     "--arrivals", "KIND", f"How --rate is spread: {', '.join(GAPS)}.  [default: poisson]", type=click.Choice(list(GAPS))
 )
-@option("--speed", "X", "Replay a trace so many times as fast.  [default: 1]", type=ABOVE_0)
+@option("--speed", "X", "Replay a trace X times as fast.  [default: 1]", type=ABOVE_0)
 @option(
     "--warm-up",
     "N|SECONDS",
-    "What is asked first and not counted: 50 requests, or 10s for those of ten seconds.",
+    "First requests, not counted: 50 requests, or 10s for those of ten seconds.",
     default="0",
 )
-@option("--seed", "K", "Equal seeds ask the same.", type=int, default=0)
+@option("--seed", "K", "Equal seeds send equal requests.", type=int, default=0)
 @option("--max-tokens", "N", "Ask for answers of this length.  [default: as planned]", type=AT_LEAST_1)
 @option("--turns", "N", "Of a conversation of multi-turn.  [default: 8]", type=AT_LEAST_1)
 @option("--think", "SECONDS", "Between its turns, on average.  [default: 2]", name="think_s", type=AT_LEAST_0)
@@ -121,7 +121,7 @@ class Asked(Struct, kw_only=True, frozen=True):
 @option(
     "--tokens-per-word",
     "X",
-    "What a word has in text.  [default: measured first]",
+    "Tokens of a word of text.  [default: measured first]",
     type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
 )
 @option("--block-tokens", "N", "Of a trace's blocks, where the file does not tell.", type=AT_LEAST_1)
@@ -202,7 +202,7 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
 
 
 def _check(asked: Asked) -> None:
-    """Options that would change nothing are refused: whoever gave them expects otherwise."""
+    """Refuse options that would change nothing."""
     pointless: tuple[tuple[str, object, str, object], ...] = (
         ("--trace", asked.trace, "--workload", asked.workload),
         ("--trace", asked.trace, "--rate", asked.rate),
@@ -211,7 +211,7 @@ def _check(asked: Asked) -> None:
     )
     for one, is_given, other, value in pointless:
         if is_given is not None and value is not None:
-            raise Unusable(f"{other} goes not with {one}; leave one of them out")
+            raise Unusable(f"{other} cannot be used with {one}; leave one of them out")
     needs: tuple[tuple[str, object, str, object], ...] = (
         ("--speed", asked.speed, "--trace", asked.trace),
         ("--block-tokens", asked.block_tokens, "--trace", asked.trace),
@@ -239,7 +239,7 @@ def target_of(url: str) -> Target:
     try:
         return parse_target(root)
     except ValueError as error:
-        raise Unusable(f"{url!r} is no endpoint's URL; write http://HOST:PORT or https://HOST:PORT") from error
+        raise Unusable(f"{url!r} is not the URL of an endpoint; write http://HOST:PORT or https://HOST:PORT") from error
 
 
 def _tell_of_key(targets: Sequence[Target]) -> None:

@@ -72,7 +72,7 @@ def doctor(
     for_s: float,
     as_json: bool,
 ) -> int:
-    """Say what is wrong with a router and its replicas, by their live metrics, and which knob to turn.
+    """Find out what is wrong with a router and its replicas, by their live metrics, and which setting to change.
 
     It reads the metrics of the router and, through it, of its replicas twice, some seconds apart, and judges what
     happened in between; so look while there is traffic. Replicas whose metrics cannot be had are judged by the router

@@ -101,8 +101,8 @@ class Named(click.ParamType[tuple[str, str]]):
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
-@click.option("--no-events", is_flag=True, help="Replicas say nothing; the router knows what it did.")
-@click.option("--no-optimistic", is_flag=True, help="What is on its way counts for nothing until events tell of it.")
+@click.option("--no-events", is_flag=True, help="Replicas send no events; the router knows only its own requests.")
+@click.option("--no-optimistic", is_flag=True, help="Requests in flight count only once events report their blocks.")
 @option("--event-delay", "S", "Events come S seconds late.", show_default=False, type=SECONDS, default=0.0)
 @option("--event-loss", "P", "Batches lost, and repaired at the next.", show_default=False, type=SHARE, default=0.0)
 @option(
@@ -114,10 +114,17 @@ class Named(click.ParamType[tuple[str, str]]):
     default=0.0,
 )
 @option("--routers", "N", "Side by side, by turns.", show_default=False, type=click.IntRange(1, 64), default=1)
-@option("--recording", "FILE", "Replay: what the replicas' events were.", type=FILE)
+@option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
-@option("--source", "NAME=ENDPOINT", "Replay: who was who.", name="sources", type=Named(), multiple=True)
-@click.option("--no-bounds", is_flag=True, help="Leave out what no policy can beat.")
+@option(
+    "--source",
+    "NAME=ENDPOINT",
+    "Replay: a replica of the log, and its source.",
+    name="sources",
+    type=Named(),
+    multiple=True,
+)
+@click.option("--no-bounds", is_flag=True, help="Leave out the bounds that no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @option("--plot", "FILE", "Draw TTFT: .png or .svg.", name="plot_path", type=click.Path(path_type=Path))
 @click.pass_context
@@ -189,7 +196,7 @@ def simulate(
     if no_events and no_optimistic:
         raise Unusable("--no-events and --no-optimistic together leave nothing to go by; give one of them")
     if no_events and (event_delay or event_loss or rate_error):
-        raise Unusable("with --no-events nothing comes late, is lost or says a rate; leave out what says how")
+        raise Unusable("--event-delay, --event-loss and --rate-error change nothing with --no-events; leave them out")
     if model == "engine" and eviction != "lru":
         raise Unusable(f"--eviction {eviction} is simulated with --model fifo only")
     if plot_path is not None:

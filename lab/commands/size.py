@@ -1,4 +1,4 @@
-"""`warmroute size`: what `warmroute size` is told, and how it shows its answer."""
+"""The command `warmroute size`."""
 
 from collections.abc import Iterator
 
@@ -26,8 +26,8 @@ COMPUTED = ("float32", "bfloat16", "float16")
     "How much of the memory to use.  [default: 0.9]",
     type=FiniteRange(min=0, max=1, min_open=True),
 )
-@option("--weights-gb", "GB", "What the weights take.  [default: computed]", type=AT_LEAST_0)
-@option("--workspace-gb", "GB", "What computing takes beside them.  [default: 0]", type=AT_LEAST_0)
+@option("--weights-gb", "GB", "Memory of the weights.  [default: computed]", type=AT_LEAST_0)
+@option("--workspace-gb", "GB", "Memory for computing, beside the weights.  [default: 0]", type=AT_LEAST_0)
 @option("--dtype", "TYPE", f"{', '.join(COMPUTED)}.  [default: the model's]", type=click.Choice(COMPUTED))
 @option(
     "--quantization",
@@ -57,7 +57,7 @@ def size(
     tensor_parallel: int,
     as_json: bool,
 ) -> None:
-    """How much KV cache a model leaves room for on a device, computed from its shape; nothing is loaded.
+    """Compute how much KV cache fits beside a model on a device, from its shape; nothing is loaded.
 
     MODEL is a folder with a config.json, that file, or one of demo, llama-3-8b, llama-3-70b, mistral-7b, qwen2.5-7b,
     qwen3-0.6b.
@@ -101,7 +101,7 @@ def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest
     if kv_gb is not None:
         if rest.keys() - {"weights"}:
             unused = " and ".join(f"--{name}{'-gb' * (name == 'workspace')}" for name in rest if name != "weights")
-            raise Unusable(f"--kv-gb is what is left for KV, and {unused} would change nothing; leave that out")
+            raise Unusable(f"--kv-gb is the memory for KV alone: {unused} would change nothing; leave that out")
         return Room(kv=kv_gb * GIGABYTE, **rest)
     return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
 

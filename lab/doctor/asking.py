@@ -101,7 +101,7 @@ def _loaded(answer: httpx2.Response) -> Loaded | None:
 
 
 def watched(asking: Asking, for_s: float, tell: Callable[[int], None]) -> tuple[Look, list[Samples], Look]:
-    """Two looks, so many seconds apart, and the router's metrics in between; `tell` gets the seconds that are over."""
+    """Look twice, `for_s` apart, with the router's metrics in between; `tell` gets the elapsed seconds."""
     first = asking.look()
     end_s, between = first.at_s + for_s, []
     while (left_s := end_s - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Two looks become the figures that the rules judge by. Pure; a counter that fell was begun anew in between."""
+"""Turns two looks into the figures for the rules. Pure; a counter that fell was restarted in between."""
 
 from collections.abc import Sequence
 

@@ -38,7 +38,7 @@ def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
     if not found:
         yield f"nothing wrong: {summary(figures)}"
         if not _requests(figures):
-            yield "no requests came: what only shows under load was not judged"
+            yield "no requests came: rules that need load were not checked"
     else:
         yield f"{counted(len(found), 'finding')}: {summary(figures)}"
     for rule, same in groupby(found, key=lambda finding: finding.rule):

@@ -1,4 +1,4 @@
-"""Block numbers that say what was before the block too: so they must, and so not every file has them."""
+"""Block numbers that identify the prefix too; some files have others."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from lab.trace.requests import TraceRequest
 
 
 def beginnings_named(requests: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
-    """The same, where each number comes after one other; else numbered anew, each with what is before it."""
+    """Return the requests; renumber their blocks if a number follows two different ones."""
     before: dict[int, int | None] = {}
     for request in requests:
         last = None

@@ -218,7 +218,7 @@ def test_requests_that_wait_for_memory_are_met_though_they_have_few_tokens_to_co
     assert look_on(scaler, memory(free=20), for_s=PLAN.up_after_s) == [2] * 11
     scaler = Autoscaler(PLAN)
     assert look_on(scaler, memory(free=20), for_s=PLAN.up_after_s + LOOK_S)[-1] == 3
-    assert scaler.why == "somebody waits at every replica, and 98% of the KV memory is taken"
+    assert scaler.why == "every replica has a queue, and 98% of the KV memory is in use"
 
 
 @pytest.mark.parametrize(("free", "waiting"), [(20, 0), (500, 1)])
@@ -238,7 +238,7 @@ def test_a_target_that_nothing_can_meet_asks_for_no_more_than_there_may_be() -> 
 def test_the_bounds_hold_at_once_and_without_any_report(wanted: int, expected: int) -> None:
     scaler = Autoscaler(Autoscale(min=2, max=5))
     assert scaler.look(wanted, [], 0.0) == expected
-    assert (scaler.why == "it is to have between 2 and 5") == (wanted != expected)
+    assert (scaler.why == "it scales between 2 and 5 replicas") == (wanted != expected)
 
 
 def test_the_last_replica_stays_even_where_none_would_be_allowed() -> None:

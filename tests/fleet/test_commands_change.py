@@ -130,7 +130,7 @@ def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:
 def test_somebody_else_who_scales_ends_the_waiting(script: Script) -> None:
     script.views = [calm(), view([model(wanted=5, autoscale_why="4,000 tokens wait")], demos("ready", "ready"))]
     ran = run(scale, "demo", "3", "--fleet", script.url)
-    assert (ran.status, ran.errors) == (1, "demo is to have 5 replicas now, and no longer 3: 4,000 tokens wait")
+    assert (ran.status, ran.errors) == (1, "demo was set to 5 replicas meanwhile, instead of 3: 4,000 tokens wait")
 
 
 @pytest.mark.parametrize("last", [calm(ending=True), view([], [])])
@@ -138,12 +138,12 @@ def test_a_fleet_or_model_that_goes_away_ends_the_waiting(script: Script, last: 
     script.views = [calm(), last]
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.status == 1
-    assert ran.errors in ("the fleet is ending", "somebody has taken demo out of the fleet meanwhile")
+    assert ran.errors in ("the fleet is ending", "demo was removed from the fleet meanwhile")
 
 
 def test_no_wait_only_asks(script: Script) -> None:
     ran = run(scale, "demo", "3", "--no-wait", "--fleet", script.url)
-    assert ran.lines == ["demo is to have 3 replicas; see `warmroute status`"]
+    assert ran.lines == ["demo is set to 3 replicas; see `warmroute status`"]
     assert len(script.asked) == 2
 
 

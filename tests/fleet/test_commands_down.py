@@ -147,7 +147,7 @@ def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
         up.kill()
 
     monkeypatch.setattr(down_module, "send_signal", killing)
-    assert run(down).lines[-1] == "The fleet of port 8000 was killed; what it had left is removed"
+    assert run(down).lines[-1] == "The fleet of port 8000 was killed; its files are removed"
     assert not (tmp_path / "warmroute-8000").exists()
     assert running_fleets() == []
 

@@ -231,8 +231,8 @@ def program(folder: Path, name: str) -> str:
 
 @pytest.mark.usefixtures("_bare_node")
 def test_a_node_without_the_program_is_told_what_to_do() -> None:
-    assert "there is no program vllm on this node; install vLLM" in str(engine_missing(foreign("vllm")))
-    assert "there is no Python with sglang on this node; install SGLang" in str(engine_missing(foreign("sglang")))
+    assert "this node has no program vllm; install vLLM" in str(engine_missing(foreign("vllm")))
+    assert "this node has no Python with sglang; install SGLang" in str(engine_missing(foreign("sglang")))
     assert engine_missing(ModelPlan(name="small", model="demo")) is None
 
 

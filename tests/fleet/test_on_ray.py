@@ -455,8 +455,8 @@ def test_the_death_of_the_raylet_is_said_and_is_the_end() -> None:
     ("order", "said"),
     [
         ({"address": "127.0.0.1:9"}, "no Ray answers at '127.0.0.1:9': Connection refused"),
-        ({"address": "ray://h:10001"}, "is no address of a GCS"),
-        ({"address": "nonsense"}, "'nonsense' is no address of a Ray; give HOST:PORT"),
+        ({"address": "ray://h:10001"}, "is not the address of a GCS"),
+        ({"address": "nonsense"}, "'nonsense' is not the address of a Ray; give HOST:PORT"),
         ({"temp_dir": "/tmp/" + 60 * "x"}, "is too long a folder for Ray's sockets: 65 bytes"),
     ],
 )
@@ -536,7 +536,7 @@ NO_NODE = (
             RuntimeError(MISMATCH),
             "it has Ray 2.60.0 and Python 3.11.7, and here is Ray 2.61.0 and Python 3.12.1; have the",
         ),
-        (RuntimeError(NO_NODE), "this machine is no node of it; run `ray start --address=...` here"),
+        (RuntimeError(NO_NODE), "this machine is not one of its nodes; run `ray start --address=...` here"),
         (ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"), "it lets nobody in; set a token"),
         (ConnectionError("Could not find any running Ray instance. Please"), "start one with `ray start --head`"),
         (ValueError("something\nelse"), "something else"),

@@ -198,27 +198,27 @@ def test_the_docs_have_ten_of_them() -> None:
         ("replicas = 9\nautoscale = {min = 1, max = 8}", "replicas is 9, but autoscale goes from 1 to 8; leave"),
         ("autoscale = 3", "autoscale is 3: expected `table`, got `int`"),
         ("resources = {cpus = '1'}", "cpus is '1': expected `float`, got `str`"),
-        ("resources = {custom = {GPU = 1}}", "'GPU' is no resource of your own; write cpus or gpus, or another name"),
+        ("resources = {custom = {GPU = 1}}", "'GPU' cannot be a custom resource; write cpus or gpus, or another name"),
         ("resources = {custom = {a = 0}}", "a is 0: expected `float` > 0.0"),
-        ("environment = {'A-B' = 'x'}", "'A-B' is no variable's name"),
+        ("environment = {'A-B' = 'x'}", "'A-B' is not the name of a variable"),
         ("environment = 'x'", "environment is 'x': expected `table`, got `str`"),
         ('environment = {A = "a\\u0000b"}', "has a NUL in it; leave that out"),
         ("options = 3", "options is 3: expected `table | list`, got `int`"),
-        ("options = [1]", "1 in options is no text; write '1'"),
+        ("options = [1]", "1 in options is not a text; write '1'"),
         ("options = ['--nm-blocks', '1']", "No such option"),
         ("options = ['extra']", "unexpected extra argument"),
         ("options = ['--help']", "No such option"),
         ("options = {num-blocks = 2, kv-cache-gb = 1}", "--num-blocks and --kv-cache-gb both size the cache"),
         ("options = {num-blocks = true}", "num-blocks is true; write a text or a number"),
         ("options = {events = 1}", "events is 1; write true or false"),
-        ("options = {curve-secret = 'x'}", "curve-secret is for the fleet to say; leave it out"),
-        ("options = {api_key = 'x'}", "api_key is for the fleet to say; write api_key_env below [[models]] instead"),
+        ("options = {curve-secret = 'x'}", "curve-secret is set by the fleet; leave it out"),
+        ("options = {api_key = 'x'}", "api_key is set by the fleet; write api_key_env below [[models]] instead"),
         (
             "options = {drain-timeout = 1}",
-            "drain-timeout is for the fleet to say; write drain_timeout below [[models]]",
+            "drain-timeout is set by the fleet; write drain_timeout below [[models]]",
         ),
         ("tokenizer = 'nowhere'", "tokenizer is 'nowhere', which has no tokenizer.json; name the folder of one"),
-        ("chat_template = 'nowhere'", "chat_template is 'nowhere', which is no file; name one in Jinja"),
+        ("chat_template = 'nowhere'", "chat_template is 'nowhere', which is not a file; name a Jinja template"),
         ("adapters = 'x'", "adapters is 'x': expected `list`, got `str`"),
         ("resume = true", "resume is for vllm and sglang; leave it out"),
         ("engine = 3", "engine is 3; write native, simulated, vllm or sglang"),
@@ -243,26 +243,26 @@ def test_a_key_given_where_a_variable_is_named_is_not_shown() -> None:
 )
 def test_flags_that_the_fleet_sets_are_refused_of_other_engines(engine: str, flag: str) -> None:
     said = wrong(f"[[models]]\nmodel = 'a/b'\nengine = '{engine}'\noptions = ['{flag}']")
-    assert said == f"fleet.toml, line 4: {flag} is for the fleet to say; write tensor_parallel below [[models]] instead"
+    assert said == f"fleet.toml, line 4: {flag} is set by the fleet; write tensor_parallel below [[models]] instead"
 
 
 @pytest.mark.parametrize(
     ("engine", "options", "said"),
     [
-        ("vllm", "{kv-events-config = {endpoint = 'x'}}", "kv-events-config is for the fleet to say; leave it out"),
-        ("vllm", "['--kv-events-config.topic', 'x']", "is for the fleet to say"),
+        ("vllm", "{kv-events-config = {endpoint = 'x'}}", "kv-events-config is set by the fleet; leave it out"),
+        ("vllm", "['--kv-events-config.topic', 'x']", "is set by the fleet"),
         ("vllm", "{data-parallel-size = 2}", "write more replicas below [[models]] instead"),
         ("vllm", "['8192']", "options begin with '8192'; write ['--name', 'value']"),
         ("vllm", "['--x', '--']", "'--' in options ends all options"),
-        ("vllm", "{'--a' = 1}", "'--a' is no option's name"),
+        ("vllm", "{'--a' = 1}", "'--a' is not the name of an option"),
         ("vllm", "{x = {b = 1979-05-27}}", "has a date or nan in it"),
         ("vllm", "{x = 1979-05-27}", "write a text, a number, a list, or a table"),
-        ("vllm", "['--hos', '0.0.0.0']", "--hos can be taken for --host, which is for the fleet to say; leave it out"),
-        ("vllm", "['--served_model', 'y']", "--served_model can be taken for --served-model-name, which is for the"),
+        ("vllm", "['--hos', '0.0.0.0']", "--hos can be taken for --host, which is set by the fleet; leave it out"),
+        ("vllm", "['--served_model', 'y']", "--served_model can be taken for --served-model-name, which is set by the"),
         ("vllm", "['--kv-events.topic', 'y']", "--kv-events.topic can be taken for --kv-events-config"),
-        ("vllm", "['-d', '2']", "-d can be taken for --dp, which is for the fleet to say; write more replicas"),
+        ("vllm", "['-d', '2']", "-d can be taken for --dp, which is set by the fleet; write more replicas"),
         ("vllm", "{enable-prefix = false}", "enable-prefix can be taken for --enable-prefix-caching"),
-        ("sglang", "{tp-s = 2}", "tp-s can be taken for --tp-size, which is for the fleet to say; write tensor_par"),
+        ("sglang", "{tp-s = 2}", "tp-s can be taken for --tp-size, which is set by the fleet; write tensor_par"),
         ("vllm", "{foo = [true, 1]}", "foo has true in it; write texts or numbers into the list"),
         ("vllm", "{foo = ['--headless']}", "foo has '--headless' in it, which begins an option; give that a key"),
         ("vllm", "{foo = []}", "foo is []; write texts or numbers into the list, or leave it out"),
@@ -319,7 +319,7 @@ def test_the_second_of_two_names_is_wrong_and_the_first_is_named() -> None:
 
 @pytest.mark.parametrize("key", [key for key in OWN_OF_ROUTER if key != "die_with_parent"])
 def test_what_the_fleet_says_to_its_router_is_refused(key: str) -> None:
-    assert f"{key} is for the fleet to say; " in wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'x'\n")
+    assert f"{key} is set by the fleet; " in wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'x'\n")
 
 
 def test_keys_are_refused_where_everybody_could_read_them_and_not_shown() -> None:

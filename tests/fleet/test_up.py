@@ -404,7 +404,7 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path)
         (["--model", "./nowhere"], {}, "'--model': './nowhere' is no folder"),
         (["--", "--num-blocks", "0"], {}, "'--num-blocks': 0 is not in the range"),
         (["--", "--events-port", "7000"], {}, "--events-port behind -- would be the same for every replica"),
-        (["--", "--model=other"], {}, "--model=other behind -- is for the fleet to say"),
+        (["--", "--model=other"], {}, "--model=other behind -- is set by the fleet"),
         (["--no-ray", "--address", "auto"], {}, "--no-ray and --address auto contradict each other"),
         (["--no-router"], {}, "--no-router is for the fleet of a cluster"),
         (["--no-router", "--address", "auto"], {}, "--no-router needs a WARMROUTE_FLEET_KEY"),

@@ -133,7 +133,7 @@ def test_a_ray_that_cannot_start_again_is_the_end_after_some_tries() -> None:
         folder.touch()  # no folder any more
         kill(raylet)
         assert running.wait(SLOWLY_S) == 1
-        assert "The fleet was begun again 5 times, and was lost each time" in running.output
+        assert "The fleet was restarted 5 times, and was lost each time" in running.output
         assert "Traceback" not in running.output
         assert [pid for pid in everything if is_alive(pid)] == []
 

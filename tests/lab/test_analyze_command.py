@@ -93,7 +93,7 @@ def test_a_trace_is_explained_line_by_line(small: Path) -> None:
         "32 tokens                     0.0%",
         "64 tokens                     0.0%",
         "",
-        "What breaks sharing: not searched for, as a trace has no text",
+        "Faults: not searched for, as a trace has no text",
         "  A log that has them is written by: warmroute router --request-log FILE --log-prompts",
     ]
 
@@ -237,11 +237,11 @@ def test_every_fault_can_be_shown(tmp_path: Path) -> None:
         (("--target-hit-rate", "90"), "90.0 is not in the range"),
         (("--capacity-tokens", "15"), "15 is 3 blocks of 4, and the longest prompt takes 4; give 16 or more"),
         (("--model", "demo", "--kv-bytes-per-token", "1"), "give one of them"),
-        (("--model", "abacus"), "'abacus' is no folder with a config.json and none of demo, llama-3-8b"),
+        (("--model", "abacus"), "'abacus' is neither a folder with a config.json nor one of demo, llama-3-8b"),
         (("--plot", "curve.pdf"), "give a name that ends with .png or .svg"),
-        (("--order", "no/such/order.txt"), "'no/such' is no folder"),
+        (("--order", "no/such/order.txt"), "'no/such' is not a folder"),
         (("--order", "/"), "is a directory"),
-        (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is no folder"),
+        (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is not a folder"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_said_with_a_fix(small: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -140,7 +140,10 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
         (("llama-3-8b", "--memory-gb", "nan"), "nan is not a finite number"),
         (("llama-3-8b", "--device", "h100", "--utilization", "1.5"), "1.5 is not in the range"),
         (("llama-3-8b", "--device", "h200", "--tensor-parallel", "3"), "3 does not divide the 8 KV heads"),
-        (("llama-9", "--device", "h100"), "'llama-9' is no folder with a config.json and none of demo, llama-3-8b"),
+        (
+            ("llama-9", "--device", "h100"),
+            "'llama-9' is neither a folder with a config.json nor one of demo, llama-3-8b",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_said_with_a_fix(arguments: tuple[str, ...], said: str) -> None:

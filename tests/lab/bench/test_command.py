@@ -32,11 +32,11 @@ def measured(*arguments: object, **environment: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ftp://h",), "'ftp://h' is no endpoint's URL; write http://HOST:PORT"),
+        (("ftp://h",), "'ftp://h' is not the URL of an endpoint; write http://HOST:PORT"),
         (("http://h:1", "--workload", "abacus"), "'abacus' is not one of 'chatbot'"),
         (("http://h:1", "--rate", "0"), "0.0 is not in the range"),
-        (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate goes not with --concurrency"),
-        (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload goes not with --trace"),
+        (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate cannot be used with --concurrency"),
+        (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload cannot be used with --trace"),
         (("http://h:1", "--speed", "2"), "--speed changes nothing without --trace"),
         (("http://h:1", "--arrivals", "bursty"), "--arrivals changes nothing without --rate"),
         (("http://h:1", "--rounds", "2"), "--rounds changes nothing without --against"),
@@ -46,7 +46,7 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--token-ids", "--tokens-per-word", "2"), "--tokens-per-word changes nothing with"),
         (("http://h:1", "--warm-up", "10m"), "'10m' is neither a number of requests, like 50, nor a time, like 10s"),
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
-        (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is no folder"),
+        (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is not a folder"),
         (("http://h:1", "--plot", "ttft.gif"), "ends with '.gif'"),
         (("http://h:1", "--output", "/"), "--output: '/' is a folder; name a file in it"),
         (("http://h:1", "--tokens-per-word", "1e-300"), "1e-300 is not in the range x>=0.05"),

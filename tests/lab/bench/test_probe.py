@@ -57,7 +57,7 @@ def test_fields_that_are_refused_are_left_out(refused: tuple[str, ...], ignores_
     [
         (200, {"data": [{"id": "a"}, {"id": "b"}]}, "serves a, b; choose with --model"),
         (200, {"data": []}, "serves no model; choose with --model"),
-        (200, {"models": []}, "no list of models; give --model"),
+        (200, {"models": []}, "a list of models; give --model"),
         (401, {"error": {"message": "who are you"}}, "status 401: who are you; give --api-key"),
         (404, {"detail": "Not Found"}, "status 404: Not Found; is this the API's root"),
     ],

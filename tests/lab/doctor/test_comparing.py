@@ -207,7 +207,7 @@ def test_nothing_wrong_is_one_line_with_the_figures() -> None:
 
 def test_without_requests_it_is_said_what_was_not_judged() -> None:
     idle = replace(alone(metrics(VLLM), metrics(VLLM)), notes=("a note",))
-    assert list(lines(idle, []))[1:] == ["no requests came: what only shows under load was not judged", "note: a note"]
+    assert list(lines(idle, []))[1:] == ["no requests came: rules that need load were not checked", "note: a note"]
     assert "hit" not in summary(idle)
 
 
