@@ -1,5 +1,6 @@
 """Asks a replica whether it works, and how much it has to do."""
 
+import time
 from typing import Any
 
 import httpx2
@@ -11,17 +12,6 @@ from fleet.host.report import Place
 from router.facts import scraped_queue
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
-
-
-class Measured(Struct, frozen=True):
-    """The fields of a Report that each probe measures anew."""
-
-    load: Load = Load()
-    hit_rate: float = 0.0
-    prompt_tokens_per_s: float = 0.0
-    open_requests: int = 0
-    total_blocks: int = 0
-    block_size: int = 0
 
 
 class _Pool(Struct, frozen=True):
@@ -57,8 +47,8 @@ class Probe:
             headers={"authorization": f"Bearer {key}"} if key else {},
         )
 
-    async def look(self) -> Measured | None:
-        """Measure the replica; None without a good answer in time."""
+    async def look(self) -> dict[str, Any] | None:
+        """Return the measured fields of a Report; None without a good answer in time."""
         try:
             if self._place.engine == "warmroute":
                 return _of_ours(_decode(await self._get("/load")))
@@ -67,7 +57,8 @@ class Probe:
         except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         waiting, running = queue or (0, 0)
-        return Measured(load=Load(running=int(running), waiting=int(waiting)), open_requests=int(running + waiting))
+        load = Load(running=int(running), waiting=int(waiting))
+        return {"load": load, "open_requests": int(running + waiting), "measured_at": time.time()}
 
     async def _get(self, path: str) -> bytes:
         answer = await self._http.get(path)
@@ -78,18 +69,15 @@ class Probe:
         await self._http.aclose()
 
 
-def _of_ours(answer: _Answer) -> Measured | None:
+def _of_ours(answer: _Answer) -> dict[str, Any] | None:
     if not answer.ready:
         return None
-    return Measured(
-        load=answer.load,
-        hit_rate=answer.rates.token_hit_rate,
-        prompt_tokens_per_s=answer.rates.prompt_tokens_per_s,
-        open_requests=answer.open_requests,
-        total_blocks=answer.pool.total,
-        block_size=answer.block_size,
-    )
-
-
-def changes(measured: Measured) -> dict[str, Any]:
-    return msgspec.structs.asdict(measured)
+    return {
+        "load": answer.load,
+        "hit_rate": answer.rates.token_hit_rate,
+        "prompt_tokens_per_s": answer.rates.prompt_tokens_per_s,
+        "open_requests": answer.open_requests,
+        "total_blocks": answer.pool.total,
+        "block_size": answer.block_size,
+        "measured_at": time.time(),
+    }

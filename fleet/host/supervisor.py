@@ -12,7 +12,7 @@ import msgspec
 
 from fleet.host.child import Child, Log
 from fleet.host.engines import Launch, engine_missing, launch
-from fleet.host.probe import TIMEOUT_S, Measured, Probe, changes
+from fleet.host.probe import TIMEOUT_S, Probe
 from fleet.host.report import Report
 from fleet.plan import FOREIGN, Task
 
@@ -138,7 +138,7 @@ class Supervisor:
         try:
             while (measured := await probe.look()) is None:
                 await asyncio.sleep(STARTING_LOOK_S)
-            self._say(life="ready", why="", place=place, notes=tuple(child.notes()), **_with_time(measured))
+            self._say(life="ready", why="", place=place, notes=tuple(child.notes()), **measured)
             await self._look_again_and_again(probe)
         finally:
             await probe.close()
@@ -153,7 +153,7 @@ class Supervisor:
             measured = await probe.look()
             if measured is not None:
                 silent_s = 0.0
-                self._say(**_with_time(measured))
+                self._say(**measured)
                 continue
             silent_s += min(time.monotonic() - begun_s, LOOK_S + TIMEOUT_S)
             if silent_s >= self.task.plan.wedged_after_s and not self._stopping.is_set():
@@ -184,10 +184,6 @@ class Supervisor:
         self._report = msgspec.structs.replace(self._report, version=self._report.version + 1, **changed)
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _with_time(measured: Measured) -> dict[str, Any]:
-    return changes(measured) | {"measured_at": time.time()}
 
 
 def bound(command: tuple[str, ...], task: Task) -> list[str]:

@@ -19,9 +19,9 @@ class Order(Struct, frozen=True, kw_only=True):
 
 class Launched(Struct, frozen=True, kw_only=True, tag=True):
     controller: str  # its URL
-    address: str  # of Ray's GCS
-    logs: str  # the folder of Ray's logs on this machine
+    logs: str | None = None  # the folder of the replicas' logs, if it is on this machine
     found: bool = False  # the controller was there, and has a new plan now
+    address: str = ""  # of Ray's GCS
 
 
 class Trouble(Struct, frozen=True, kw_only=True, tag=True):

@@ -21,12 +21,13 @@ from fleet.commands.local_fleets import LocalFleet, process_started, record_flee
 from fleet.commands.view import View
 from fleet.control.reconcile import first_count
 from fleet.display import Display
+from fleet.on_ray.orders import Launched
 from fleet.output import say
 from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
-from fleet.up.launching import InThisProcess, Launched, Launcher, OnRay
+from fleet.up.launching import InThisProcess, Launcher, OnRay
 from fleet.up.planning import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
 from fleet.up.running import Job, Running
 from fleet.up.watching import CannotStart

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import click
 
 from fleet.commands.client import Fleet
+from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
-from fleet.up.launching import Launched, Launcher
+from fleet.up.launching import Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused
 from router.watched_file import WatchedFile

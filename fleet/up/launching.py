@@ -9,7 +9,6 @@ from typing import BinaryIO, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from api.http.server import listen
 from api.lifeline import PARENT_VARIABLE
@@ -18,8 +17,7 @@ from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module
 from fleet.on_ray.cleanup import clear_orphans, clear_session
-from fleet.on_ray.orders import Launched as RayLaunched
-from fleet.on_ray.orders import Order, Trouble, decode_answer, encode
+from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import FleetPlan
 from fleet.up.watching import CannotStart
@@ -30,12 +28,6 @@ CLOSE_LIMIT_S = 15.0
 LOCAL_TRIES = 5
 AWAY_S = 10.0  # a controller that Ray starts anew is mostly back by then
 NOTHING = FleetPlan(models=())
-
-
-class Launched(Struct, frozen=True):
-    controller: str  # its URL
-    logs: str | None  # the folder of the replicas' logs, if it is on this machine
-    found: bool = False  # whether the fleet was there already
 
 
 class Launcher(Protocol):
@@ -86,7 +78,7 @@ class InThisProcess:
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
         await self._serving.start()
-        return Launched(self._serving.url, str(self._logs))
+        return Launched(controller=self._serving.url, logs=str(self._logs))
 
     async def failed(self) -> str:
         assert self._serving is not None, "it was not started"
@@ -153,7 +145,7 @@ class OnRay:
             raise CannotStart(answer.message)
         self._answered = True
         self._order = msgspec.structs.replace(self._order, port=urlsplit(answer.controller).port or 0)
-        return Launched(answer.controller, answer.logs, answer.found)
+        return answer
 
     async def failed(self) -> str:
         child = self._child
@@ -163,7 +155,7 @@ class OnRay:
         answer = await self._answer(child)
         return answer.message if isinstance(answer, Trouble) else "Ray's launcher sent an unexpected answer"
 
-    async def _answer(self, child: asyncio.subprocess.Process) -> RayLaunched | Trouble:
+    async def _answer(self, child: asyncio.subprocess.Process) -> Launched | Trouble:
         assert child.stdout is not None
         try:
             return decode_answer.decode(await child.stdout.readuntil(b"\n"))

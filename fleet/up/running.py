@@ -12,9 +12,10 @@ import msgspec
 
 from fleet.commands.client import Fleet
 from fleet.commands.view import View
+from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
-from fleet.up.launching import Launched, Launcher
+from fleet.up.launching import Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused, Unreachable
 from router.config import RouterConfig

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.analysis.analysis import Analysis, Breaks, Cache, Needed, Ordered
 from lab.analysis.breaks.finding import Finding
 from lab.analysis.breaks.texts import Example
 from lab.analysis.curve import Curve
 from lab.analysis.sharing import Coarser, Sharing
-from lab.analysis.whole import Analysis, Breaks, Cache, Needed, Ordered
 from lab.plots import drawing
 
 POINTS = 400

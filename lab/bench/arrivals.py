@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator
 
-from lab.bench.talks import Arrival, Talk, Turn
+from lab.bench.conversations import Arrival, Conversation, Turn
 from lab.bench.words import Passage
 from lab.trace.requests import Trace, TraceRequest
 
@@ -18,17 +18,17 @@ GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
 }
 
 
-def arriving(talks: Iterable[Talk], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
+def arriving(conversations: Iterable[Conversation], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
     """Yield arrivals at a rate of requests: a conversation counts with all its turns."""
     chance, at_s = random.Random(f"arrivals {seed}"), 0.0
-    for talk in talks:
+    for talk in conversations:
         yield Arrival(at_s, talk)
         at_s += GAPS[kind](chance) * len(talk.turns) / requests_per_s
 
 
-def at_once(talks: Iterable[Talk]) -> Iterator[Arrival]:
+def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:
     """Yield arrivals without times, for clients in a closed loop."""
-    return (Arrival(0.0, talk) for talk in talks)
+    return (Arrival(0.0, talk) for talk in conversations)
 
 
 def replayed(trace: Trace, speed: float = 1.0) -> Iterator[Arrival]:
@@ -36,11 +36,11 @@ def replayed(trace: Trace, speed: float = 1.0) -> Iterator[Arrival]:
         yield Arrival(request.at_s / speed, _talk(number, request, trace.block_tokens))
 
 
-def _talk(number: int, request: TraceRequest, block_tokens: int) -> Talk:
+def _talk(number: int, request: TraceRequest, block_tokens: int) -> Conversation:
     *full, last = request.blocks
     said = [Passage(f"block {block}", block_tokens) for block in full]
     said.append(Passage(f"block {last}", request.input_tokens - len(full) * block_tokens))
-    return Talk(str(number), (), (Turn(tuple(said), max(1, request.output_tokens)),))
+    return Conversation(str(number), (), (Turn(tuple(said), max(1, request.output_tokens)),))
 
 
 def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:

@@ -27,7 +27,7 @@ class Endpoint:
     def __init__(self, target: Target, key: str | None, timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
-        self.in_flight: set[Asked] = set()
+        self.in_flight: set[InFlight] = set()
         tls = ssl.create_default_context() if target.tls else None
         self.upstream = Upstream(target, min(timeout_s, CONNECT_TIMEOUT_S), tls)
         self._lines = b"user-agent: warmroute-bench/%b\r\n" % version("warmroute").encode()
@@ -38,8 +38,8 @@ class Endpoint:
 
     def ask(
         self, path: str, body: bytes, outcome: Outcome, began_s: float, on_end: "OnEnd", session: str = ""
-    ) -> "Asked":
-        return Asked(self, self._request("POST", path, body, session), outcome, began_s, on_end)
+    ) -> "InFlight":
+        return InFlight(self, self._request("POST", path, body, session), outcome, began_s, on_end)
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Return status and body of an answer; raises Broken or TimeoutError."""
@@ -94,7 +94,7 @@ class Whole:
             self.ended.set_exception(broken)
 
 
-class Asked:
+class InFlight:
     """A request in flight; writes its outcome."""
 
     __slots__ = (
@@ -240,8 +240,8 @@ class Asked:
             sending.cancel()
 
 
-OnEnd = Callable[[Asked], object]
+OnEnd = Callable[[InFlight], object]
 
 
-def _nobody(asked: Asked) -> None:
+def _nobody(asked: InFlight) -> None:
     """Ignore the end of an abandoned request."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lab.bench.answer import Outcome
-from lab.bench.client import Asked, Endpoint
-from lab.bench.own import Own, Watch
+from lab.bench.client import Endpoint, InFlight
+from lab.bench.conversations import Arrival, Conversation
+from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.prompts import Form, asked_tokens
-from lab.bench.talks import Arrival, Talk
 
 REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone is not asked a thousand times a second
 
@@ -36,13 +36,13 @@ class Limits(NamedTuple):
     clients: int | None = None  # None: open loop
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     """The outcomes of a run, in the order in which requests ended."""
 
     outcomes: list[Outcome]
     unfinished: int  # interrupted
     was_interrupted: bool
-    own: Own
+    own: Overhead
 
 
 class Load:
@@ -74,10 +74,10 @@ class Load:
     def in_flight(self) -> int:
         return len(self._endpoint.in_flight)
 
-    async def run(self) -> Ran:
+    async def run(self) -> RunResult:
         gc.collect()
         gc.freeze()  # what is there already need not be looked through again and again
-        watch = Watch()
+        watch = OverheadMeter()
         self._began_s = time.perf_counter()
         if self.limits.clients is None:
             self._open += 1
@@ -93,7 +93,7 @@ class Load:
             gc.unfreeze()
         output_tokens = sum(outcome.output_tokens or 0 for outcome in self.outcomes)
         own = watch.stop(len(self.outcomes), output_tokens)
-        return Ran(self.outcomes, self._unfinished, self._was_interrupted, own)
+        return RunResult(self.outcomes, self._unfinished, self._was_interrupted, own)
 
     def interrupt(self) -> None:
         """Ends it at once: what is in flight is given up."""
@@ -137,11 +137,11 @@ class Load:
             self._begin(arrival.talk, self._now_s())
         self._close()
 
-    def _begin(self, talk: Talk, at_s: float) -> None:
+    def _begin(self, talk: Conversation, at_s: float) -> None:
         self._open += 1
         self._turn(talk, 0, (), at_s)
 
-    def _turn(self, talk: Talk, number: int, answers: tuple[str, ...], intended_s: float) -> None:
+    def _turn(self, talk: Conversation, number: int, answers: tuple[str, ...], intended_s: float) -> None:
         outcome = self._outcome(talk, number, intended_s)
         if outcome is None:
             self._close()
@@ -157,7 +157,7 @@ class Load:
             session,
         )
 
-    def _outcome(self, talk: Talk, number: int, intended_s: float) -> Outcome | None:
+    def _outcome(self, talk: Conversation, number: int, intended_s: float) -> Outcome | None:
         """Return the outcome of a new request; None if no more are sent."""
         if self._is_over or (self._until_s is not None and intended_s >= self._until_s):
             return None
@@ -183,7 +183,7 @@ class Load:
 
     # ---- what came of it
 
-    def _answered(self, asked: Asked, talk: Talk, number: int, answers: tuple[str, ...]) -> None:
+    def _answered(self, asked: InFlight, talk: Conversation, number: int, answers: tuple[str, ...]) -> None:
         outcome = asked.outcome
         self._keep(outcome)
         following = number + 1

@@ -11,11 +11,11 @@ import uvloop
 from lab.bench.answer import Outcome
 from lab.bench.client import Endpoint
 from lab.bench.compare import Ratio, RoundFigures, compare, paired
+from lab.bench.conversations import Arrival
 from lab.bench.figures import figures
-from lab.bench.load import Limits, Load, Ran
-from lab.bench.probe import Probe, Ready, Wish, probe
+from lab.bench.load import Limits, Load, RunResult
+from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, program_version, warnings
-from lab.bench.talks import Arrival
 from lab.bench.words import Ids, Words
 from router.target import Target
 
@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Plan(NamedTuple):
     targets: Sequence[Target]  # one, or two to compare
     models: Sequence[str | None]
-    wish: Wish
+    wish: RequestSettings
     arrivals: Callable[[str], Iterator[Arrival]]  # by seed
     limits: Limits
     rounds: int = 1
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
 
     began: datetime
     probes: list[Probe]
-    ran: list[list[Ran]]
+    ran: list[list[RunResult]]
     interrupted: bool
 
 
@@ -117,7 +117,7 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
             await probe(endpoint, plan.wish._replace(model=model))
             for endpoint, model in zip(endpoints, plan.models, strict=True)
         ]
-        ran: list[list[Ran]] = [[] for _ in endpoints]
+        ran: list[list[RunResult]] = [[] for _ in endpoints]
         for number in range(plan.rounds):
             for which in in_turn(len(endpoints), number):
                 if stop.was_asked:

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from lab.bench.answer import Outcome, error_text
-from lab.bench.client import Asked, Endpoint
+from lab.bench.client import Endpoint, InFlight
+from lab.bench.conversations import Conversation, Turn
 from lab.bench.prompts import DIALECTS, Form
-from lab.bench.talks import Talk, Turn
 from lab.bench.words import Ids, Passage, Words
 from router.upstream import Broken
 
@@ -41,7 +41,7 @@ class Ready(NamedTuple):
     probe: Probe
 
 
-class Wish(NamedTuple):
+class RequestSettings(NamedTuple):
     """The user's settings for requests."""
 
     model: str | None
@@ -51,7 +51,7 @@ class Wish(NamedTuple):
     tokens_per_word: float | None = None  # None: measured
 
 
-async def probe(endpoint: Endpoint, wish: Wish) -> Ready:
+async def probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     timeout_s = endpoint.timeout_s
     endpoint.timeout_s = min(timeout_s, PATIENCE_S)
     try:
@@ -60,7 +60,7 @@ async def probe(endpoint: Endpoint, wish: Wish) -> Ready:
         endpoint.timeout_s = timeout_s
 
 
-async def _probe(endpoint: Endpoint, wish: Wish) -> Ready:
+async def _probe(endpoint: Endpoint, wish: RequestSettings) -> Ready:
     model = wish.model or await _only_model(endpoint)
     ids = Ids(f"probe {wish.seed}", wish.vocabulary) if wish.vocabulary else None
     form = Form(model, Words(f"probe {wish.seed}"), ids, wish.is_chat)
@@ -136,11 +136,11 @@ def _patience(endpoint: Endpoint) -> str:
 
 
 async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
-    talk = Talk("probe", (), (Turn((Passage(f"probe {words}", words),), 1),))
+    talk = Conversation("probe", (), (Turn((Passage(f"probe {words}", words),), 1),))
     ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     outcome = Outcome("probe", 0, True, 0.0)
 
-    def end(asked: Asked) -> None:
+    def end(asked: InFlight) -> None:
         if not ended.done():
             ended.set_result(asked.outcome)
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lab.bench.talks import Talk
+from lab.bench.conversations import Conversation
 from lab.bench.words import Ids, Passage, Words
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -43,7 +43,7 @@ class Form(NamedTuple):
     def path(self) -> str:
         return CHAT if self.is_chat and self.ids is None else COMPLETIONS
 
-    def body(self, talk: Talk, turn: int, answers: Sequence[str]) -> bytes:
+    def body(self, talk: Conversation, turn: int, answers: Sequence[str]) -> bytes:
         """`answers`: to the turns before, empty where there was none. Instead of those something made up is said."""
         if self.ids is not None:
             prompt: dict[str, Any] = {"prompt": self._ids(talk, turn, self.ids)}
@@ -62,10 +62,10 @@ class Form(NamedTuple):
             **({"stream_options": {"include_usage": True}} if dialect.usage else {}),
         }
 
-    def _messages(self, talk: Talk, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
+    def _messages(self, talk: Conversation, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
         return [{"role": role, "content": content} for role, content in self._said(talk, turn, answers)]
 
-    def _said(self, talk: Talk, turn: int, answers: Sequence[str]) -> list[tuple[str, str]]:
+    def _said(self, talk: Conversation, turn: int, answers: Sequence[str]) -> list[tuple[str, str]]:
         text = self.words.text
         said = [("system", text(talk.system))] if talk.system else []
         for number in range(turn):
@@ -74,14 +74,14 @@ class Form(NamedTuple):
         said.append(("user", text(talk.turns[turn].said)))
         return said
 
-    def _ids(self, talk: Talk, turn: int, ids: Ids) -> list[int]:
+    def _ids(self, talk: Conversation, turn: int, ids: Ids) -> list[int]:
         passages = list(talk.system)
         for number in range(turn):
             passages += [*talk.turns[number].said, _made_up(talk, number)]
         return ids.ids([*passages, *talk.turns[turn].said])
 
 
-def asked_tokens(talk: Talk, turn: int) -> int:
+def asked_tokens(talk: Conversation, turn: int) -> int:
     """Return the planned tokens of this turn's prompt, without a template's."""
     before = sum(_tokens(one.said) + one.output_tokens for one in talk.turns[:turn])
     return _tokens(talk.system) + before + _tokens(talk.turns[turn].said)
@@ -91,5 +91,5 @@ def _tokens(passages: Sequence[Passage]) -> int:
     return sum(passage.tokens for passage in passages)
 
 
-def _made_up(talk: Talk, turn: int) -> Passage:
+def _made_up(talk: Conversation, turn: int) -> Passage:
     return Passage(f"answer {turn} of {talk.name}", talk.turns[turn].output_tokens)

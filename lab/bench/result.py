@@ -12,7 +12,7 @@ from msgspec import Struct
 from lab.bench.answer import Outcome
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
-from lab.bench.own import LAG_LIMIT_S, Own
+from lab.bench.overhead import LAG_LIMIT_S, Overhead
 from lab.bench.probe import Probe
 
 FORMAT = "warmroute-bench/1"
@@ -35,7 +35,7 @@ class EndpointResult(Struct, frozen=True):
     probe: Probe
     figures: Figures  # of all rounds
     rounds: list[Figures]
-    own: list[Own]  # what the load generator took, round by round
+    own: list[Overhead]  # what the load generator took, round by round
     unfinished: int
 
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from lab.bench.talks import Talk, Turn
+from lab.bench.conversations import Conversation, Turn
 from lab.bench.words import Passage
 
 RECENT = 50  # requests that a developer may come back to
@@ -28,20 +28,20 @@ class Shape(NamedTuple):
     is_shuffled: bool = False  # the documents of a batch
 
 
-Generator = Callable[[random.Random, Shape], Iterator[Talk]]
+Generator = Callable[[random.Random, Shape], Iterator[Conversation]]
 
 
-def talks(workload: str, seed: str, shape: Shape) -> Iterator[Talk]:
+def conversations(workload: str, seed: str, shape: Shape) -> Iterator[Conversation]:
     return WORKLOADS[workload](random.Random(f"{workload} {seed}"), shape)
 
 
-def chatbot(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+def chatbot(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
     system = (Passage("system", 1000),)
     for name in _names():
         yield _single(name, system, [Passage(f"question {name}", chance.randint(16, 48))], chance.randint(32, 128))
 
 
-def multi_turn(chance: random.Random, shape: Shape) -> Iterator[Talk]:
+def multi_turn(chance: random.Random, shape: Shape) -> Iterator[Conversation]:
     system = (Passage("system", 1000),)
     for name in _names():
         turns = []
@@ -49,17 +49,17 @@ def multi_turn(chance: random.Random, shape: Shape) -> Iterator[Talk]:
             said = Passage(f"turn {number} of {name}", chance.randint(50, 150))
             think_s = chance.uniform(0.5, 1.5) * shape.think_s if number else 0.0
             turns.append(Turn((said,), chance.randint(50, 150), think_s))
-        yield Talk(name, system, tuple(turns))
+        yield Conversation(name, system, tuple(turns))
 
 
-def rag(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+def rag(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
     instructions = (Passage("instructions", 256),)
     for name in _names():
         documents = [Passage(f"document {number} of {name}", 500) for number in range(4)]
         yield _single(name, instructions, [*documents, Passage(f"question {name}", 48)], chance.randint(64, 192))
 
 
-def code(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+def code(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
     instructions = (Passage("instructions", 200),)
     files = [Passage(f"file {number}", chance.randint(*FILE_TOKENS)) for number in range(FILES)]
     recent: list[list[Passage]] = []
@@ -73,7 +73,7 @@ def code(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
         yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))
 
 
-def batch(chance: random.Random, shape: Shape) -> Iterator[Talk]:
+def batch(chance: random.Random, shape: Shape) -> Iterator[Conversation]:
     instructions = (Passage("instructions", 64),)
     names = _names()
     while True:
@@ -87,7 +87,7 @@ def batch(chance: random.Random, shape: Shape) -> Iterator[Talk]:
             yield _single(f"{document.name}, {question}", instructions, said, output_tokens)
 
 
-def unrelated(chance: random.Random, shape: Shape) -> Iterator[Talk]:  # noqa: ARG001
+def unrelated(chance: random.Random, shape: Shape) -> Iterator[Conversation]:  # noqa: ARG001
     for name in _names():
         yield _single(name, (), [Passage(f"prompt {name}", chance.randint(100, 1000))], chance.randint(32, 128))
 
@@ -102,8 +102,8 @@ WORKLOADS: dict[str, Generator] = {
 }
 
 
-def _single(name: str, system: tuple[Passage, ...], said: list[Passage], output_tokens: int) -> Talk:
-    return Talk(name, system, (Turn(tuple(said), output_tokens),))
+def _single(name: str, system: tuple[Passage, ...], said: list[Passage], output_tokens: int) -> Conversation:
+    return Conversation(name, system, (Turn(tuple(said), output_tokens),))
 
 
 def _names() -> Iterator[str]:

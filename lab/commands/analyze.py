@@ -17,7 +17,7 @@ from lab.writing import check_file, write_whole
 from replica.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
-    from lab.analysis.whole import Answer, Question
+    from lab.analysis.analysis import Answer, Question
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -85,7 +85,7 @@ def analyze(
     if order_path is not None:
         check_file(order_path, "--order")
     from lab.analysis import report
-    from lab.analysis.whole import Question
+    from lab.analysis.analysis import Question
 
     question = Question(
         target=target, kv_bytes_per_token=per_token, capacity_tokens=capacity_tokens, ordered=order_path is not None
@@ -101,7 +101,7 @@ def analyze(
 
 def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answer":
     from lab.analysis import reading
-    from lab.analysis.whole import analysis_of
+    from lab.analysis.analysis import analysis_of
 
     size = path.stat().st_size
     try:

@@ -16,15 +16,15 @@ from rich.console import Console
 from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
+from lab.bench.conversations import Arrival
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured, outcomes_of, summed_up
-from lab.bench.probe import LEAST_TOKENS_PER_WORD, CannotAsk, Wish
+from lab.bench.probe import LEAST_TOKENS_PER_WORD, CannotAsk, RequestSettings
 from lab.bench.result import Result, WithRequests, row
 from lab.bench.tables import WIDTH, draw, show
-from lab.bench.talks import Arrival
 from lab.bench.words import USUAL_VOCABULARY
-from lab.bench.workloads import WORKLOADS, Shape, talks
+from lab.bench.workloads import WORKLOADS, Shape, conversations
 from lab.plots import check_plot
 from lab.trace.formats import BadTrace, read_trace
 from lab.trace.requests import Trace
@@ -39,7 +39,7 @@ INTERRUPTED = 130
 FILES_BESIDE = 64  # that are open beside the connections
 
 
-class Asked(Struct, kw_only=True, frozen=True):
+class BenchOptions(Struct, kw_only=True, frozen=True):
     """The options of the command line, as given."""
 
     url: str
@@ -170,7 +170,7 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
     Ctrl-C shows what there is so far and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
     request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
     """
-    asked = Asked(**given)
+    asked = BenchOptions(**given)
     _check(asked)
     if asked.api is None:
         asked = msgspec.structs.replace(asked, api="completions" if asked.token_ids else "chat")
@@ -201,7 +201,7 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
 # ---- what was said
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: BenchOptions) -> None:
     """Refuse options that would change nothing."""
     pointless: tuple[tuple[str, object, str, object], ...] = (
         ("--trace", asked.trace, "--workload", asked.workload),
@@ -264,14 +264,14 @@ def warm_up_of(text: str) -> WarmUp:
     return WarmUp(requests=int(found[1])) if found[1] else WarmUp(s=float(found[2]))
 
 
-def _settings(asked: Asked) -> dict[str, Any]:
+def _settings(asked: BenchOptions) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
 
 
 # ---- what is asked
 
 
-def _plan(asked: Asked, key: str | None) -> Plan:
+def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         raise Unusable("--api-key has letters that no header can have; it is not quoted here")
@@ -281,7 +281,7 @@ def _plan(asked: Asked, key: str | None) -> Plan:
     return Plan(
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
-        wish=Wish(asked.model, str(asked.seed), is_chat, vocabulary, asked.tokens_per_word),
+        wish=RequestSettings(asked.model, str(asked.seed), is_chat, vocabulary, asked.tokens_per_word),
         arrivals=_Source(asked, trace).arrivals,
         limits=_limits(asked, trace),
         rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
@@ -292,7 +292,7 @@ def _plan(asked: Asked, key: str | None) -> Plan:
     )
 
 
-def _limits(asked: Asked, trace: Trace | None) -> Limits:
+def _limits(asked: BenchOptions, trace: Trace | None) -> Limits:
     warm_up, requests = warm_up_of(asked.warm_up), asked.requests
     if trace is not None and warm_up.requests >= len(trace.requests):
         raise Unusable(
@@ -309,7 +309,7 @@ def _limits(asked: Asked, trace: Trace | None) -> Limits:
 class _Source:
     """Makes the requests of each round."""
 
-    def __init__(self, asked: Asked, trace: Trace | None) -> None:
+    def __init__(self, asked: BenchOptions, trace: Trace | None) -> None:
         self._asked = asked
         self._trace = trace
 
@@ -324,13 +324,13 @@ class _Source:
         shape = Shape(
             asked.turns or usual.turns, usual.think_s if asked.think_s is None else asked.think_s, asked.shuffled
         )
-        found = talks(asked.workload or "chatbot", seed, shape)
+        found = conversations(asked.workload or "chatbot", seed, shape)
         if asked.rate is None:
             return at_once(found)
         return arriving(found, asked.arrivals or "poisson", asked.rate, seed)
 
 
-def _read(asked: Asked) -> Trace:
+def _read(asked: BenchOptions) -> Trace:
     assert asked.trace is not None
     path = Path(asked.trace)
     try:
@@ -370,7 +370,7 @@ def _drawable(plot: str | None) -> Path | None:
     return Path(plot)
 
 
-def _write(file: Path | None, picture: Path | None, asked: Asked, result: Result, found: Measured) -> None:
+def _write(file: Path | None, picture: Path | None, asked: BenchOptions, result: Result, found: Measured) -> None:
     outcomes = outcomes_of(found)
     if file is not None:
         rows = [row(which, number, outcome) for which, number, outcome in outcomes]

@@ -24,8 +24,8 @@ from lab.bench.arrivals import replayed
 from lab.bench.figures import figures
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured
-from lab.bench.own import LAG_LIMIT_S
-from lab.bench.probe import Wish
+from lab.bench.overhead import LAG_LIMIT_S
+from lab.bench.probe import RequestSettings
 from lab.plots import drawing
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
 from lab.trace.formats import read_trace
@@ -201,7 +201,7 @@ def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figu
         plan = Plan(
             targets=[parse_target(running.url)],
             models=[MODEL],
-            wish=Wish(MODEL, f"peers {number}"),
+            wish=RequestSettings(MODEL, f"peers {number}"),
             arrivals=lambda _: replayed(paced),
             limits=limits,
         )

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
+from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan, ModelPlan
 from fleet.up import following
 from fleet.up.following import Following
-from fleet.up.launching import Launched
 from fleet.up.watching import CannotStart
 from router.watched_file import WatchedFile
 from tests.fleet.scripted import Script, calm, refusal, serving
@@ -40,7 +40,7 @@ class Ray:
             raise CannotStart(self.away)
         self.plans.append(plan)
         controller = self.controllers.pop(0) if len(self.controllers) > 1 else self.controllers[0]
-        return Launched(controller, None, found=len(self.plans) > 1)
+        return Launched(controller=controller, found=len(self.plans) > 1)
 
     async def failed(self) -> str:
         raise AssertionError("nobody asks")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.analysis.accesses import accesses_of
+from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of
 from lab.analysis.distances import hits_by_capacity, smaller_before
-from lab.analysis.whole import depth_first
 from lab.trace.requests import Trace
 from replica.block_pool import BlockPool
 from replica.chain import Chain

@@ -6,10 +6,10 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of
+from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of, with_headroom
 from lab.analysis.distances import hits_by_capacity, segments_of
 from lab.analysis.sharing import coarser, sharing_of
-from lab.analysis.whole import depth_first
 from lab.trace.naming import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import coarsened

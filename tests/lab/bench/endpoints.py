@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from lab.bench.arrivals import arriving, at_once
+from lab.bench.conversations import Conversation, Turn
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured
-from lab.bench.probe import Wish
-from lab.bench.talks import Talk, Turn
+from lab.bench.probe import RequestSettings
 from lab.bench.words import Passage
 from router.target import parse_target
 
@@ -152,20 +152,24 @@ def endpoint(
         server.server_close()
 
 
-def singles(count: int, words: int = 20, output_tokens: int = 2) -> list[Talk]:
-    return [Talk(str(n), (), (Turn((Passage(f"p{n}", words),), output_tokens),)) for n in range(count)]
+def singles(count: int, words: int = 20, output_tokens: int = 2) -> list[Conversation]:
+    return [Conversation(str(n), (), (Turn((Passage(f"p{n}", words),), output_tokens),)) for n in range(count)]
 
 
-def closed(url: str, talks: list[Talk], clients: int, timeout_s: float = 10.0, **limits: Any) -> Measured:
-    return _run(url, lambda _: at_once(talks), Limits(clients=clients, **limits), timeout_s)
+def closed(
+    url: str, conversations: list[Conversation], clients: int, timeout_s: float = 10.0, **limits: Any
+) -> Measured:
+    return _run(url, lambda _: at_once(conversations), Limits(clients=clients, **limits), timeout_s)
 
 
-def opened(url: str, talks: list[Talk], rate: float, timeout_s: float = 10.0, **limits: Any) -> Measured:
-    return _run(url, lambda seed: arriving(talks, "constant", rate, seed), Limits(**limits), timeout_s)
+def opened(
+    url: str, conversations: list[Conversation], rate: float, timeout_s: float = 10.0, **limits: Any
+) -> Measured:
+    return _run(url, lambda seed: arriving(conversations, "constant", rate, seed), Limits(**limits), timeout_s)
 
 
 def _run(url: str, arrivals: Any, limits: Limits, timeout_s: float) -> Measured:
-    plan = Plan([parse_target(url)], [MODEL], Wish(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
+    plan = Plan([parse_target(url)], [MODEL], RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
     return measured(plan, lambda *_: None)
 
 

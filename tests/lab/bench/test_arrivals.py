@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from lab.bench.arrivals import arriving, limited, replayed
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
-from lab.bench.workloads import Shape, talks
+from lab.bench.workloads import Shape, conversations
 from lab.trace.requests import Trace, TraceRequest
 
 COUNT = 4000
 
 
 def gaps(kind: str, rate: float = 10.0, seed: str = "1") -> list[float]:
-    times = [one.at_s for one in islice(arriving(talks("chatbot", "1", Shape()), kind, rate, seed), COUNT)]
+    times = [one.at_s for one in islice(arriving(conversations("chatbot", "1", Shape()), kind, rate, seed), COUNT)]
     return [after - before for before, after in pairwise(times)]
 
 
@@ -34,7 +34,9 @@ def test_equal_seeds_come_at_the_same_times() -> None:
 
 
 def test_a_conversation_counts_with_all_its_turns() -> None:
-    times = [one.at_s for one in islice(arriving(talks("multi-turn", "1", Shape(turns=4)), "constant", 10, "1"), 5)]
+    times = [
+        one.at_s for one in islice(arriving(conversations("multi-turn", "1", Shape(turns=4)), "constant", 10, "1"), 5)
+    ]
     assert times == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
 
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from lab.bench.answer import Outcome
+from lab.bench.conversations import Conversation, Turn
 from lab.bench.load import WarmUp
 from lab.bench.measure import Measured
-from lab.bench.talks import Talk, Turn
 from lab.bench.words import Passage
 from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles
 
@@ -98,20 +98,20 @@ def test_after_its_time_nothing_new_is_begun_and_what_runs_may_end(is_open: bool
         call.end()
 
     with endpoint(answer) as server:
-        talks = singles(10_000)
+        conversations = singles(10_000)
         found = (
-            opened(server.url, talks, rate=40, for_s=0.3)
+            opened(server.url, conversations, rate=40, for_s=0.3)
             if is_open
-            else closed(server.url, talks, clients=2, for_s=0.3)
+            else closed(server.url, conversations, clients=2, for_s=0.3)
         )
     assert all(one.intended_s < 0.35 and one.error is None for one in outcomes(found))
     assert len(server.calls) == len(outcomes(found)) >= 5
     assert not found.interrupted
 
 
-def conversation(turns: int, think_s: float = 0.0) -> list[Talk]:
+def conversation(turns: int, think_s: float = 0.0) -> list[Conversation]:
     made = tuple(Turn((Passage(f"t{n}", 10),), 2, think_s if n else 0.0) for n in range(turns))
-    return [Talk("c", (Passage("system", 30),), made)]
+    return [Conversation("c", (Passage("system", 30),), made)]
 
 
 def test_a_conversation_goes_on_with_the_answers_it_got() -> None:
@@ -230,7 +230,7 @@ def test_an_answer_of_no_token_begins_with_its_end() -> None:
 
 
 def test_a_fault_of_our_own_ends_the_run_and_is_told() -> None:
-    class Unwritable(Talk):
+    class Unwritable(Conversation):
         """Fails where it is made a body of."""
 
         @property

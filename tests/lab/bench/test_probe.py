@@ -7,26 +7,26 @@ import pytest
 import lab.bench.probe as probing
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured
-from lab.bench.probe import CannotAsk, Probe, Wish
+from lab.bench.probe import CannotAsk, Probe, RequestSettings
 from router.target import parse_target
 from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 
-def probed(url: str, wish: Wish, timeout_s: float = 5.0) -> Probe:
+def probed(url: str, wish: RequestSettings, timeout_s: float = 5.0) -> Probe:
     plan = Plan([parse_target(url)], [wish.model], wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
     return measured(plan, lambda *_: None).probes[0]
 
 
 def test_the_only_model_and_the_tokens_of_a_word_are_found_out() -> None:
     with endpoint(tokens_per_word=1.5) as server:
-        found = probed(server.url, Wish(None, "1"))
+        found = probed(server.url, RequestSettings(None, "1"))
     assert (found.model, found.tokens_per_word, found.is_measured) == ("m", 1.5, True)
     assert (found.requests, found.prompt_tokens) == (2, 96 + 672)
 
 
 def test_what_is_known_is_not_measured() -> None:
     with endpoint(tokens_per_word=1.5) as server:
-        found = probed(server.url, Wish("m", "1", tokens_per_word=2.0))
+        found = probed(server.url, RequestSettings("m", "1", tokens_per_word=2.0))
     assert (found.tokens_per_word, found.requests) == (2.0, 1)
 
 
@@ -48,7 +48,7 @@ def test_fields_that_are_refused_are_left_out(refused: tuple[str, ...], ignores_
             call.answer(1, tells_usage="stream_options" in call.body)
 
     with endpoint(on_probe=strict) as server:
-        found = probed(server.url, Wish("m", "1"))
+        found = probed(server.url, RequestSettings("m", "1"))
     assert (found.ignores_eos, found.tells_usage, found.is_measured) == (ignores_eos, tells_usage, tells_usage)
 
 
@@ -67,7 +67,7 @@ def test_without_a_model_it_is_said_what_to_do(status: int, body: object, said: 
         endpoint(on_get=lambda call: call.whole(json.dumps(body).encode(), status)) as server,
         pytest.raises(CannotAsk, match=said),
     ):
-        probed(server.url, Wish(None, "1"))
+        probed(server.url, RequestSettings(None, "1"))
 
 
 def test_an_endpoint_that_refuses_a_plain_request_cannot_be_asked() -> None:
@@ -75,14 +75,14 @@ def test_an_endpoint_that_refuses_a_plain_request_cannot_be_asked() -> None:
         endpoint(on_probe=lambda call: call.refuse(401, "no key")) as server,
         pytest.raises(CannotAsk, match="does not take a first request: status 401: no key; give --api-key"),
     ):
-        probed(server.url, Wish("m", "1"))
+        probed(server.url, RequestSettings("m", "1"))
 
 
 def test_an_endpoint_that_is_not_there_cannot_be_asked() -> None:
     with endpoint() as server:
         url = server.url
     with pytest.raises(CannotAsk, match=r"does not answer: no connection: .*; is it started"):
-        probed(url, Wish(None, "1"))
+        probed(url, RequestSettings(None, "1"))
 
 
 def test_an_endpoint_that_says_nothing_is_not_waited_for_longer_than_the_timeout() -> None:
@@ -90,7 +90,7 @@ def test_an_endpoint_that_says_nothing_is_not_waited_for_longer_than_the_timeout
         endpoint(on_get=lambda call: call.server.released.wait(10)) as server,
         pytest.raises(CannotAsk, match="does not answer: timeout"),
     ):
-        probed(server.url, Wish(None, "1"), timeout_s=0.2)
+        probed(server.url, RequestSettings(None, "1"), timeout_s=0.2)
 
 
 @pytest.mark.parametrize("model", [None, "m"])
@@ -104,7 +104,7 @@ def test_a_mute_endpoint_is_found_out_long_before_a_long_timeout(
 
     said = r"timeout.*, after 0\.2 s; is it still starting\? At first --timeout counts up to 0\.2 s only"
     with endpoint(on_get=mute, on_probe=mute) as server, pytest.raises(CannotAsk, match=said):
-        probed(server.url, Wish(model, "1"), timeout_s=5)
+        probed(server.url, RequestSettings(model, "1"), timeout_s=5)
 
 
 def test_the_load_has_the_whole_timeout_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,4 +125,4 @@ def test_refused_token_ids_are_said_with_what_may_help(status: int, fix: str) ->
         endpoint(on_probe=lambda call: call.refuse(status, "no")) as server,
         pytest.raises(CannotAsk, match=f"does not take token ids: status {status}: no{fix}$"),
     ):
-        probed(server.url, Wish("m", "1", vocabulary=32000))
+        probed(server.url, RequestSettings("m", "1", vocabulary=32000))

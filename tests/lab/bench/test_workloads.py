@@ -5,19 +5,19 @@ from itertools import islice, pairwise
 
 import pytest
 
+from lab.bench.conversations import Conversation
 from lab.bench.prompts import asked_tokens
-from lab.bench.talks import Talk
 from lab.bench.words import Passage
-from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, WORKLOADS, Shape, talks
+from lab.bench.workloads import BATCH_DOCUMENTS, QUESTIONS, WORKLOADS, Shape, conversations
 
 USUAL = Shape()
 
 
-def some(workload: str, count: int = 200, seed: str = "1", shape: Shape = USUAL) -> list[Talk]:
-    return list(islice(talks(workload, seed, shape), count))
+def some(workload: str, count: int = 200, seed: str = "1", shape: Shape = USUAL) -> list[Conversation]:
+    return list(islice(conversations(workload, seed, shape), count))
 
 
-def prompt(talk: Talk, turn: int = 0) -> list[Passage]:
+def prompt(talk: Conversation, turn: int = 0) -> list[Passage]:
     return [*talk.system, *talk.turns[turn].said]
 
 

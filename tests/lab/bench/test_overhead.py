@@ -11,18 +11,18 @@ from lab.bench.arrivals import at_once
 from lab.bench.figures import figures
 from lab.bench.load import Limits, Load
 from lab.bench.measure import Plan, measured, summed_up
-from lab.bench.own import Own, Watch
-from lab.bench.probe import Probe, Wish
+from lab.bench.overhead import Overhead, OverheadMeter
+from lab.bench.probe import Probe, RequestSettings
 from lab.bench.result import EndpointResult, warnings
 from router.target import Target, parse_target
 from tests.lab.bench.endpoints import Endpoint, endpoint, singles
 
-CALM = Own(0.1, 0.05, 0.001, 0.0001, lag_p99_s=0.001, lag_max_s=0.004)
+CALM = Overhead(0.1, 0.05, 0.001, 0.0001, lag_p99_s=0.001, lag_max_s=0.004)
 KNOWN = Probe("m", 1.0, is_measured=True, ignores_eos=True, tells_usage=True)
 
 
 async def test_an_event_loop_that_is_held_up_is_late_and_one_that_is_not_is_not() -> None:
-    held = Watch()
+    held = OverheadMeter()
     for _ in range(10):
         spin_s(0.03)
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ def spin_s(duration_s: float) -> None:
         pass
 
 
-def warned(own: Own = CALM, probe: Probe = KNOWN) -> str:
+def warned(own: Overhead = CALM, probe: Probe = KNOWN) -> str:
     return "; ".join(
         warnings(EndpointResult("http://h:1", probe, replace(figures([]), requests=1), [], [CALM, own], 0))
     )
@@ -63,7 +63,9 @@ def compared(one: Endpoint, other: Endpoint, interrupted_load: int) -> tuple[lis
             os.kill(os.getpid(), signal.SIGINT)
 
     targets = [parse_target(one.url), parse_target(other.url)]
-    plan = Plan(targets, ["m", "m"], Wish("m", "1"), lambda _: at_once(singles(5)), Limits(clients=1), rounds=3)
+    plan = Plan(
+        targets, ["m", "m"], RequestSettings("m", "1"), lambda _: at_once(singles(5)), Limits(clients=1), rounds=3
+    )
     found = measured(plan, on_load)
     result = summed_up(plan, found, {})
     return [len(ran) for ran in found.ran], len(result.comparison), result.interrupted

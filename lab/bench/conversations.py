@@ -11,7 +11,7 @@ class Turn(NamedTuple):
     think_s: float = 0.0  # from the end of the answer before to this
 
 
-class Talk(NamedTuple):
+class Conversation(NamedTuple):
     name: str
     system: tuple[Passage, ...]  # may be empty
     turns: tuple[Turn, ...]
@@ -19,4 +19,4 @@ class Talk(NamedTuple):
 
 class Arrival(NamedTuple):
     at_s: float  # after the beginning of the run
-    talk: Talk
+    talk: Conversation

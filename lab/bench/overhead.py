@@ -12,7 +12,7 @@ LAG_LIMIT_S = 0.005
 CPU_LIMIT = 0.8  # of a core
 
 
-class Own(Struct, frozen=True):
+class Overhead(Struct, frozen=True):
     cpu_s: float
     cpu_share: float  # of one core
     cpu_per_request_s: float
@@ -25,7 +25,7 @@ class Own(Struct, frozen=True):
         return self.lag_p99_s > LAG_LIMIT_S or self.cpu_share > CPU_LIMIT
 
 
-class Watch:
+class OverheadMeter:
     """Measures from its creation until `stop`."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Watch:
         self._last_s = now_s
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
 
-    def stop(self, requests: int, output_tokens: int) -> Own:
+    def stop(self, requests: int, output_tokens: int) -> Overhead:
         self._timer.cancel()
         self._lags_s.append(max(0.0, time.perf_counter() - self._last_s - LOOK_EVERY_S))
         cpu_s = time.process_time() - self._cpu_s
         lags_s = ordered(self._lags_s)
-        return Own(
+        return Overhead(
             cpu_s=cpu_s,
             cpu_share=cpu_s / max(time.perf_counter() - self._began_s, 1e-9),
             cpu_per_request_s=cpu_s / max(1, requests),
