@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         mute_stdout()
         status = 1
     except click.ClickException as error:
-        with contextlib.suppress(OSError):  # nobody is there to read it
+        with contextlib.suppress(OSError):  # the reader is gone
             error.show()
         status = error.exit_code
     except OSError as error:
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def complain(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody is there to read it
+    with contextlib.suppress(OSError):  # the reader is gone
         click.echo(line, err=True)
 
 
@@ -192,7 +192,7 @@ def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None
     names = [error.name or "", *(frame.f_globals.get("__name__", "") for frame in reversed(frames))]
     tops = (name.partition(".")[0] for name in names)
     dependencies = {*EXTRAS, *BASE_MODULES}
-    # Innermost first: whoever stands closest to the failure is to blame, and that may be us.
+    # Innermost first: blame the module closest to the failure, which may be ours.
     blamed = next((top for top in tops if top in dependencies or top in shadow.PACKAGES), None)
     return blamed if blamed in dependencies else None
 

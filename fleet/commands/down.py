@@ -39,9 +39,9 @@ GONE_S = 2.0  # a controller that is silent for so long has ended
 def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) -> None:
     """End a fleet: its replicas finish their running requests and leave, then everything else ends.
 
-    A fleet of this machine gets what Ctrl-C would be where `warmroute up` runs, with --now twice. What one has left
-    behind that was killed is removed. One that is elsewhere is asked by the URL of its controller. Where `warmroute up`
-    has joined a fleet that was there already, its router ends alone; the URL of the controller ends the fleet.
+    On this machine it works as Ctrl-C in `warmroute up`, and --now as a second Ctrl-C; files of a killed fleet are
+    removed. A fleet elsewhere is named by the URL of its controller. Where `warmroute up` has joined a running fleet,
+    only its router ends; the controller's URL ends the fleet.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
       warmroute down --all
       warmroute down --fleet http://10.0.0.5:8790
 
-    Ctrl-C ends the waiting, not the ending. Exit status: 0 it has ended, 1 there is none that could be ended.
+    Ctrl-C ends the waiting, not the ending. Exit status: 0 ended, 1 there is no such fleet.
     """
     if everything and which is not None:
         raise click.UsageError("--all is all fleets of this machine; give it or --fleet, not both")

@@ -14,31 +14,31 @@ from router.asking import Refused
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived
-SOONEST_S = 5.0  # before that nobody can be seen to have nothing left
+SOONEST_S = 5.0  # replicas cannot be seen idle sooner
 NOT_BEGUN = ("placing", "starting", "failing")
 
 
 @click.command()
 @click.argument("replica", required=False)
 @click.option(
-    "--node", type=TEXT, metavar="ADDRESS", help="All replicas on the node of this address, which is about to go."
+    "--node", type=TEXT, metavar="ADDRESS", help="Drain all replicas on the node of this address."
 )
 @click.option(
     "--wait",
     "wait_s",
     type=FiniteRange(min=0),
     metavar="SECONDS",
-    help="Return when they have nothing left to do, after so long at most.",
+    help="Wait until they are idle, for this time at most.",
 )
-@click.option("--undo", is_flag=True, help="Let them have requests again.")
+@click.option("--undo", is_flag=True, help="Send them requests again.")
 @fleet_options
 def drain(
     replica: str | None, node: str | None, wait_s: float | None, undo: bool, which: str | None, fleet_key: str | None
 ) -> None:
-    """Keep new requests away from REPLICA, which goes on running with what it has, and keeps its cache.
+    """Keep new requests away from REPLICA; running requests finish, and it keeps its cache.
 
-    It still counts as one of its model: none is started in its place. Those of a --node get requests again when they
-    have been started anew, on another node for example.
+    It still counts as a replica of its model: no other one is started. Replicas of a --node get requests again once
+    they have restarted, on another node for example.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def drain(
       warmroute drain demo-2 --undo
       warmroute drain --node 10.0.0.7 --wait 120
 
-    Exit status: 0 done, 1 somebody still had requests when the time to --wait was over, or nobody answers.
+    Exit status: 0 done, 1 requests were left when --wait was over, or the controller does not answer.
     """
     if (replica is None) == (node is None):
         raise click.UsageError("give a REPLICA or --node ADDRESS, one of them")

@@ -44,7 +44,7 @@ def _pid_namespace() -> str:
 class LocalFleet(Struct, frozen=True, kw_only=True):
     port: Port  # of its router
     pid: Annotated[int, Meta(ge=1)]  # of `warmroute up`; in a container it may well be 1
-    started: float  # `process_started(pid)`: a pid that was given anew is not taken for it
+    started: float  # `process_started(pid)`: tells it from a later process with the same pid
     controller: Annotated[str, Meta(pattern="^https?://")]  # its URL
     key: HeaderText | None = None  # of the controller
     folders: tuple[str, ...] = ()  # temporary ones, to be removed should it be killed
@@ -109,7 +109,7 @@ def remove_record(fleet: LocalFleet, but: Path | None = None) -> None:
 def process_started(pid: int) -> float | None:
     """Return when a process started, in seconds since boot, which no clock change moves; None if it has ended."""
     fields = _read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # a command's name may have spaces
-    if len(fields) < 20 or fields[0] in "ZX":  # one that ended, and that nobody has asked about yet
+    if len(fields) < 20 or fields[0] in "ZX":  # a zombie
         return None
     return int(fields[19]) * TICK_S
 

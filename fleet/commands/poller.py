@@ -19,7 +19,7 @@ class Poller:
     """A fleet that is polled; to be closed, or used as a context manager."""
 
     def __init__(self, locate: Callable[[], Where]) -> None:
-        self.why = ""  # why nobody answers
+        self.why = ""  # why there is no answer
         self.answer = b""  # the last one, as it came
         self._locate = locate
         self._away_since_s: float | None = None

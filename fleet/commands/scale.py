@@ -1,4 +1,4 @@
-"""`warmroute scale`: how many replicas of a model there should be."""
+"""`warmroute scale`: set how many replicas a model has."""
 
 import click
 
@@ -11,14 +11,14 @@ from fleet.commands.view import View
 @click.command()
 @click.argument("model")
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0))
-@click.option("--no-wait", is_flag=True, help="Do not wait until it is so.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the replicas.")
 @fleet_options
 def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key: str | None) -> None:
-    """Have N replicas of MODEL, and wait until it is so.
+    """Set the number of MODEL's replicas to N, and wait until they are ready.
 
-    New ones get requests when they are ready. If there are too many, those leave whose caches are worth least; their
-    running requests finish, for as long as the model's drain timeout says. Where a model is scaled automatically, N is
-    to be between its two bounds, and is where that goes on from.
+    New replicas get requests when they are ready. When scaling down, those with the least valuable caches leave; their
+    running requests finish within the model's drain timeout. For a model with autoscaling, N must be between its
+    bounds, and autoscaling goes on from there.
 
     \b
     Examples:
@@ -26,8 +26,8 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
       warmroute scale demo 0 --no-wait
       warmroute scale llama-3.1-8b 6 --fleet http://10.0.0.5:8790
 
-    Ctrl-C ends the waiting, not the change. Exit status: 0 it is so (with --no-wait: it is wanted), 1 it cannot be, or
-    somebody else has changed it meanwhile.
+    Ctrl-C ends the waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
+    someone else meanwhile.
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
         before = poller.fleet.view()

@@ -22,7 +22,7 @@ REFRESH_S = 1.0
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
 @fleet_options
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: how many replicas of each model are ready, what each of them does, and why one is not well.
+    """Show a fleet: the ready replicas of each model, the state of every replica, and what is wrong with it.
 
     "cached" is how much of a replica's KV cache holds prefixes, and how many tokens these are; "hits" the part of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
@@ -36,7 +36,7 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
       warmroute status --fleet http://10.0.0.5:8790
       warmroute status --json | jq '.replicas[] | select(.life != "ready") | .name'
 
-    Exit status: 0 all replicas that are wanted are ready, 1 some are not, or nobody answers, or the fleet is ending.
+    Exit status: 0 all replicas are ready, 1 some are not, the controller does not answer, or the fleet is ending.
     After --watch it is 0.
     """
     console = Console(highlight=False, emoji=False, markup=False)

@@ -6,6 +6,7 @@ What changes something, or shows what replicas print, is for holders of the flee
 import hmac
 import os
 import re
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -199,10 +200,10 @@ def build_app(controller: Controller, key: str) -> Starlette:
             for route in ROUTES
         ],
         exception_handlers={
-            ApiError: _answer_api_error,
-            UnknownName: _answer_unknown_name,
-            HTTPException: _answer_http_error,
-            ClientDisconnect: _answer_nobody,
+            ApiError: _answering(error_response),
+            UnknownName: _answering(lambda error: error_response(ApiError(404, str(error), code="not_found"))),
+            HTTPException: _answering(lambda error: error_response(ApiError(error.status_code, str(error.detail)))),
+            ClientDisconnect: _answering(lambda _: Response(status_code=400)),
         },
         middleware=[Middleware(Gate, table=TABLE, admit=holders.admit)],
     )
@@ -214,22 +215,11 @@ def not_known() -> ApiError:
     return ApiError(503, "the replicas are not known yet", code="not_known", headers={"Retry-After": "1"})
 
 
-async def _answer_api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
+def _answering(make: Callable[[Any], Response]) -> Callable[[Request, Any], Awaitable[Response]]:
+    async def answer(_: Request, error: Any) -> Response:
+        return make(error)
 
-
-async def _answer_unknown_name(_: Request, error: Exception) -> Response:
-    return error_response(ApiError(404, str(error), code="not_found"))
-
-
-async def _answer_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return error_response(ApiError(error.status_code, str(error.detail)))
-
-
-async def _answer_nobody(_: Request, __: Exception) -> Response:
-    return Response(status_code=400)  # the client has left
+    return answer
 
 
 MOST_BYTES = 4 * 1024 * 1024

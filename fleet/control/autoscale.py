@@ -17,7 +17,7 @@ SPARE = 0.5  # of the target: what a prompt may wait with one replica less
 MOST_BUSY = 0.7  # of the prefill speed, or of the KV memory, with one replica less
 FULL = 0.9  # of the KV memory: a prompt that waits may need more than what is left
 MOST_PATIENCE = 16  # times down_after_s
-SLOWEST = 0.1  # of its prefill speed: what a replica is at least taken to do, whatever its last seconds say
+SLOWEST = 0.1  # of its prefill speed: the least that a replica is assumed to do
 # Of engines that do not say it
 ASSUMED_TOKENS_PER_S = 8000.0
 ASSUMED_PROMPT_TOKENS = 1000.0
@@ -30,7 +30,7 @@ class Demand(NamedTuple):
     queued_tokens: float
     tokens_per_s: float  # the prefill that they can do
     done_tokens_per_s: float  # the prefill that they did lately
-    waiting: bool  # at every one of them somebody waits: they do what they can
+    waiting: bool  # every replica has a queue: all are saturated
     memory: float  # the part of their KV memory that requests hold
     assumed: bool  # whether part of the speed is a guess
 

@@ -57,7 +57,7 @@ class _Host:
 
     async def stop(self, limit_s: float) -> None:
         self._hosts.clean &= await self.supervisor.stop(limit_s)
-        await asyncio.wait([self._running])  # whatever it ended with: `report` says that
+        await asyncio.wait([self._running])  # `report` raises its error
         self._log.close()
 
     async def replace(self, why: str) -> None:

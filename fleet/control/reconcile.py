@@ -250,7 +250,7 @@ class Reconciler:
             self._add(model, allowed - len(mine) - in_the_way)
         elif old and not in_the_way and not too_many:
             worst = self._worst_first(old)[0]
-            # With one that does not serve nothing is lost.
+            # Nothing is lost with a replica that does not serve.
             worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
 
     def _add(self, model: str, count: int) -> None:

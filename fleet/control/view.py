@@ -27,7 +27,7 @@ def view(controller: Controller, *, logs: bool) -> dict[str, Any]:
 def model_view(controller: Controller, name: str) -> dict[str, Any]:
     reconciler = controller.reconciler
     mine = [each for each in reconciler.replicas.values() if each.task.plan.name == name]
-    plan = reconciler.plan.model(name) or mine[0].task.plan  # one that leaves is no part of the plan any more
+    plan = reconciler.plan.model(name) or mine[0].task.plan  # a leaving model is no longer in the plan
     generation = reconciler.generation(name)
     return {
         "name": name,

@@ -16,7 +16,7 @@ LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
 MOST_BYTES = 4 * 1024 * 1024
 LONGEST_LOG_BYTES = 64 * 1024 * 1024
-LOG_ENCODING = "utf-8:backslashreplace"  # whatever the terminal of this process takes
+LOG_ENCODING = "utf-8:backslashreplace"  # independent of this process's terminal
 
 
 def _current_folder() -> str | None:
@@ -53,7 +53,7 @@ class Log:
         """
         if self.size <= LONGEST_LOG_BYTES:
             return
-        with suppress(OSError), open(f"{self.path}.1", "wb") as before:  # nobody's folder, or a full disk
+        with suppress(OSError), open(f"{self.path}.1", "wb") as before:  # a removed folder, or a full disk
             while sent := os.sendfile(before.fileno(), self.descriptor, before.tell(), 2**30):
                 before.seek(sent, os.SEEK_CUR)
         os.ftruncate(self.descriptor, 0)

@@ -18,7 +18,7 @@ from fleet.plan import FOREIGN, Task
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-SETTLED_S = 60.0  # who ran for this long is started again at once
+SETTLED_S = 60.0  # a process that ran for so long is restarted at once
 LOOK_S = 1.0  # between probes
 STARTING_LOOK_S = 0.1
 STOP_LIMIT_S = 20.0  # for a process whose requests are done; then it is killed

@@ -109,7 +109,7 @@ def watch_over(session: int) -> None:
         os.waitpid(child, 0)
         return
     os.setsid()
-    if os.fork():  # so that it is nobody's child, and no zombie here
+    if os.fork():  # twice, so that no zombie is left here
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 NAME = "controller"  # replicas' names end in a number
 ON_HEAD = {"node:__internal_head__": 0.001}
-PORT_WITHIN_S = 10.0  # one that was killed may not be gone yet
+PORT_WITHIN_S = 10.0  # a killed one may still hold it
 PORT_AGAIN_S = 0.2
-PAUSE_S = 1.0  # before Ray starts anew what a mistake of ours has ended
+PAUSE_S = 1.0  # before Ray restarts an actor that a bug has ended
 
 encode_plan = msgspec.json.Encoder().encode
 _decode_plan = msgspec.json.Decoder(FleetPlan).decode

@@ -47,7 +47,7 @@ def main() -> None:
     die_with_parent(parent_pid())
     watch_over(session)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # stdout is for answers alone, whatever Ray and its children print
+    os.dup2(2, 1)  # stdout is for answers alone: Ray and its children print to stderr
     try:
         order = decode_order(sys.stdin.buffer.readline())
     except msgspec.MsgspecError as error:
@@ -117,7 +117,7 @@ def _shut_down() -> None:
     ending.join(SHUTDOWN_S)
 
 
-# ---- somebody else's
+# ---- a given Ray
 
 
 def _join(order: Order, address: str, answers: Any) -> NoReturn:
@@ -164,7 +164,7 @@ def explained(error: Exception, fix: str) -> str:
     if "ersion mismatch" in text:
         versions = [" and Python ".join(found) for found in re.findall(r"Ray: (\S+)\s+Python: (\S+)", text)]
         return f"it has Ray {versions[0]}, and here is Ray {versions[-1]}; have the same" if versions else text
-    if "Failed to connect to Ray cluster" in text:  # somebody answers there, which was seen before
+    if "Failed to connect to Ray cluster" in text:  # a server answers there, as was checked before
         return f"it lets nobody in; {fix}"
     if "Could not find any running Ray instance" in text:
         return "there is none on this machine; start one with `ray start --head`"
@@ -183,7 +183,7 @@ def heal_controller(namespace: str) -> None:
 
     from fleet.on_ray import controller
 
-    with suppress(RayError):  # one that dies is started anew without us
+    with suppress(RayError):  # Ray restarts one that dies
         actor = controller.there(namespace)
         if actor is None:  # the fleet has ended
             return
@@ -218,7 +218,7 @@ def begin(order: Order) -> Launched:
             time.sleep(AGAIN_S)  # it was about to end
             continue
         except GetTimeoutError as error:
-            ray.kill(actor, no_restart=False)  # the next one who asks finds another one
+            ray.kill(actor, no_restart=False)  # the next launcher finds another one
             raise Failed(f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?") from error
         except RayError as error:
             raise Failed(f"the controller cannot begin: {_last_line(error)}") from error

@@ -15,7 +15,7 @@ OBJECT_STORE_BYTES = 75 * 1024 * 1024  # the least that Ray takes; nothing is ke
 WITH_A_STORE = (2, 60)  # the first Ray whose GCS can keep its state on a disk
 GCS, RAYLET = "gcs_server", "raylet"
 _STARTING = threading.Lock()  # held while the node has no GCS
-CPUS = 1000  # whoever starts a fleet on one machine says himself how many replicas it can take
+CPUS = 1000  # no limit: the user decides how many replicas one machine takes
 
 
 def too_long(folder: str) -> str | None:

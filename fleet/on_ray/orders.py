@@ -9,7 +9,7 @@ from fleet.plan import FleetPlan
 
 class Order(Struct, frozen=True, kw_only=True):
     plan: FleetPlan
-    key: str  # that the controller demands of who changes the fleet
+    key: str  # for changing the fleet
     address: str | None = None  # of the Ray to join; None: one of our own on this machine
     namespace: str = NAMESPACE
     port: int = 0  # of the controller; 0: any free one, and the same one again when it is restarted

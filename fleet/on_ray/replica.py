@@ -16,7 +16,7 @@ from fleet.on_ray.cluster import log_folder, node_address
 from fleet.on_ray.settings import environment_of, not_for_children
 from fleet.plan import Task
 
-PAUSE_S = 1.0  # before Ray starts anew what a mistake of ours has ended
+PAUSE_S = 1.0  # before Ray restarts an actor that a bug has ended
 
 encode_task = msgspec.json.Encoder().encode
 encode_report = msgspec.json.Encoder().encode

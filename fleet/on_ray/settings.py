@@ -26,9 +26,9 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
         _QUIET
         | kept
         | {
-            # Else it kills every actor as soon as the machine is short of memory, whoever uses it.
+            # Otherwise it kills every actor when the machine is short of memory, even for other programs' use.
             "RAY_memory_monitor_refresh_ms": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses, whatever it is told
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_prestart_worker_first_driver": "0",

@@ -238,7 +238,7 @@ def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
         raise click.ClickException(f"{error}\nThe whole log is in {told.logs}") from error
     finally:
         if not broken and settings.log_dir is None:
-            shutil.rmtree(folder, ignore_errors=True)  # somebody may have tidied up before us
+            shutil.rmtree(folder, ignore_errors=True)  # it may have been removed already
     if broken:
         say(f"Something failed on the way; the logs are in {told.logs}")
     return 0

@@ -18,7 +18,7 @@ from router.watched_file import WatchedFile
 
 LOOK_S = 1.0
 AGAIN_S = 5.0  # after Ray could not be joined
-AWAY_S = 10.0  # a controller that Ray starts anew is mostly back by then, with what it was told before
+AWAY_S = 10.0  # Ray restarts a controller within that time, mostly; it keeps its plan
 
 
 class Following:

@@ -26,7 +26,7 @@ START_LIMIT_S = 180.0  # of which the controller may take 60
 LOG = "launcher.log"
 CLOSE_LIMIT_S = 15.0
 LOCAL_TRIES = 5
-AWAY_S = 10.0  # a controller that Ray starts anew is mostly back by then
+AWAY_S = 10.0  # Ray restarts a controller within that time, mostly
 NOTHING = FleetPlan(models=())
 
 
@@ -107,7 +107,7 @@ class OnRay:
         self.holds = self._local
         self.retries: float = LOCAL_TRIES if self._local else math.inf
         self.away_s = math.inf if self._local else AWAY_S
-        # The controller of each Ray after the first has the same port, which is nobody else's meanwhile.
+        # Every Ray's controller has the same port, which no other process can take in between.
         self._held = _held_port() if self._local else None
         self._order = Order(
             plan=NOTHING,

@@ -63,7 +63,7 @@ class Load:
         self._until_s: float | None = None  # no counted request is sent after
         self._deadline: asyncio.TimerHandle | None = None
         self._is_over = False  # nothing more is sent
-        # Each conversation, each client in closed loop, and whoever waits for the next arrival either has a request in
+        # Each conversation, each client in closed loop, and the wait for the next arrival either has a request in
         # flight or a timer. The run is over when there is none left.
         self._open = 0
         self._timers: set[asyncio.TimerHandle] = set()

@@ -153,12 +153,12 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option("--output", "FILE", "Write the JSON there, with a row for every request.")
 @option("--plot", "FILE", "Draw the times to first token: .png or .svg.")
 def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | None, **given: Any) -> int:
-    """Ask an endpoint of the OpenAI API as users would, and measure what they would see.
+    """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
-    streams. Everything asked follows from --seed. With --rate requests come at their times, whatever became of those
-    before (open loop), and latencies count from then; with --concurrency each client waits for its answer (closed
-    loop).
+    streams. All requests follow from --seed. With --rate they are sent at
+    their times, whether earlier ones are answered or not (open loop), and latencies count from then; with
+    --concurrency each client waits for its answer (closed loop).
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
       warmroute bench http://127.0.0.1:8000 --trace log.jsonl.gz --speed 2 --ttft-limit 0.5
       warmroute bench http://10.0.0.1:8000 --against http://10.0.0.2:8000 --rate 10 --plot ttft.svg
 
-    Ctrl-C shows what there is so far and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
+    Ctrl-C shows the results so far, and writes no file. Exit status: 0 measured, 1 the endpoint cannot be asked, no
     request was answered or a file cannot be written, 2 a value cannot be used, 130 ended by Ctrl-C.
     """
     asked = BenchOptions(**given)
@@ -334,7 +334,7 @@ def _read(asked: BenchOptions) -> Trace:
     assert asked.trace is not None
     path = Path(asked.trace)
     try:
-        path.stat()  # one that is missing is said to be so
+        path.stat()  # a missing file has its own error
         return read_trace(path, asked.block_tokens)
     except OSError as error:
         raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error

@@ -86,7 +86,7 @@ def doctor(
       warmroute doctor --router http://10.0.0.9:8000 --for 60
       warmroute doctor --replica http://10.0.0.1:8001 --json
 
-    Exit status: 0 nothing is wrong, 1 there are findings, 2 nobody answers or a value cannot be used.
+    Exit status: 0 nothing is wrong, 1 there are findings, 2 there is no answer, or a value cannot be used.
     """
     if router_url is None and not replica_urls:
         router_url = DEFAULT_ROUTER

@@ -47,7 +47,7 @@ ANY = re.compile("|".join(f"(?P<{name}>{PATTERNS[kind]})" for name, kind in KIND
 
 
 SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
-MAY_MATCH = re.compile(r"[0-9@]|day\b")  # whatever ANY matches has one of these
+MAY_MATCH = re.compile(r"[0-9@]|day\b")  # every match of ANY has one of these
 
 
 class Part(NamedTuple):
