@@ -285,7 +285,7 @@ made = BlockPool.__init__
 
 def miscounted(self, *arguments, **options):
     made(self, *arguments, **options)
-    self.free -= 1
+    self._queue.length -= 1
 
 BlockPool.__init__ = miscounted
 sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,9 @@ import pytest
 
 from events.messages import BlockRemoved, BlockStored, Hash, KnownEvent
 from events.resolver import Resolver
-from replica.block_pool import NOT_NAMED, BlockPool, Match
+from replica.block_pool import BlockPool, Match
 from replica.chain import Chain
+from replica.contents import NOT_NAMED
 from tests.oracle.test_wire_blockpool import each_trace, load
 from tests.oracle.vectors import Record, unhex
 
@@ -251,12 +252,11 @@ class UnnamedLast(BlockPool):
     """Queues blocks without a name behind the cached ones, which are then evicted although there is free memory."""
 
     def release(self, blocks: Sequence[int]) -> None:
-        super().release([block for block in blocks if self._parent[block] != NOT_NAMED])
-        unnamed = [block for block in blocks if self._parent[block] == NOT_NAMED]
+        super().release([block for block in blocks if self._contents.parent[block] != NOT_NAMED])
+        unnamed = [block for block in blocks if self._contents.parent[block] == NOT_NAMED]
         for block in unnamed:
             self._references[block] -= 1
-        self._link(self._previous[self.num_blocks], np.array(unnamed, np.intp), self.num_blocks)
-        self.free += len(unnamed)
+        self._queue.append(np.array(unnamed, np.intp))
 
 
 class Eager(BlockPool):
@@ -264,7 +264,7 @@ class Eager(BlockPool):
 
     def release(self, blocks: Sequence[int]) -> None:
         super().release(blocks)
-        unused = [block for block in blocks if not self.references(block) and self._parent[block] != NOT_NAMED]
+        unused = [block for block in blocks if not self.references(block) and self._contents.parent[block] != NOT_NAMED]
         self._evict(np.array(unused, np.intp))
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.block_pool import NO_MATCH, NO_PART, NOT_NAMED, BlockPool, Match, Part
+from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, Part
 from replica.chain import Chain
+from replica.contents import NOT_NAMED
 from replica.messages import PoolSnapshot
 from tests.replica.engines import SIZE, admit, chain, forged, serve
 
@@ -26,7 +27,7 @@ def state(pool: BlockPool, block: int) -> str:
     assert (block in pool.free_queue()) == (pool.references(block) == 0)
     if pool.references(block):
         return "live"
-    return "free" if pool._parent[block] == NOT_NAMED else "cached and free"
+    return "free" if pool._contents.parent[block] == NOT_NAMED else "cached and free"
 
 
 # ---- the state diagram
@@ -674,18 +675,18 @@ def test_naming_one_by_one_and_all_at_once_end_in_the_same_state(texts: list[lis
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda pool: setattr(pool, "free", pool.free - 1),
+        lambda pool: setattr(pool._queue, "length", pool.free - 1),
         lambda pool: setattr(pool, "named", pool.named + 1),
         lambda pool: setattr(pool, "unreferenced", 0),
         lambda pool: pool._references.__setitem__(0, 1),
-        lambda pool: pool._next.__setitem__(pool.num_blocks, 1),
-        lambda pool: pool._previous.__setitem__(0, 0),
-        lambda pool: pool._parent.__setitem__(0, -1),
-        lambda pool: pool._identity.__setitem__(0, pool._identity[1]),
+        lambda pool: pool._queue._next.__setitem__(pool.num_blocks, 1),
+        lambda pool: pool._queue._previous.__setitem__(0, 0),
+        lambda pool: pool._contents.parent.__setitem__(0, -1),
+        lambda pool: pool._contents.identity.__setitem__(0, pool._contents.identity[1]),
         lambda pool: pool._names.remove(0),
         lambda pool: pool._copies.__setitem__(pool._names.keys[0], []),
-        lambda pool: pool._exact.__setitem__(5, b""),
-        lambda pool: pool._tokens.__setitem__(2, np.void(bytes(pool._tokens.itemsize))),
+        lambda pool: pool._contents.exact.__setitem__(5, b""),
+        lambda pool: pool._contents.tokens.__setitem__(2, np.void(bytes(pool._contents.tokens.itemsize))),
     ],
 )
 def test_check_notices_a_broken_invariant(harm: Callable[[BlockPool], object]) -> None:
@@ -846,9 +847,9 @@ def test_reset_forgets_tails() -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda pool: pool._filled.__setitem__(1, 0),
-        lambda pool: pool._filled.__setitem__(1, SIZE + 1),
-        lambda pool: pool._parent.__setitem__(1, 9),
+        lambda pool: pool._contents.filled.__setitem__(1, 0),
+        lambda pool: pool._contents.filled.__setitem__(1, SIZE + 1),
+        lambda pool: pool._contents.parent.__setitem__(1, 9),
         lambda pool: setattr(pool, "partial", False),
     ],
 )

@@ -9,19 +9,18 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
-from numpy.typing import NDArray
 
 from events.blocks import ExtraKey
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
-from replica.block_pool import NO_PART, NOT_NAMED, BlockPool, Match, Preview
+from replica.block_pool import NO_PART, BlockPool, Match, Part, Preview
 from replica.chain import Chain
+from replica.contents import NOT_NAMED
 from replica.names import Slots
 
 MODEL = "model"
@@ -375,8 +374,10 @@ TestPoolWithCollisions = WeakWorld.TestCase
 class Trusting(BlockPool):
     """Believes that a key decides alone."""
 
-    def _same_content(self, chain: Chain, slots: Slots) -> int:  # noqa: ARG002
-        return len(slots)
+    def match(self, chain: Chain) -> Match:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._contents, "count_same", lambda _, slots: len(slots))
+            return super().match(chain)
 
 
 class Doubling(BlockPool):
@@ -397,36 +398,34 @@ class Forgetful(BlockPool):
         if self._names.find(key) != block:
             return key not in self._copies or super()._forget_copy(block)
         for copy in self._copies.pop(key, []):
-            self._parent[copy], self._filled[copy] = NOT_NAMED, 0
+            self._contents.parent[copy], self._contents.filled[copy] = NOT_NAMED, 0
         return False
 
 
 class Blind(BlockPool):
     """Finds parts in other tenants' blocks."""
 
-    def _longest_run(self, parent: int, own: NDArray[np.uint32], exact: bytes | None) -> tuple[int, int]:  # noqa: ARG002
-        kept, self._exact = self._exact, {}
-        try:
-            return super()._longest_run(parent, own, None)
-        finally:
-            self._exact = kept
+    def part(self, chain: Chain, match: Match) -> Part:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._contents, "exact", {})
+            patch.setattr(chain, "exact", {})
+            return super().part(chain, match)
 
 
 class Undying(BlockPool):
     """Finds tails whose slot has been handed out."""
 
     def _evict(self, slots: Slots) -> None:
-        super()._evict(slots[self._many_filled[slots] == self.block_size])
+        super()._evict(slots[self._contents.is_full(slots)])
 
 
 class Hoarding(BlockPool):
     """Keeps every tail, also those that another block holds."""
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
-        kept = self._longest_run
-        self._longest_run = lambda *_: (0, 0)  # type: ignore[method-assign]
-        super().keep_tail(chain, blocks, computed)
-        self._longest_run = kept  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("replica.tails.longest_run", lambda *_: (0, 0))
+            super().keep_tail(chain, blocks, computed)
 
 
 @pytest.mark.parametrize(

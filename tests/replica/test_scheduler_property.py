@@ -247,11 +247,9 @@ class Blind(BlockPool):
 
     def part(self, chain: Chain, match: Match) -> Part:
         plain = Chain(chain.tokens, chain.block_size, MODEL)
-        kept, self._exact = self._exact, {}
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._contents, "exact", {})
             return super().part(plain, match)
-        finally:
-            self._exact = kept
 
 
 class Hasty(BlockPool):
@@ -267,7 +265,7 @@ class Undying(BlockPool):
     """Finds tails whose slot has been handed out."""
 
     def _evict(self, slots: Slots) -> None:
-        super()._evict(slots[self._many_filled[slots] == self.block_size])
+        super()._evict(slots[self._contents.is_full(slots)])
 
 
 class Sharing(BlockPool):
