@@ -88,7 +88,8 @@ class Request:
         return self.length - self.launched == 1 and (self.length < self.limit or not self.drawing)
 
     def launch(self, tokens: int, copy: Copy | None = None) -> "Scheduled":
-        """Have its next tokens computed."""
+        """Have up to so many of its next tokens computed."""
+        tokens = min(tokens, self.remaining)
         scheduled = Scheduled(self, self.launched, tokens, copy)
         self.launched += tokens
         self.length += self.launched == self.length

@@ -10,6 +10,7 @@ drawn as a token, whichever it will be. `may_run_ahead` says whether that is eno
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
@@ -24,7 +25,7 @@ from replica.runner import Sampled
 
 Batch: TypeAlias = list[Scheduled]
 
-MAX_PASSED = 64  # requests that a step looks at only to find that they must wait for another's prefix
+MAX_SKIPPED = 64  # requests that a step looks at only to find that they must wait for another's prefix
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -137,35 +138,33 @@ class Scheduler:
         return batch
 
     def _prefill(self, batch: Batch, budget: int, *, admits: bool) -> None:
-        """Share out what is left of the budget by priority, among those that run and those that wait and find room."""
-        running = [request for request in reversed(self.running) if request.remaining > 1]  # the next is at the end
-        passed: list[Request] = []
+        """Share out the budget by priority, among prompts that run already and prompts that wait and find room."""
+        running = deque(request for request in self.running if request.remaining > 1)
+        skipped: list[Request] = []
         while budget:
-            may_admit = admits and len(self.running) < self.limits.max_num_seqs and len(passed) < MAX_PASSED
+            may_admit = admits and len(self.running) < self.limits.max_num_seqs and len(skipped) < MAX_SKIPPED
             waiting = self._first_waiting() if may_admit else None
-            if waiting is not None and not (running and running[-1].priority < waiting.priority):
+            scheduled = None
+            if waiting is None or (running and running[0].priority < waiting.priority):
+                if not running:
+                    break
+                scheduled = running.popleft().launch(budget)
+            else:
                 heappop(self._waiting)
                 match = self._look_up(waiting)
-                request = self._awaited(waiting, len(match.blocks))
-                if request is None:
+                other = self._computing_prefix(waiting, len(match.blocks))
+                if other is None:
                     scheduled = self._start(waiting, match, budget)
-                    if scheduled is not None:
-                        batch.append(scheduled)
-                        budget -= scheduled.tokens
-                        continue
-                    admits = False  # nobody overtakes one for whose blocks there is no room
-                passed.append(waiting)
-                if request not in running:  # or it is computed now, in the place of the one that waits for it
-                    continue
-                running.remove(request)
-            elif running:
-                request = running.pop()
-            else:
-                break
-            count = min(request.remaining, budget)
-            batch.append(request.launch(count))
-            budget -= count
-        for request in passed:
+                    admits = scheduled is not None  # nobody overtakes a request for whose blocks there is no room
+                elif other in running:  # its prompt is computed now, in the place of the one that waits for it
+                    running.remove(other)
+                    scheduled = other.launch(budget)
+                if not waiting.blocks:
+                    skipped.append(waiting)
+            if scheduled is not None:
+                batch.append(scheduled)
+                budget -= scheduled.tokens
+        for request in skipped:
             heappush(self._waiting, (request.priority, request))
 
     def _first_waiting(self) -> Request | None:
@@ -237,9 +236,9 @@ class Scheduler:
         insort(self.running, request, key=_priority)
         is_copied = part.tokens > 0 and not part.adoptable
         copy = Copy(part.source, blocks[matched], part.tokens) if is_copied else None
-        return request.launch(min(request.remaining, budget), copy)
+        return request.launch(budget, copy)
 
-    def _awaited(self, request: Request, matched: int) -> Request | None:
+    def _computing_prefix(self, request: Request, matched: int) -> Request | None:
         """A running request that computes the next block of its prompt, so that it need not itself.
 
         Less than a block is not worth a step: it is waited for only together with blocks before it.
