@@ -1,4 +1,4 @@
-"""What the stream's state machine wants done."""
+"""The actions that a stream's state machine asks for."""
 
 from typing import NamedTuple, TypeAlias
 

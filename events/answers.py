@@ -75,7 +75,7 @@ class Answer:
 
 
 class Answers:
-    """Who has asked, and what each of them is being sent. It is told the time, and owns no socket."""
+    """The open requests, and the answer that each peer is being sent. It is told the time, and owns no socket."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an event says of its blocks besides hashes: tokens of other engines, salt, images, prompt embeds."""
+"""An event's fields besides its hashes: tokens of other engines, salt, images, prompt embeds."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What only our own replicas say, on sockets of their own: status and snapshot (docs/wire.md, "Native sockets").
+"""Messages of our own replicas only, on sockets of their own: status and snapshot (docs/wire.md, "Native sockets").
 
 Status socket (PUB): `[topic, Status as msgpack]`.
 Snapshot socket (ROUTER): a DEALER sends `[b"", b"snapshot"]`; the answer is `[b"", SnapshotHeader]`, then as many

@@ -26,11 +26,11 @@ from msgspec import Struct
 from events.answers import WAITING_MESSAGES, Answers, Message
 from events.bound import BoundSocket
 from events.curve import Curve
-from events.kept import KeptBatches
 from events.messages import EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.publisher_stats import PublisherStats
+from events.replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -80,7 +80,7 @@ class Publisher:
         self.seq = -1
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
-        self._buffer = KeptBatches(self.config.replay_batches, self.config.replay_bytes)
+        self._buffer = ReplayBuffer(self.config.replay_batches, self.config.replay_bytes)
         self._queue: deque[tuple[float, Sequence[KnownEvent]] | Load | None] = deque()
         self._sleeping = False
         self._closed = False

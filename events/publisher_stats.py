@@ -1,4 +1,4 @@
-"""What a publisher has done, and with whom it had to break off."""
+"""A publisher's counters."""
 
 from msgspec import Struct
 

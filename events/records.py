@@ -1,4 +1,4 @@
-"""What a recording is made of. New fields go last, with a default; nothing is renamed."""
+"""The records of a recording. New fields go last, with a default; nothing is renamed."""
 
 from msgspec import Struct
 

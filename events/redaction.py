@@ -78,7 +78,7 @@ class Redactor:
 
 
 class Names:
-    """What the hashes of one source are called: their keys, as far as they can be known."""
+    """The names that one source's hashes get: their keys, as far as they can be known."""
 
     def __init__(self, model: str, native: bool, secret: bytes) -> None:
         self._secret = secret
@@ -96,7 +96,7 @@ class Names:
                 self._learn_stored(event)
 
     def knows(self, payload: bytes) -> bool:
-        """Whether every hash in the batch has a name."""
+        """Return True if every hash in the batch has a name."""
         if self._native:
             return True
         hashes: list[Hash | None] = []
@@ -227,7 +227,7 @@ def _payload(record: Record) -> bytes | None:
 
 
 def _is_known(record: Record) -> bool:
-    """Whether a record without a payload is of a known form, and so without prompts."""
+    """Return True for a record without a payload that has a known form, and so holds no prompts."""
     if record.kind == "replay":
         return len(record.frames) in (3, 4)
     if record.kind == "snapshot":

@@ -153,7 +153,7 @@ class Resolver:
         return cleared
 
     def limit(self, gpu_blocks: int | None) -> None:
-        """Of GPU memory, no more blocks than these are taken from now on; None: it is not known."""
+        """Take no more blocks of GPU memory than these from now on; None: the size of its pool is not known."""
         self.gpu_blocks = gpu_blocks
         self._excess("GPU", 0)
 
@@ -490,7 +490,7 @@ class Resolver:
         return self.overclaim is not None and more > 0 and self._excess("GPU", more)
 
     def _excess(self, medium: str, more: int, *, say: bool = False) -> bool:
-        """Whether that would be more than it can hold, or than is kept of it."""
+        """Return True if that would be more than it can hold, or than is kept of it."""
         total = more + self.resident_blocks()
         say = say or not more
         if medium == "GPU" and self.gpu_blocks is not None and total > self.gpu_blocks:

@@ -91,7 +91,7 @@ class Repair(Struct):
 
 
 class Row(NamedTuple):
-    """What one state does with each fact."""
+    """The reaction of one state to each fact."""
 
     live: Reaction
     replayed: Reaction

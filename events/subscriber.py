@@ -475,7 +475,7 @@ class _Reader:
         self._wake()  # the descriptor is edge-triggered: a send may have swallowed its edge
 
     def read_all(self) -> list[Frames]:
-        """What is there now, without calling `receive`."""
+        """Return the messages that are there now, without calling `receive`."""
         messages: list[Frames] = []
         while part := self._read(MESSAGES_PER_TURN):
             messages += part

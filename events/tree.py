@@ -17,14 +17,14 @@ from events.resolver import Change, Cleared, Removed, Resolver, Stored
 
 
 class Holder(NamedTuple):
-    """Who has a copy of a block, and where."""
+    """A replica that has a copy of a block, and its medium."""
 
     replica: str
     medium: str
 
 
 class Namespace(NamedTuple):
-    """What stands before block 0: prompts of different namespaces share nothing."""
+    """The root of a chain, before block 0: prompts of different namespaces share nothing."""
 
     lora_name: str | None
     cache_salt: str | None
@@ -208,7 +208,7 @@ class Tree:
 
 
 def holds(node: Node, replica: str | None = None) -> bool:
-    """Whether the replica (or any) has a copy of this block."""
+    """Return True if the replica (or any) has a copy of this block."""
     return bool(node.held) if replica is None else any(holder.replica == replica for holder in node.held)
 
 

@@ -48,7 +48,7 @@ class CacheView:
 
     @property
     def busy(self) -> bool:
-        """Whether a slice is to be done yet."""
+        """True while slices are left to do."""
         return self._rest is not None
 
     @property

@@ -41,7 +41,7 @@ MEDIUM = "GPU"
 
 
 class Lookups(Struct):
-    """What admitted requests asked of the cache and found; those that had been preempted are counted apart."""
+    """Tokens and blocks that admitted requests looked up and found; preempted requests are counted apart."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """What an allocation would take: the blocks it would be handed, found as they are asked for; are there enough?"""
+    """The outcome of an allocation: the new blocks, found as they are iterated over, and whether there are enough."""
 
     candidates: Iterator[int]
     can_satisfy: bool
@@ -156,7 +156,7 @@ class BlockPool:
     # ---- take and release
 
     def preview(self, hits: Sequence[int], new: int) -> Preview:
-        """What `take` would do. A hit that waits in the free queue cannot also be handed out as a new block."""
+        """Predict `take`. A hit that waits in the free queue cannot also be handed out as a new block."""
         references = self._references
         rescued = {block for block in hits if not references[block]}
         can_satisfy = self.free - len(rescued) >= new
@@ -323,7 +323,7 @@ class BlockPool:
     # ---- say
 
     def take_events(self) -> list[KnownEvent]:
-        """What has been stored and removed since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

@@ -60,7 +60,7 @@ class EngineRefused(Exception):
 
 
 class Answers:
-    """What the engine says to the submits of one HTTP request, as it comes."""
+    """The engine's outputs for one HTTP request, as they come."""
 
     def __init__(self, engine: "EngineClient", ids: Iterable[int]) -> None:
         self.open = set(ids)  # those that more can come for
@@ -83,7 +83,7 @@ class Answers:
 
     @property
     def complete(self) -> bool:
-        """Whether `next` would return nothing."""
+        """True if `next` would return nothing."""
         return not (self.open or self._arrived or self._failure)
 
     def cancel(self, *ids: int) -> None:
@@ -175,7 +175,7 @@ class EngineClient:
 
     @property
     def has_said_why(self) -> bool:
-        """Of one that has ended: whether it could not start, and its own words are on stderr already."""
+        """True for an engine that could not start and has said so on stderr itself."""
         return self.hello is None and self._process.returncode == 1
 
     @property

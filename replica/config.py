@@ -1,4 +1,4 @@
-"""What a replica can be told. New fields need an option in `replica.cli`; a test compares the two."""
+"""A replica's configuration. New fields need an option in `replica.cli`; a test compares the two."""
 
 from typing import Literal, TypeAlias
 
@@ -27,7 +27,7 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """What the engine's own process needs to know."""
+    """The configuration of the engine's process."""
 
     model: str  # the name that clients ask for; part of every block key
     engine: EngineName = "native"

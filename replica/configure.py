@@ -19,12 +19,12 @@ from replica.sizing import GIGABYTE, blocks_in
 
 
 def config_from(ctx: click.Context) -> ReplicaConfig:
-    """What the options say together; a click error says which of them contradict each other or are not possible.
+    """Make a configuration of the options; a click error names those that contradict each other or are not possible.
 
     The native engine's model is found here: it may have to be downloaded, or made.
     """
     values = ctx.params
-    check_together(ctx)
+    check_combinations(ctx)
     check_installed(values["engine"])
     model = _native_model(values) if values["engine"] == "native" else None
     fields = nested_fields(TABLE, values)
@@ -41,8 +41,8 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     return msgspec.convert(fields, ReplicaConfig)
 
 
-def check_together(ctx: click.Context) -> None:
-    """What can be said before a model is looked for."""
+def check_combinations(ctx: click.Context) -> None:
+    """Check the options as far as no model is needed for it."""
     values = ctx.params
     _check_curve(values)
     check_limits(values)

@@ -1,4 +1,4 @@
-"""What each block holds, by which a hit is verified.
+"""The content of each block, by which a hit is verified.
 
 An identity is a number given to one content (tokens and extra keys from the start of the chain) and to no other ever.
 """

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine's process say to each other: msgpack over one pair of ZeroMQ sockets.
+"""Messages between the HTTP process and the engine's process: msgpack over one pair of ZeroMQ sockets.
 
 New fields go last, with defaults; nothing is renamed.
 """
@@ -76,7 +76,7 @@ class TokenLogprobs(Struct, array_like=True):
 
 
 class Output(Struct, array_like=True):
-    """What one step brought one request. A stop token is the last of `token_ids` when the reason is "stop"."""
+    """The result of one step for one request. A stop token is the last of `token_ids` when the reason is "stop"."""
 
     id: int
     token_ids: list[int]

@@ -5,14 +5,10 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from replica.model.transformer import Transformer
-from replica.request import Request, Scheduled
+from replica.request import Scheduled
 from replica.sampling import token_logprobs
 
 LOGITS_AT_ONCE = 1 << 23
-
-
-def are_wanted(request: Request) -> bool:
-    return request.sampling.prompt_logprobs is not None and not request.generated
 
 
 def keep(model: Transformer, ordered: Sequence[Scheduled], hidden: Tensor, last_rows: Sequence[int]) -> None:

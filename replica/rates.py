@@ -31,7 +31,7 @@ class Speed:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Of one request."""
+        """Tokens that one request decodes in a second."""
         return 1 / self.step_s if self.step_s > 0 else 0.0
 
     def add(self, prefill_tokens: int, duration_s: float) -> None:

@@ -61,7 +61,7 @@ class Request:
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Of what is cached, nobody kept the log probabilities."""
+        """True if the prompt's log probabilities are wanted, which are not cached."""
         return self.sampling.prompt_logprobs is not None and not self.generated
 
     @property
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def needs_results(self) -> bool:
-        """Whether no more of it can be launched before the flying step has landed."""
+        """True if no more of it can be launched before the flying step has landed."""
         if self.computes_whole_prompt:  # what is said of its tokens is kept in their order
             return self.launched > self.computed
         may_not_stop = self.sampling.stop_token_ids and self.length - self.prompt_tokens < self.sampling.min_tokens
@@ -84,7 +84,7 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """Whether it needs one token computed; not if the one that is being drawn is its last, whatever it is."""
+        """True if it needs one token computed; not if the one that is being drawn is its last, whatever it is."""
         return self.length - self.launched == 1 and (self.length < self.limit or not self.drawing)
 
     def launch(self, tokens: int, copy: Copy | None = None) -> "Scheduled":
@@ -119,7 +119,7 @@ class Scheduled(NamedTuple):
 
 
 def _waits(sampling: Sampling) -> bool:
-    """Whether a token is drawn, or told of, with the host's help: by what came before it, or with more than a number.
+    """Return True if a token is drawn or reported with the host's help: by earlier tokens, or with more than an id.
 
     A runner waits there for what flies; so that the others have their tokens by then, that lands first.
     """
@@ -127,5 +127,5 @@ def _waits(sampling: Sampling) -> bool:
 
 
 def is_penalized(sampling: Sampling) -> bool:
-    """Whether what is likely depends on all tokens before it."""
+    """Return True if the logits depend on all tokens before."""
     return bool(sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty)

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes: the only part in which a simulated engine differs from a real one."""
+"""The interface of a runner: the only part in which a simulated engine differs from a real one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -44,12 +44,12 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
 
 
 def _is_plain(request: Request) -> bool:
-    """Whether the highest logit is the answer."""
+    """Return True if the token of the highest logit is drawn."""
     return request.sampling.temperature < GREEDY_BELOW and not is_shaped(request, request.generated)
 
 
 def is_shaped(request: Request, generated: int) -> bool:
-    """Whether the client adds something to the logits of the token after so many."""
+    """Return True if the client biases the logits of the token after so many."""
     return bool(request.sampling.logit_bias) or is_penalized(request.sampling) or _may_not_stop(request, generated)
 
 
@@ -141,7 +141,7 @@ class Seen:
         self.counts = array("f")
 
     def take(self, request: Request) -> None:
-        """What the chain has grown by."""
+        """Take in the tokens that the chain has grown by."""
         tokens = request.chain.tokens
         for position in range(self.taken, len(tokens)):
             place = self.places.setdefault(tokens[position], len(self.ids))
@@ -227,7 +227,7 @@ def pick(weights: Tensor, where: float) -> int:
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """What the model itself says of one token of each row, and of the `top` likeliest, ties by their ids."""
+    """Log probabilities of one token of each row, and of the `top` likeliest, ties by their ids."""
     rows = max(1, CHUNK_LOGITS // logits.shape[-1])
     found: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), rows):

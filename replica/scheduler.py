@@ -110,7 +110,7 @@ class Scheduler:
     # ---- one step
 
     def may_run_ahead(self) -> bool:
-        """Whether the next step can be scheduled while one flies, or only when that one has landed.
+        """Return True if the next step can be scheduled while one flies, False if only when that one has landed.
 
         Nobody may be preempted in flight, so there has to be room for the next token of everybody.
         """
@@ -122,7 +122,7 @@ class Scheduler:
         )
 
     def schedule(self, prefill_tokens: int | None = None) -> Batch:
-        """What to compute now, with at most so many tokens of prefill; empty when there is nothing to do."""
+        """Choose what to compute now, with at most so many tokens of prefill; empty when there is nothing to do."""
         batch: Batch = []
         size, preemptions = self.pool.block_size, self.preemptions
         # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
@@ -308,7 +308,7 @@ class Scheduler:
         return (request for _, request in self._waiting if self._is_here(request))
 
     def queued_prefill_tokens(self) -> int:
-        """What has to be computed before everybody who is here now has a first token; what flies is not computed."""
+        """Tokens to compute before all present requests have a first token; a flying step counts as not computed."""
         waiting = sum(request.uncached_tokens for request in self.waiting_requests())
         uncomputed = (len(request.chain) - request.computed for request in self.running)
         return waiting + sum(tokens for tokens in uncomputed if tokens > 1)

@@ -1,4 +1,4 @@
-"""What a replica can be told.
+"""The options of a replica.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
 the environment and `some_key` in the file (`api.options`); `replica.configure` makes the configuration of them all.

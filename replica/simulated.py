@@ -47,7 +47,7 @@ class SimulatedRunner(ImmediateRunner):
         return speed.step_overhead_s + one_pass_s + prefill_tokens / speed.prefill_tokens_per_s
 
     def sample(self, request: Request) -> Sampled:
-        """What follows the tokens that are known."""
+        """Draw the token that follows the known ones."""
         return self.draw(request, request.generated)
 
     def draw(self, request: Request, position: int) -> Sampled:

@@ -19,7 +19,7 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: str) ->
 
 
 def kv_memory(memory: float, utilization: float, weights: float, workspace: float) -> float:
-    """What is left for KV; below 0 what is missing for the weights alone."""
+    """Bytes left for KV; below 0: bytes missing for the weights alone."""
     return memory * utilization - weights - workspace
 
 

@@ -1,1 +1,1 @@
-"""What the tools find out about a stream or a tree, without sockets and without output."""
+"""The analyses behind the tools: of streams and trees, without sockets and without output."""

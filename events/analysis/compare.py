@@ -1,4 +1,4 @@
-"""What two replicas (or two moments of one) share, and what only one of them has."""
+"""The difference of two replicas, or of two moments of one: the blocks that both have, and that only one has."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def compare(tree: Tree, left: str, right: str) -> Comparison:
 
 
 def _side(node: Node, left: str, right: str) -> str | None:
-    """Who has the block: one of the two by name, both, both but in different media, or nobody."""
+    """Name the side that has the block: one of the two, both, both but in different media, or nobody."""
     on_left, on_right = media(node, left), media(node, right)
     if on_left and on_right:
         return BOTH if on_left == on_right else OTHER_MEDIA

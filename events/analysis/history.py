@@ -1,4 +1,4 @@
-"""What a stream has said so far, by the engine's own hashes: the memory of the conformance checks."""
+"""The stream so far, by the engine's own hashes: the memory of the conformance checks."""
 
 from collections import Counter
 
@@ -88,7 +88,7 @@ def packed_tokens(event: BlockStored) -> bytes | None:
 
 
 def whole_prefix(event: BlockStored) -> bool:
-    """Whether the event's group keeps whole prefixes: other kinds say nothing about what can be reused."""
+    """Return True if the event's group keeps whole prefixes: other kinds do not tell how much can be reused."""
     kind = event.kv_cache_spec_kind
     return kind is None or not kind.startswith(PARTIAL_KINDS)
 

@@ -1,4 +1,4 @@
-"""What `warmroute events stat` says of one replica's stream: counted as it goes by, put together on demand."""
+"""The figures of `warmroute events stat`: counted as the stream goes by, put together on demand."""
 
 from collections import Counter, deque
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a prefix tree shows: runs, sizes, longest chains, hottest prefixes, text.
+"""Views of a prefix tree: runs, sizes, longest chains, hottest prefixes, text.
 
 A run is a chain of blocks in which each but the last has exactly one child and all have the same holders. A trunk is a
 run that is shared: more than one branch goes on below it.
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What is resident at and below a node, and how often that part of the tree was used."""
+    """Blocks resident at and below a node, and how often that part of the tree was used."""
 
     blocks: int
     tokens: int

@@ -44,7 +44,7 @@ def decode(file: BinaryIO) -> None:
 
 
 class _Lines:
-    """What was found in the lines so far."""
+    """Counts of the lines read so far."""
 
     def __init__(self) -> None:
         self.bad = 0

@@ -39,7 +39,7 @@ def diff(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """What two replicas, or two moments of one, share and what only one has.
+    """Compare two replicas, or two moments of one: blocks that both have, and that only one has.
 
     A and B are recordings or endpoints; the same recording twice, with --at-a and --at-b, compares two moments. Blocks
     are compared by the keys of their content, so the engines' hashes, seeds and versions may differ. Listed are the

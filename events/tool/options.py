@@ -16,7 +16,7 @@ from events.messages import EventBatch
 from events.recording import BadRecording, Recording
 from events.resolver import Change, Resolver
 from events.subscriber import Source
-from events.tool.asked import source_at
+from events.tool.replica_address import source_at
 from events.view import CacheView
 
 Command = Callable[..., Any]
@@ -42,7 +42,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Target(NamedTuple):
-    """What a FILE or ENDPOINT argument names: an opened recording, or sources to follow live."""
+    """The meaning of a FILE or ENDPOINT argument: an opened recording, or sources to follow live."""
 
     name: str
     sources: list[Source]
@@ -143,7 +143,7 @@ def is_endpoint(argument: str) -> bool:
 
 
 def is_url(argument: str) -> bool:
-    """Whether it is where a replica can be asked for its endpoints."""
+    """Return True for the HTTP address of a replica, which can be asked for its endpoints."""
     return argument.startswith(("http://", "https://"))
 
 

@@ -1,4 +1,4 @@
-"""What the tools print: for people on a terminal, one JSON object a line elsewhere."""
+"""The tools' output: for people on a terminal, one JSON object a line elsewhere."""
 
 import sys
 from collections.abc import Mapping

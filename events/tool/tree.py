@@ -125,7 +125,7 @@ class Drawing:
 
 
 def remarks(watch: Watch) -> Iterator[str]:
-    """What the drawing cannot show of a replica."""
+    """Facts about a replica that the drawing cannot show."""
     view = watch.view
     if view.inexact is not None:
         yield f"{view.name}: inexact: {view.inexact}"

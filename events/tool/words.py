@@ -55,7 +55,7 @@ def namespace_name(namespace: Namespace) -> str:
 
 
 def restrictions(namespace: Namespace) -> list[str]:
-    """What keeps other prompts out of a namespace."""
+    """The conditions that keep other prompts out of a namespace."""
     named = (("salt", namespace.cache_salt), ("LoRA", namespace.lora_name))
     return [f"{what} {quoted(name)}" for what, name in named if name is not None]
 

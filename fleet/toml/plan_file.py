@@ -298,7 +298,7 @@ def _options(table: ModelTable, note: Note) -> tuple[str, ...]:
     try:
         if table.engine in FOREIGN:
             return foreign_words(table.engine, table.options)
-        return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_together)
+        return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)
     except BadOption as error:
         note(str(error), "options", *([error.key] if error.key else []))
         return ()

@@ -12,8 +12,8 @@ from kernels.pointwise import Pointwise
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
-from replica.device.ladder import ladder, mixed_ladder
-from replica.device.machine import CudaMachine
+from replica.device.accelerator import CudaAccelerator
+from replica.device.graph_sizes import decode_sizes, mixed_sizes
 from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
@@ -32,18 +32,18 @@ WARM = 1024  # rows of a prompt up to which its kernels may be others if somethi
 def build(config: EngineConfig) -> DeviceRunner:
     """ValueError, OSError or MemoryError where that cannot be."""
     try:
-        return _build(config, CudaMachine())
+        return _build(config, CudaAccelerator())
     except torch.OutOfMemoryError as error:
         said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
         raise MemoryError(f"{said}; {advice}") from error
 
 
-def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
+def _build(config: EngineConfig, accelerator: CudaAccelerator) -> DeviceRunner:
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
-    before = machine.memory()
+    before = accelerator.memory()
     choice = choose(config.attention, "cuda", dtype, config.block_size)
     pointwise, draw = kernels_for(choice, dtype, config.block_size)
-    with Weights(folder, dtype, device=machine.device) as weights:
+    with Weights(folder, dtype, device=accelerator.device) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len, pointwise)
         weights.finish()
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
@@ -52,12 +52,12 @@ def _build(config: EngineConfig, machine: CudaMachine) -> DeviceRunner:
 
     def runner_with(blocks: int) -> DeviceRunner:
         caches = new_caches(model, blocks + 1, config.block_size)
-        return DeviceRunner(model, choice.attention, draw, caches, limits, machine)
+        return DeviceRunner(model, choice.attention, draw, caches, limits, accelerator)
 
-    needs = measured(runner_with(1), sizes, machine)
+    needs = measured(runner_with(1), sizes, accelerator)
     bytes_per_token = model.config.kv_bytes_per_token(config.dtype)
     blocks = config.num_blocks or blocks_that_fit(
-        before, machine.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
+        before, accelerator.memory(), config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
     runner = runner_with(blocks)
     rehearse_copy(runner)
@@ -89,29 +89,29 @@ def choose_ours(dtype: torch.dtype, block_size: int) -> Choice:
 
 
 def sizes_of(limits: Limits) -> tuple[Size, ...]:
-    """Of all graphs, as they have to be captured: those that come later find room in what the first ones took."""
-    sizes = [Size(True, rows) for rows in mixed_ladder(limits.rows)]
-    sizes += [Size(False, requests) for requests in ladder(limits.requests)]
+    """The sizes of all graphs, the largest first: the others find room in the memory that it took."""
+    sizes = [Size(True, rows) for rows in mixed_sizes(limits.rows)]
+    sizes += [Size(False, requests) for requests in decode_sizes(limits.requests)]
     return tuple(sorted(sizes, key=lambda size: size.rows, reverse=True))
 
 
 def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
-    """Of all layers in one piece, so that a part of a block is copied in all of them at once."""
+    """Allocate the caches of all layers in one piece, so that a part of a block is copied in all of them at once."""
     config = model.config
     shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
     memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
     return [LayerCache(keys, values) for keys, values in memory]
 
 
-def measured(runner: DeviceRunner, sizes: tuple[Size, ...], machine: CudaMachine) -> Needs:
+def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: CudaAccelerator) -> Needs:
     """By the largest steps there can be, and the two largest graphs, over a single block of KV."""
     rehearse(runner)  # compiles
-    step = machine.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
+    step = accelerator.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes
     taken = []
     for size in sizes[:2]:
-        before = machine.memory().free
+        before = accelerator.memory().free
         runner.capture(size)
-        taken.append(before - machine.memory().free)
+        taken.append(before - accelerator.memory().free)
     return Needs(step, graphs_bytes(taken, len(sizes)))
 
 

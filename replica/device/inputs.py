@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from replica.device.machine import Machine
+from replica.device.accelerator import Accelerator
 
 ALIGNED = 16  # bytes, so that kernels are compiled for that alone
 
 
 class Counts(NamedTuple):
-    """What decides how long the arrays are, and so where they lie."""
+    """The numbers that decide how long the arrays are, and so where they lie."""
 
     rows: int
     sequences: int
@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     token_ids: Tensor  # by row; -1 - i is what the step before drew in its place i
     positions: Tensor
     slots: Tensor
-    seats: Tensor  # by sequence
+    table_rows: Tensor  # by sequence
     lengths: Tensor
     starts: Tensor  # one more: the end
     last_rows: Tensor
@@ -42,7 +42,7 @@ TYPES: dict[str, type[np.generic]] = {
     "token_ids": np.int64,
     "positions": np.int64,
     "slots": np.int64,
-    "seats": np.int64,
+    "table_rows": np.int64,
     "lengths": np.int32,
     "starts": np.int32,
     "last_rows": np.int64,
@@ -83,10 +83,10 @@ def end_of(places: Mapping[str, Place]) -> int:
 class Staging:
     """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
 
-    def __init__(self, largest: Counts, machine: Machine) -> None:
+    def __init__(self, largest: Counts, accelerator: Accelerator) -> None:
         size = end_of(places_of(largest))
-        self._hosts = [machine.host_bytes(size) for _ in range(2)]
-        self._device = torch.zeros(size, dtype=torch.uint8, device=machine.device)
+        self._hosts = [accelerator.host_bytes(size) for _ in range(2)]
+        self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
         self._views: dict[Counts, Inputs] = {}  # of those that graphs are made of
 
     @property

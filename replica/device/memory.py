@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replica.device.machine import Memory
+from replica.device.accelerator import Memory
 from replica.sizing import GIGABYTE, blocks_in, kv_memory
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from kernels.paged import Attention, LayerCache
 from kernels.tables import Mixed, TableStep
 from replica import prompt_logprobs
+from replica.device.accelerator import Accelerator, Replay
+from replica.device.block_tables import BlockTables, Numbers
+from replica.device.graph_sizes import MIXED_PROMPTS, size_for
 from replica.device.inputs import Counts, Inputs, Staging
-from replica.device.ladder import MIXED_PROMPTS, rung
-from replica.device.machine import Machine, Replay
-from replica.device.seats import Numbers, Seats
 from replica.messages import TokenLogprobs
 from replica.model.transformer import Transformer
 from replica.request import Scheduled
@@ -32,7 +32,7 @@ MOST = 2**31 - 1  # tokens in a vocabulary
 
 
 class Size(NamedTuple):
-    """Of a graph: rows of sequences that decode, one each, or of any."""
+    """The size of a graph: rows of decoding sequences, one each, or of any."""
 
     mixed: bool
     rows: int
@@ -58,7 +58,7 @@ class DeviceRunner:
         draw: Draw,
         caches: Sequence[LayerCache],
         limits: Limits,
-        machine: Machine,
+        accelerator: Accelerator,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -68,22 +68,22 @@ class DeviceRunner:
         self.caches = caches
         self.limits = limits
         self._draw = draw
-        self._machine = machine
+        self._accelerator = accelerator
         self.block_size = caches[0].keys.shape[1]
-        self._seats = Seats(limits.requests, -(-limits.tokens // self.block_size), machine)
-        self._staging = Staging(Counts(limits.rows, limits.requests), machine)
-        self._logits = torch.zeros(limits.requests, self.vocab_size, device=machine.device)
-        self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=machine.device)
-        self._received = [machine.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
+        self._tables = BlockTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
+        self._staging = Staging(Counts(limits.rows, limits.requests), accelerator)
+        self._logits = torch.zeros(limits.requests, self.vocab_size, device=accelerator.device)
+        self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
+        self._received = [accelerator.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
         self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
         self._graphs: dict[Size, Replay] = {}
         self._sizes: dict[bool, tuple[int, ...]] = {True: (), False: ()}  # of those, in ascending order
-        self._pool = machine.pool()
+        self._pool = accelerator.pool()
 
     @property
     def own_bytes(self) -> int:
         """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
-        return 4 * self._logits.nbytes + self._seats.table.nbytes + self._staging.nbytes
+        return 4 * self._logits.nbytes + self._tables.table.nbytes + self._staging.nbytes
 
     # ---- one step
 
@@ -94,11 +94,11 @@ class DeviceRunner:
             return list
         order = sorted(range(len(batch)), key=lambda index: batch[index].tokens > 1)  # those that decode first
         ordered = [batch[index] for index in order]
-        seats = np.array(self._seats.of([scheduled.request for scheduled in ordered]))
-        self._seats.deliver()
+        table_rows = np.array(self._tables.of([scheduled.request for scheduled in ordered]))
+        self._tables.deliver()
         if copies := [scheduled.copy for scheduled in batch if scheduled.copy is not None]:
             self.model.pointwise.copy(self.caches, copies)
-        inputs = self._compute(ordered, seats)
+        inputs = self._compute(ordered, table_rows)
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
         shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
         if shaping:
@@ -106,16 +106,16 @@ class DeviceRunner:
         self._drawers = {one.request.id: place for place, one in drawing.items()}
         return self._receive(drawing, order)
 
-    def _compute(self, ordered: Sequence[Scheduled], seats: Numbers) -> Inputs:
+    def _compute(self, ordered: Sequence[Scheduled], table_rows: Numbers) -> Inputs:
         decoding = sum(scheduled.tokens == 1 for scheduled in ordered)
         rows, sequences = sum(scheduled.tokens for scheduled in ordered), len(ordered)
-        scores = any(prompt_logprobs.are_wanted(scheduled.request) for scheduled in ordered)
+        scores = any(scheduled.request.computes_whole_prompt for scheduled in ordered)
         size = None if scores else self._size_for(rows, sequences - decoding)
         if size is not None:
-            inputs = self._send(self._counts(size), ordered, seats)
+            inputs = self._send(self._counts(size), ordered, table_rows)
             self._graphs[size]()
             return inputs
-        inputs = self._send(Counts(rows, sequences), ordered, seats)
+        inputs = self._send(Counts(rows, sequences), ordered, table_rows)
         longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
         longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
         step = self._step(inputs, longest, decoding, longest_prefill)
@@ -126,16 +126,16 @@ class DeviceRunner:
         return inputs
 
     def _size_for(self, rows: int, prompts: int) -> Size | None:
-        """Of the smallest graph that there is for such a step."""
+        """The size of the smallest graph for such a step."""
         if prompts > MIXED_PROMPTS:
             return None
-        place = rung(self._sizes[prompts > 0], rows)
+        place = size_for(self._sizes[prompts > 0], rows)
         return None if place is None else Size(prompts > 0, place)
 
     def _step(
         self, inputs: Inputs, longest: int, decoding: int, longest_prefill: int, mixed: Mixed | None = None
     ) -> TableStep:
-        tables = self._seats.table[inputs.seats, : -(-longest // self.block_size)]
+        tables = self._tables.table[inputs.table_rows, : -(-longest // self.block_size)]
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
         return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
 
@@ -168,7 +168,7 @@ class DeviceRunner:
         self._received.reverse()
         received = self._received[0][: len(order)]
         received.copy_(self._drawn[: len(order)], non_blocking=True)
-        wait = self._machine.mark()
+        wait = self._accelerator.mark()
         logprobs: dict[int, TokenLogprobs] = {}
         if any(one.request.sampling.top_logprobs is not None for one in drawing.values()):
             wait()  # the next step's logits come into the same memory
@@ -192,17 +192,17 @@ class DeviceRunner:
 
     # ---- its inputs
 
-    def _send(self, counts: Counts, ordered: Sequence[Scheduled], seats: Numbers) -> Inputs:
+    def _send(self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers) -> Inputs:
         """Where there are more of them than of these, rows are nobody's, and sequences have none."""
-        return self._staging.send(counts, self._arrays(counts, ordered, seats))
+        return self._staging.send(counts, self._arrays(counts, ordered, table_rows))
 
-    def _arrays(self, counts: Counts, ordered: Sequence[Scheduled], seats: Numbers) -> dict[str, NDArray[Any]]:
+    def _arrays(self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers) -> dict[str, NDArray[Any]]:
         tokens = np.array([scheduled.tokens for scheduled in ordered], np.int64)
         begins = np.array([scheduled.start for scheduled in ordered], np.int64)
         ends = np.cumsum(tokens)
         of_row = np.repeat(np.arange(len(ordered)), tokens)
         positions = np.arange(len(of_row)) + (begins - ends + tokens)[of_row]
-        blocks = self._seats.mirror[seats[of_row], positions // self.block_size].astype(np.int64)
+        blocks = self._tables.mirror[table_rows[of_row], positions // self.block_size].astype(np.int64)
         missing = counts.sequences - len(ordered)
         return {
             "token_ids": self._token_ids(ordered),
@@ -210,7 +210,7 @@ class DeviceRunner:
             "slots": _and(
                 blocks * self.block_size + positions % self.block_size, counts.rows - len(of_row), self._nowhere
             ),
-            "seats": _and(seats, missing, self._seats.nobody),
+            "table_rows": _and(table_rows, missing, self._tables.empty_row),
             "lengths": begins + tokens,
             "starts": _and(np.append(0, ends), missing, len(of_row)),
             "last_rows": ends - 1,
@@ -250,7 +250,7 @@ class DeviceRunner:
             self._run(inputs, self._step(inputs, self.limits.tokens, decoding, longest_prefill, mixed))
 
         run()  # compiles, and lets libraries take the memory they want
-        self._graphs[size] = self._machine.capture(run, self._pool)
+        self._graphs[size] = self._accelerator.capture(run, self._pool)
         self._sizes[size.mixed] = tuple(sorted(rows for mixed, rows in self._graphs if mixed == size.mixed))
 
     def _counts(self, size: Size) -> Counts:
@@ -262,7 +262,7 @@ def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:
 
 
 def _of_draws(ordered: Sequence[Scheduled]) -> dict[str, NDArray[Any]]:
-    """What decides the tokens; nothing does where none is drawn."""
+    """The arrays that decide the tokens; they change nothing in rows that draw none."""
     samplings = [scheduled.request.sampling for scheduled in ordered]
     return {
         "temperatures": np.array([sampling.temperature for sampling in samplings]),

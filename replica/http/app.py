@@ -1,4 +1,4 @@
-"""The replica's HTTP API: which path leads where. A generation request goes through `intake`, `work`, `answering`."""
+"""The replica's HTTP API by path. A generation request goes through `request_reader`, `work` and `answering`."""
 
 import copy
 import hmac
@@ -30,8 +30,8 @@ from replica.config import ReplicaConfig
 from replica.http.answering import Answering
 from replica.http.errors import add_error_answers, unavailable
 from replica.http.forms import form_of
-from replica.http.intake import GenerationRequest, Reader
 from replica.http.metrics import CONTENT_TYPE, Metrics
+from replica.http.request_reader import GenerationRequest, Reader
 from replica.http.work import Served, plan, size_of_plan
 from replica.messages import Hello
 
@@ -44,7 +44,7 @@ SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
 
 
 class Endpoints:
-    """What the routes share, and whether new work is still taken."""
+    """State that the routes share, among it whether new work is still taken."""
 
     def __init__(self, engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> None:
         self.engine = engine
@@ -66,11 +66,11 @@ class Endpoints:
     async def _generate(self, request: Request, request_type: type[GenerationRequest]) -> Response:
         arrived_s = time.perf_counter()
         hello = self._open()
-        intake = await self.reader.generation(request, request_type, hello.max_model_len)
+        parsed = await self.reader.generation(request, request_type, hello.max_model_len)
         tokenizer = self.prompts.tokenizer
         served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids)
         work = await self.reader.aside(
-            request, size_of_plan(intake), lambda: plan(*intake, served=served, new_id=self.engine.new_id)
+            request, size_of_plan(parsed), lambda: plan(*parsed, served=served, new_id=self.engine.new_id)
         )
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")

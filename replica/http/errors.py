@@ -1,4 +1,4 @@
-"""What is answered instead of what was asked for, and which of it counts as a refused request."""
+"""Error answers, and which of them count as refused requests."""
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException

@@ -1,4 +1,4 @@
-"""What a request's answer looks like: completion or chat completion, streamed as events or whole.
+"""The forms of an answer: completion or chat completion, streamed as events or whole.
 
 A form is told what each choice adds. A streamed one returns the events at once; a whole one keeps everything and
 returns it at the end.
@@ -41,7 +41,7 @@ AT_ONCE = 1000  # log probabilities of prompts that are put into words before ot
 
 
 class Form(ABC):
-    """What the four forms have in common."""
+    """The common part of the four forms."""
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         self.work = work
@@ -62,11 +62,11 @@ class Form(ABC):
             self._cached_in_prompts += cached_tokens
 
     def tell_prompt(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
-        """What the model says of the prompt of this choice."""
+        """Take the log probabilities of this choice's prompt."""
         self._told[choice.index // self.request.n] = logprobs
 
     def prepare(self) -> Iterator[None]:
-        """What `end` needs and takes long to make, in small steps."""
+        """Make the slow parts of `end`, in small steps."""
         yield from ()
 
     def add(self, choice: Choice, delta: Delta) -> bytes:
@@ -80,7 +80,7 @@ class Form(ABC):
     def end(self) -> bytes: ...
 
     def cached_tokens_of_first(self) -> int:
-        """Of the first choice that has begun; the choices of one prompt begin together."""
+        """Cached tokens of the first choice that has begun; the choices of one prompt begin together."""
         return self._cached_tokens[min(self._cached_tokens)] if self._cached_tokens else 0
 
     def usage(self) -> Usage:

@@ -28,7 +28,7 @@ class Ending(Struct, frozen=True):
 
 
 class Delta(NamedTuple):
-    """What one output adds to a choice."""
+    """The addition of one output to a choice."""
 
     text: str
     token_ids: Sequence[int]
@@ -91,7 +91,7 @@ class Choice:
         return Delta("".join(shown), token_ids[:taken], offsets, logprobs[:taken], self.finish_reason)
 
     def _show(self, text: str) -> str:
-        """What of newly decoded text can be shown now."""
+        """Return the part of newly decoded text that can be shown now."""
         self._decoded += len(text)
         # Stop strings may not end the answer within its first min_tokens; nor may they begin there.
         if self._stops is None or self.completion_tokens <= self._ending.min_tokens:

@@ -1,4 +1,4 @@
-"""What /metrics says, under vLLM's names and our own; docs/metrics.md has the table, and a test compares the two.
+"""The metrics of a replica, under vLLM's names and our own; docs/metrics.md has the table, and a test compares the two.
 
 A metric is a line in one of the tables below. The HTTP process measures what a client feels; what the engine counts
 comes from its latest `Stats`. Nothing is global: a process can have several of these.

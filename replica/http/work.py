@@ -15,7 +15,7 @@ from api.requests import ChatRequest
 from api.responses import chat_id, completion_id
 from api.tokenizer import Tokenizer
 from replica.http.generation import Choice, Delta, Ending
-from replica.http.intake import GenerationRequest, Intake
+from replica.http.request_reader import GenerationRequest, ParsedRequest
 from replica.messages import Sampling, Submit
 
 SEEDS = 2**63
@@ -25,7 +25,7 @@ BYTES_PER_RESUMED_TOKEN = 16
 
 
 class Served(Struct, frozen=True):
-    """What a request must fit."""
+    """The limits for a request."""
 
     max_model_len: int
     tokenizer: Tokenizer
@@ -54,9 +54,9 @@ class Work(Struct):
         return sum(map(len, self.prompts))
 
 
-def size_of_plan(intake: Intake) -> int:
+def size_of_plan(parsed: ParsedRequest) -> int:
     """How many bytes of a request `plan` takes as long over: what another replica said is decoded token by token."""
-    resumed = intake.request.resume_token_ids or ()
+    resumed = parsed.request.resume_token_ids or ()
     return BYTES_PER_RESUMED_TOKEN * sum(map(len, resumed))
 
 

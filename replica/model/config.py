@@ -1,4 +1,4 @@
-"""What a model's `config.json` says, spelled as transformers 5 does or as it did before; what cannot run is refused.
+"""A model's `config.json`, spelled as transformers 5 does or as it did before; models that cannot run are refused.
 
 Where a key may be absent, the default is the one that transformers gives to that architecture.
 """
@@ -69,7 +69,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dtype: str  # of the weights, as the config says: float32, bfloat16 or float16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """What the KV of one token takes in all layers."""
+        """Bytes of one token's KV in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     @property

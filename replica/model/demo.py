@@ -59,7 +59,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """What makers left that were killed."""
+    """Remove the folders of makers that were killed."""
     for unfinished in cache.glob(".demo-*"):
         with contextlib.suppress(FileNotFoundError):  # another one removes it too
             if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:

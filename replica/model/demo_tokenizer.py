@@ -27,7 +27,7 @@ class Learnt(NamedTuple):
 
 
 def learn() -> Learnt:
-    """What demo.txt says, and the tokens that are learnt from it."""
+    """Return the text of demo.txt, and the tokens learnt from it."""
     known = dialogues()
     merges, words = learn_merges(pieces("\n".join((ROLES * 2, *(text for pair in known for text in pair)))))
     return Learnt(known, merges, words, vocabulary(merges))

@@ -45,7 +45,7 @@ class Transformer:
     def hidden(
         self, token_ids: Tensor, step: AnyStep, caches: Sequence[LayerCache], attention: Attention[AnyStep]
     ) -> Tensor:
-        """What the last layer makes of the rows; their KV is in the caches then."""
+        """Compute the last layer's hidden states, and store the rows' KV in the caches."""
         rows, delta = self._embedding[token_ids], None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from replica.device.ladder import mixed_ladder, rung
+from replica.device.graph_sizes import mixed_sizes, size_for
 from replica.device.runner import DeviceRunner, Size
 from tests.bench.measure import cpu_us, heading, row
 from tests.replica.device.hosts import on_device
@@ -39,7 +39,7 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     if new:
-        rows = rung(mixed_ladder(runner.limits.rows), batch + new)
+        rows = size_for(mixed_sizes(runner.limits.rows), batch + new)
         assert rows is not None, f"{batch + new} rows are too many for a graph"
         runner.capture(Size(True, rows))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)

@@ -90,7 +90,7 @@ async def test_recorded_gaps_are_gaps_again(tmp_path: Path) -> None:
 
 
 def frames_of(player: Player, start: int) -> list[list[bytes]]:
-    """What the replay socket answers at the end of the recording."""
+    """The replay socket's answer at the end of the recording."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(player.endpoints[1])

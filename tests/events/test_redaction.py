@@ -32,7 +32,7 @@ def leaks(content: bytes, engine: Engine) -> list[object]:
 
 
 def states(recording: Recording) -> list[tuple[object, ...]]:
-    """What is known after each record."""
+    """The view's state after each record."""
     feed = Feed(recording.view(SOURCE))
     found: list[tuple[object, ...]] = []
     for record in recording.records():
@@ -115,7 +115,7 @@ def live(seq: int, time: float, *events: BlockStored | BlockRemoved) -> Record:
 
 
 def redacted_events(path: Path, records: list[Record]) -> list[list[object]]:
-    """What a redacting recorder writes of these."""
+    """The events as a redacting recorder writes them."""
     with Recorder(path, [SOURCE], redact=True) as recorder:
         for record in records:
             recorder.write(record)

@@ -34,7 +34,7 @@ class Waiting(NamedTuple):
 
 
 class Model:
-    """What a replica holds, and which of it can be named; written as plainly as possible."""
+    """A replica's blocks, and which of them can be named; written as plainly as possible."""
 
     def __init__(self) -> None:
         self.copies: dict[Pool, Counter[Hash]] = {pool: Counter() for pool in [*POOLS, PARTIAL]}

@@ -37,7 +37,7 @@ NUMBERS = {stored(number).block_hashes[0]: number for number in range(40)}
 
 
 class DumbPublisher:
-    """What a replica does, written as plainly as possible."""
+    """A replica, written as plainly as possible."""
 
     def __init__(self, incarnation: int, replay_batches: int) -> None:
         self.incarnation = incarnation

@@ -66,7 +66,7 @@ class Wire:
         self.events.recv()
 
     async def asked(self) -> tuple[bytes, int]:
-        """Who asks for a replay, and from where."""
+        """The peer that asks for a replay, and the batch it asks from."""
         await until(lambda: bool(self.replay.poll(0)))
         peer, _, start = self.replay.recv_multipart()
         return peer, int.from_bytes(start, "big")

@@ -1,4 +1,4 @@
-"""What a FILE or ENDPOINT argument may be, and what is said when it is not."""
+"""FILE and ENDPOINT arguments, and the errors for wrong ones."""
 
 import http.server
 import json

@@ -31,7 +31,7 @@ def wait_for_batch(path: Path, seq: int) -> None:
 
 
 def truth(engine: Replica) -> object:
-    """What the engine holds, read from it anew."""
+    """The engine's cache, read from it anew."""
     return {block_hash for chain in engine.engine.chains for block_hash in chain}
 
 

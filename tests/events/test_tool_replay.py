@@ -23,7 +23,7 @@ def bound(replay: Tool) -> list[str]:
 
 
 def seen_after_reset(lines: list[dict[str, Any]], seq: int) -> bool:
-    """Whether the batch of this number was shown in the second life."""
+    """Return True if the batch of this number was shown in the second life."""
     kinds = [line["type"] for line in lines]
     return "reset" in kinds and any(line.get("seq") == seq for line in lines[kinds.index("reset") :])
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from events.blocks import pack_tokens
 from replica.clock import WallClock
 from replica.config import EngineConfig
+from replica.device.accelerator import Accelerator
 from replica.device.build import capture_all, new_caches, sizes_of
-from replica.device.machine import Machine
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
 from replica.messages import Output, Sampling, Submit
@@ -58,7 +58,7 @@ class Made(NamedTuple):
 
     model: Transformer
     kernels: Kernels
-    machine: Machine
+    accelerator: Accelerator
     seconds: float
 
     def blocks_that_fit(self) -> int:
@@ -76,18 +76,18 @@ def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:
     return shape | place.size({}, QUICK)
 
 
-def made(place: Place, shape: dict[str, Any], longest: int, machine: Machine | None = None) -> Made:
+def made(place: Place, shape: dict[str, Any], longest: int, accelerator: Accelerator | None = None) -> Made:
     began_s = time.perf_counter()
     kernels = chosen(place, torch.bfloat16, BLOCK)
     config: ModelConfig = parse_config(fields_of(place, shape), "the shape")
     with torch.inference_mode():
         model = Transformer(config, RandomWeights(place.device), longest, kernels.pointwise)
     place.synchronize()
-    return Made(model, kernels, machine or place.machine(), time.perf_counter() - began_s)
+    return Made(model, kernels, accelerator or place.accelerator(), time.perf_counter() - began_s)
 
 
 def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
-    runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.machine)
+    runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.accelerator)
     if graphs:
         capture_all(runner, sizes_of(limits))
     return runner

@@ -9,8 +9,8 @@ import torch
 from kernels.backends import ORDER, choose
 from kernels.paged import Attention
 from kernels.pointwise import Pointwise
+from replica.device.accelerator import Accelerator, CudaAccelerator
 from replica.device.build import kernels_for
-from replica.device.machine import CudaMachine, Machine
 from replica.device.runner import Draw
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class Place(NamedTuple):
         """Of each of them."""
         return 1 if self.quick else 2
 
-    def machine(self) -> Machine:
+    def accelerator(self) -> Accelerator:
         if self.is_gpu:
-            return CudaMachine()
-        from tests.replica.device.hosts import HostMachine
+            return CudaAccelerator()
+        from tests.replica.device.hosts import HostAccelerator
 
-        return HostMachine()
+        return HostAccelerator()
 
     def synchronize(self) -> None:
         if self.is_gpu:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import sizes_of
-from replica.device.machine import Machine, Replay, Wait
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
 from replica.request import Scheduled
@@ -26,24 +26,24 @@ MOST_HOST_MS = 1.0
 
 
 class Patient:
-    """A machine that says how long the host has waited for it."""
+    """An accelerator that says how long the host has waited for it."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.device = machine.device
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.device = accelerator.device
         self.waited_s = 0.0
 
     def host_bytes(self, size: int) -> torch.Tensor:
-        return self._machine.host_bytes(size)
+        return self._accelerator.host_bytes(size)
 
     def pool(self) -> object:
-        return self._machine.pool()
+        return self._accelerator.pool()
 
     def capture(self, run: Callable[[], object], pool: Any) -> Replay:
-        return self._machine.capture(run, pool)
+        return self._accelerator.capture(run, pool)
 
     def mark(self) -> Wait:
-        wait = self._machine.mark()
+        wait = self._accelerator.mark()
 
         def patiently() -> None:
             began_s = time.perf_counter()
@@ -93,8 +93,8 @@ class Split(NamedTuple):
 def run(place: Place, table: Table) -> None:
     batches, context = place.size((BATCHES, CONTEXT), ((1, 4), 24))
     limits = Limits(place.size(16_384, 128), max(batches) + 2, context + STEPS + BLOCK)
-    machine = Patient(place.machine())
-    of = made(place, QWEN3_06B, limits.tokens, machine)
+    accelerator = Patient(place.accelerator())
+    of = made(place, QWEN3_06B, limits.tokens, accelerator)
     table.figure("start: model on the device", [of.seconds], "s")
     caches = of.caches_of(limits.requests * -(-limits.tokens // BLOCK))
     began_s = time.perf_counter()
@@ -103,14 +103,16 @@ def run(place: Place, table: Table) -> None:
     table.figure(f"start: {len(sizes_of(limits))} graphs", [time.perf_counter() - began_s], "s")
     for name, runner in (("graphs", captured), ("no graphs", runner_of(of, caches, limits, graphs=False))):
         for batch in batches:
-            split = steps_of(Watched(runner, place), machine, limits, batch, context)
+            split = steps_of(Watched(runner, place), accelerator, limits, batch, context)
             tell(table, f"{name}, batch {batch}", split, target=name == "graphs" and batch == BATCHES[-1])
         for batch in batches[1:]:
-            split = steps_of(Watched(runner, place), machine, limits, batch, context, prompt=PROMPT)
+            split = steps_of(Watched(runner, place), accelerator, limits, batch, context, prompt=PROMPT)
             tell(table, f"{name}, batch {batch} beside a prompt of {PROMPT} tokens", split, target=False)
 
 
-def steps_of(runner: Watched, machine: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0) -> Split:
+def steps_of(
+    runner: Watched, accelerator: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0
+) -> Split:
     """So many decode; with `prompt`, one more request comes for each step, and wants one token."""
     engine, chance = engine_of(runner, limits), random.Random(0)
     asked = [greedy(tokens(chance, context, runner.vocab_size), STEPS) for _ in range(batch)]
@@ -125,19 +127,19 @@ def steps_of(runner: Watched, machine: Patient, limits: Limits, batch: int, cont
     while asked_ids <= engine.scheduler.requests.keys():
         if prompt:
             submit(engine, [greedy(tokens(chance, prompt, runner.vocab_size), 1)], first=batch + len(split.whole))
-        step_once(engine, machine, split)
+        step_once(engine, accelerator, split)
     split.device.extend(runner.device_s())
     while engine.busy:
         engine.step()
     return split
 
 
-def step_once(engine: Engine, machine: Patient, split: Split) -> None:
-    machine.waited_s, began_s = 0.0, time.perf_counter()
+def step_once(engine: Engine, accelerator: Patient, split: Split) -> None:
+    accelerator.waited_s, began_s = 0.0, time.perf_counter()
     engine.step()
     whole_s = time.perf_counter() - began_s
     split.whole.append(whole_s)
-    split.host.append(whole_s - machine.waited_s)
+    split.host.append(whole_s - accelerator.waited_s)
 
 
 def tell(table: Table, name: str, split: Split, *, target: bool) -> None:

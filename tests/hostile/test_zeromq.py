@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from events.answers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Answers
 from events.bound import MOST_TOPICS
 from events.curve import load_curve, write_keys
-from events.kept import KeptBatches
 from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST
 from events.publisher import Publisher, PublisherConfig
 from events.publisher_stats import PublisherStats
+from events.replay_buffer import ReplayBuffer
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
 
@@ -188,7 +188,7 @@ def test_who_says_nothing_is_not_waited_for() -> None:
 
 
 def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
-    kept = KeptBatches(10, 1000)
+    kept = ReplayBuffer(10, 1000)
     for seq in (0, 1, 5, 6):
         kept.append(seq, zmq.Frame(bytes(300)))
     assert [seq for seq, _ in kept.since(0)] == [1, 5, 6]

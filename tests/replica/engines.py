@@ -89,7 +89,7 @@ def drain(of: Engine, limit: int = 10_000) -> dict[int, list[int]]:
 
 
 def generate(to: Engine, prompt: Sequence[int], max_tokens: int = 4, **extra: Any) -> tuple[list[int], int]:
-    """What one request is answered when it is alone, and how many of its tokens were cached."""
+    """The answer to a request that is alone, and how many of its tokens were cached."""
     assert submit(to, 0, prompt, max_tokens, **extra) is None
     tokens: list[int] = []
     cached = 0
@@ -165,6 +165,6 @@ def place(request: Request, position: int) -> tuple[int, int]:
 
 
 def content(chain: Chain, tokens: Iterable[int]) -> list[int]:
-    """What the KV of each of these tokens, the first of the chain, depends on, as a number."""
+    """A number for all that the KV of each of these tokens, the first of the chain, depends on."""
     value = hash((chain.lora_name, chain.cache_salt))
     return [value := hash((value, token)) for token in tokens]

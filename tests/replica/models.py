@@ -108,7 +108,7 @@ def native(folder: Path, **changes: Any) -> Engine:
 
 
 class Answer:
-    """What came for one request."""
+    """The outputs for one request."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -157,7 +157,7 @@ def ask(engine: Engine, prompts: Sequence[Sequence[int]], **sampling: Any) -> li
 
 @torch.no_grad()
 def logits(name: str, token_ids: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """What transformers says after each of these tokens."""
+    """The logits of transformers after each of these tokens."""
     model: Any = reference(name) if dtype == torch.float32 else _rounded(name, dtype)
     said: Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return said.float()

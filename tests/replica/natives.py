@@ -80,7 +80,7 @@ def ask(served: Replica, prompt: Sequence[object], **fields: Any) -> Any:
 
 
 def tokens(served: Replica, prompt: Sequence[int], **fields: Any) -> list[int]:
-    """Of the only choice."""
+    """The token ids of the only choice."""
     [choice] = ask(served, prompt, **fields)["choices"]
     generated: list[int] = choice["token_ids"]
     return generated

@@ -89,7 +89,7 @@ class Heard:
 
 
 def play(one: Engine, script: list[tuple[str, Any]]) -> tuple[dict[int, Heard], set[int]]:
-    """What each request was told, and who was cancelled; the engine does the whole script, and then ends."""
+    """Run the whole script; return each request's outputs, and the requests that were cancelled."""
     heard: dict[int, Heard] = {}
     cancelled: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""What a block pool does, one rule a test; docs/concepts.md tells the same in prose."""
+"""The block pool, one rule a test; docs/concepts.md tells the same in prose."""
 
 from collections.abc import Callable
 from typing import Any

@@ -46,7 +46,7 @@ class Held(NamedTuple):
         return own.lora_name, own.cache_salt, tuple(own.tokens[: (index + 1) * size]), extras
 
     def tail(self, tokens: int) -> Content:
-        """Of the block after the named ones, so many tokens."""
+        """The first tokens of the block after the named ones."""
         lora, salt, _, extras = self.content(self.chain.named)
         return lora, salt, tuple(self.chain.tokens[: self.chain.named * self.chain.block_size + tokens]), extras
 

@@ -1,4 +1,4 @@
-"""What the native engine's cache must never do, and what a native replica holds on to after thousands of requests."""
+"""The native engine's cache, and the memory of a native replica after thousands of requests."""
 
 import asyncio
 import random

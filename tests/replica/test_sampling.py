@@ -1,4 +1,4 @@
-"""What a token depends on, and what it must never be."""
+"""Drawing tokens: what decides them, and which must never come."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ def token(logits: Sequence[float], prompt: Sequence[int] = (0,), output: Sequenc
 
 
 def tokens(logits: Sequence[float], **fields: Any) -> list[int]:
-    """What many seeds draw."""
+    """The tokens that many seeds draw."""
     rows = torch.tensor(logits).expand(len(SEEDS), -1)
     return [drawn.token for drawn in sample(rows, [request(seed=seed, **fields) for seed in SEEDS])]
 

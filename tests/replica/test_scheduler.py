@@ -1,4 +1,4 @@
-"""Who computes what in each step, who has to give way, and who is refused."""
+"""The scheduler: what is computed in each step, what is preempted, and what is refused."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def submit(
 
 
 def step(of: Scheduler, token: int = 7) -> tuple[list[tuple[int, int]], list[Output]]:
-    """Who computed how many tokens, and what came of it."""
+    """Run one step; return the tokens computed for each request, and the outputs."""
     batch = of.schedule()
     of.check()
     assert sum(scheduled.tokens for scheduled in batch) <= of.limits.max_num_batched_tokens

@@ -37,7 +37,7 @@ indices = st.integers(0, 100)
 
 @lru_cache(maxsize=20_000)
 def answer(prompt: tuple[int, ...], max_tokens: int, seed: int) -> tuple[int, ...]:
-    """What the request is answered when it is alone in a big engine without a cache."""
+    """The answer to a request that is alone in a big engine without a cache."""
     alone = engine(num_blocks=100, enable_prefix_caching=False, max_num_batched_tokens=100, **SAME)
     assert submit(alone, 0, prompt, max_tokens, seed=seed, stop_token_ids=(EOS,)) is None
     return tuple(drain(alone)[0])

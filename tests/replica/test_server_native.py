@@ -58,7 +58,7 @@ def prompts(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int]]:
 
 
 class Told:
-    """What a client has read of one choice."""
+    """The part of one choice that a client has read."""
 
     def __init__(self, answers: Sequence[Completion]) -> None:
         choices = [choice.model_dump() for answer in answers for choice in answer.choices]
@@ -207,13 +207,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def choices(served: Replica, asked: Sequence[list[int]], **fields: Any) -> list[Any]:
-    """Of all prompts at once, so that they run in one batch; without their numbers."""
+    """The choices of all prompts at once, so that they run in one batch; without their numbers."""
     answered = ask(served, asked, logprobs=5, **fields)["choices"]
     return [{**choice, "index": 0} for choice in answered]
 
 
 def cached_tokens(served: Replica, prompt: list[int], **fields: Any) -> int:
-    """Of the prompt, in whole blocks and in parts."""
+    """Cached tokens of the prompt, in whole blocks and in parts."""
     found: int = ask(served, prompt, **fields)["usage"]["prompt_tokens_details"]["cached_tokens"]
     return found
 

@@ -1,4 +1,4 @@
-"""What `stat` counts: lifetimes with censored blocks, rates, lag."""
+"""The counts of `stat`: lifetimes with censored blocks, rates, lag."""
 
 import pytest
 from hypothesis import given

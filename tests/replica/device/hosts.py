@@ -11,8 +11,8 @@ from kernels.plain import PlainAttention
 from kernels.sampling import draw
 from replica.clock import WallClock
 from replica.config import EngineConfig
+from replica.device.accelerator import Replay, Wait
 from replica.device.build import capture_all, new_caches, sizes_of
-from replica.device.machine import Replay, Wait
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
 from replica.model.config import read_config
@@ -24,7 +24,7 @@ POISON = 0x7F
 FEW_ROWS = 64  # of graphs with prompts: plain torch takes its time for what fills up a larger one
 
 
-class HostMachine:
+class HostAccelerator:
     """Results are there at once, but nobody may look at them before they were waited for."""
 
     def __init__(self) -> None:
@@ -52,20 +52,20 @@ class HostMachine:
         return replay
 
 
-def runner_of(config: EngineConfig, machine: HostMachine) -> DeviceRunner:
+def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunner:
     folder = Path(config.model_path)
     with Weights(folder, getattr(torch, config.dtype)) as weights:
         model = Transformer(read_config(folder), weights, config.max_model_len)
         weights.finish()
     caches = new_caches(model, config.num_blocks + 1, config.block_size)
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, machine)
+    runner = DeviceRunner(model, PlainAttention(), draw, caches, limits, accelerator)
     if config.graphs:
         capture_all(runner, tuple(size for size in sizes_of(limits) if not size.mixed or size.rows <= FEW_ROWS))
     return runner
 
 
-def on_device(folder: Path, machine: HostMachine | None = None, **changes: Any) -> Engine:
+def on_device(folder: Path, accelerator: HostAccelerator | None = None, **changes: Any) -> Engine:
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
-    return Engine(config, runner_of(config, machine or HostMachine()), WallClock())
+    return Engine(config, runner_of(config, accelerator or HostAccelerator()), WallClock())

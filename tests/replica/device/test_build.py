@@ -15,7 +15,7 @@ from kernels.sampling import draw
 from replica.device import build
 from replica.device.build import doubled, kernels_for, rehearse, rehearse_copy, sizes_of
 from replica.device.runner import Limits
-from tests.replica.device.hosts import HostMachine, runner_of
+from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.models import config_of, saved
 
 
@@ -30,7 +30,7 @@ def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longes
     config = config_of(
         saved("qwen3", tmp_path), num_blocks=1, max_num_batched_tokens=tokens, max_model_len=longest, graphs=False
     )
-    runner = runner_of(config, HostMachine())
+    runner = runner_of(config, HostAccelerator())
     rehearse(runner)
     rehearse(runner)  # all seats have been given back
     rehearse_copy(runner)

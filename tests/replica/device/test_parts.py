@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from replica.chain import Chain
+from replica.device.accelerator import Memory
+from replica.device.block_tables import UPDATE_BYTES, BlockTables
+from replica.device.graph_sizes import MIXED_ROWS, decode_sizes, mixed_sizes, size_for
 from replica.device.inputs import TYPES, Counts, Staging, length_of, places_of
-from replica.device.ladder import MIXED_ROWS, ladder, mixed_ladder, rung
-from replica.device.machine import Memory
 from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
-from replica.device.seats import NEWS_BYTES, Seats
 from replica.messages import Sampling
 from replica.request import Request
-from tests.replica.device.hosts import HostMachine
+from tests.replica.device.hosts import HostAccelerator
 
 
 def request(number: int, blocks: list[int]) -> Request:
@@ -23,7 +23,7 @@ def request(number: int, blocks: list[int]) -> Request:
     return made
 
 
-class Watched(HostMachine):
+class Watched(HostAccelerator):
     """Its host memory can be looked at."""
 
     def __init__(self) -> None:
@@ -35,70 +35,70 @@ class Watched(HostMachine):
         return self.hosts[-1]
 
 
-def row(seats: Seats, number: int, length: int) -> list[int]:
-    seats.deliver()
-    on_host, on_device = seats.mirror[number, :length].tolist(), seats.table[number, :length].tolist()
+def row(tables: BlockTables, number: int, length: int) -> list[int]:
+    tables.deliver()
+    on_host, on_device = tables.mirror[number, :length].tolist(), tables.table[number, :length].tolist()
     assert on_host == on_device
     return list(on_host)
 
 
-# ---- seats
+# ---- tables
 
 
 def test_a_seat_is_kept_and_gets_only_what_is_new() -> None:
-    seats = Seats(3, 8, HostMachine())
+    tables = BlockTables(3, 8, HostAccelerator())
     one = request(1, [5, 6])
-    (number,) = seats.of([one])
-    assert row(seats, number, 2) == [5, 6]
+    (number,) = tables.of([one])
+    assert row(tables, number, 2) == [5, 6]
     one.blocks += [9]
-    seats.table[number, 0] = 77  # nobody writes here again
-    assert seats.of([one]) == [number]
-    seats.deliver()
-    assert seats.table[number, :3].tolist() == [77, 6, 9]
+    tables.table[number, 0] = 77  # nobody writes here again
+    assert tables.of([one]) == [number]
+    tables.deliver()
+    assert tables.table[number, :3].tolist() == [77, 6, 9]
 
 
 def test_a_request_that_begins_anew_gets_its_new_blocks() -> None:
-    seats = Seats(1, 8, HostMachine())
+    tables = BlockTables(1, 8, HostAccelerator())
     one = request(1, [5, 6, 7])
-    (number,) = seats.of([one])
+    (number,) = tables.of([one])
     one.blocks = [3, 4]
-    assert seats.of([one]) == [number]
-    assert row(seats, number, 2) == [3, 4]
+    assert tables.of([one]) == [number]
+    assert row(tables, number, 2) == [3, 4]
 
 
 def test_seats_of_those_who_left_are_given_to_others() -> None:
-    seats = Seats(2, 4, HostMachine())
+    tables = BlockTables(2, 4, HostAccelerator())
     first, second = request(1, [1]), request(2, [2])
-    taken = seats.of([first, second])
+    taken = tables.of([first, second])
     first.blocks = []
     third = request(3, [3])
-    assert seats.of([second, third]) == [taken[1], taken[0]]
-    assert row(seats, taken[0], 1) == [3]
-    assert seats.nobody not in taken
+    assert tables.of([second, third]) == [taken[1], taken[0]]
+    assert row(tables, taken[0], 1) == [3]
+    assert tables.empty_row not in taken
 
 
 def test_many_new_blocks_at_once_arrive() -> None:
-    count = NEWS_BYTES // 16 + 9
-    seats = Seats(1, count, HostMachine())
-    (number,) = seats.of([request(1, list(range(count)))])
-    assert row(seats, number, count) == list(range(count))
+    count = UPDATE_BYTES // 16 + 9
+    tables = BlockTables(1, count, HostAccelerator())
+    (number,) = tables.of([request(1, list(range(count)))])
+    assert row(tables, number, count) == list(range(count))
 
 
 def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
-    machine = Watched()
-    seats, one = Seats(1, 8, machine), request(1, [])
+    accelerator = Watched()
+    tables, one = BlockTables(1, 8, accelerator), request(1, [])
     for block in (5, 6):
         one.blocks += [block]
-        seats.of([one])
-        seats.deliver()
-    assert sorted(int(host[8]) for host in machine.hosts) == [5, 6]  # behind the place
+        tables.of([one])
+        tables.deliver()
+    assert sorted(int(host[8]) for host in accelerator.hosts) == [5, 6]  # behind the place
 
 
 # ---- inputs
 
 
 def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
-    staging = Staging(Counts(9, 4), HostMachine())
+    staging = Staging(Counts(9, 4), HostAccelerator())
     for counts in (Counts(9, 4), Counts(5, 3), Counts(1, 1)):
         arrays = {name: np.arange(1, 2) for name in TYPES}
         inputs = staging.send(counts, arrays)
@@ -109,15 +109,15 @@ def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
 
 
 def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
-    machine = Watched()
-    staging = Staging(Counts(2, 2), machine)
+    accelerator = Watched()
+    staging = Staging(Counts(2, 2), accelerator)
     for value in (1, 2):
         staging.send(Counts(2, 2), {name: np.array([value]) for name in TYPES})
-    assert sorted(int(host[0]) for host in machine.hosts) == [1, 2]
+    assert sorted(int(host[0]) for host in accelerator.hosts) == [1, 2]
 
 
 def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
-    staging = Staging(Counts(8, 8), HostMachine())
+    staging = Staging(Counts(8, 8), HostAccelerator())
     fixed = staging.fixed(Counts(4, 4))
     staging.send(Counts(8, 8), {name: np.arange(length_of(name, Counts(8, 8))) for name in TYPES})
     sent = staging.send(Counts(4, 4), {name: np.arange(length_of(name, Counts(4, 4))) for name in TYPES})
@@ -137,21 +137,21 @@ def test_arrays_are_aligned_and_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 8, 9, 16, 100, 256, 300, 1024])
 def test_a_ladder_ends_at_the_largest_and_wastes_little(largest: int) -> None:
-    sizes = ladder(largest)
+    sizes = decode_sizes(largest)
     assert sizes == tuple(sorted(set(sizes))) and sizes[0] == 1 and sizes[-1] == largest
     for requests in range(1, largest + 1):
-        size = rung(sizes, requests)
+        size = size_for(sizes, requests)
         assert size is not None and requests <= size <= max(requests + 15, 2 * requests - 1)
-    assert rung(sizes, largest + 1) is None
-    assert rung((), 1) is None
+    assert size_for(sizes, largest + 1) is None
+    assert size_for((), 1) is None
 
 
 @pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 16_384])
 def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
-    sizes = mixed_ladder(largest)
+    sizes = mixed_sizes(largest)
     assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MIXED_ROWS)
     for rows in range(1, sizes[-1] + 1):
-        size = rung(sizes, rows)
+        size = size_for(sizes, rows)
         assert size is not None and rows <= size <= max(16, rows + 63)
 
 
@@ -168,7 +168,7 @@ def test_what_is_left_of_the_memory_is_for_blocks() -> None:
 
 
 def test_several_share_a_gpu_by_their_parts_of_it() -> None:
-    """What the first one holds is no part of the second one's."""
+    """Memory of the first one is not counted for the second one."""
     first = blocks_that_fit(Memory(80 * GB, 80 * GB), Memory(70 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)
     left = 80 * GB - 36 * GB
     second = blocks_that_fit(Memory(left, 80 * GB), Memory(left - 10 * GB, 80 * GB), 0.45, NEEDS, 16, 10**5)

@@ -8,7 +8,7 @@ import pytest
 
 from replica.engine import Engine
 from replica.messages import TokenLogprobs
-from tests.replica.device.hosts import FEW_ROWS, HostMachine, on_device
+from tests.replica.device.hosts import FEW_ROWS, HostAccelerator, on_device
 from tests.replica.models import MODELS, VOCABULARY, Answer, ask, finish, native, saved, submit
 
 CLOSE = 1e-3  # of log probabilities: sums are added in other orders
@@ -142,19 +142,19 @@ def test_all_steps_but_large_ones_with_prompts_are_replays(
     length: int, fields: dict[str, Any], eager: int, folder: Path
 ) -> None:
     """But what is asked for of prompts is what a graph does not give."""
-    machine = HostMachine()
-    engine = on_device(folder, machine, max_num_seqs=6)
+    accelerator = HostAccelerator()
+    engine = on_device(folder, accelerator, max_num_seqs=6)
     ask(engine, [[number] * length for number in range(5)], max_tokens=12, **fields)
-    assert (engine.steps, machine.replays) == (12, 12 - eager)
+    assert (engine.steps, accelerator.replays) == (12, 12 - eager)
 
 
 def test_a_step_is_begun_before_the_last_one_is_waited_for(folder: Path) -> None:
-    machine = HostMachine()
-    engine = on_device(folder, machine)
+    accelerator = HostAccelerator()
+    engine = on_device(folder, accelerator)
     submit(engine, 1, [1, 2, 3], top_logprobs=None)
     engine.step()
     engine.step()
-    assert machine.waits == 1
+    assert accelerator.waits == 1
     assert engine.scheduler.running[0].drawing == 1
     finish(engine)
 

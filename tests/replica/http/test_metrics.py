@@ -1,4 +1,4 @@
-"""What Prometheus gets: the names in docs/metrics.md, and values that add up."""
+"""The metrics for Prometheus: the names in docs/metrics.md, and values that add up."""
 
 import re
 from pathlib import Path

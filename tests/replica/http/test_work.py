@@ -1,4 +1,4 @@
-"""What the engine is asked for, measured against the model."""
+"""Requests to the engine, measured against the model."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from api.requests import CompletionRequest, read
 from api.tokenizer import ByteTokenizer
 from replica.http.forms import AT_ONCE, form_of
 from replica.http.generation import Delta
-from replica.http.intake import Intake
+from replica.http.request_reader import ParsedRequest
 from replica.http.work import MAX_PROMPT_LOGPROBS, Served, Work, plan, size_of_plan
 from replica.messages import TokenLogprobs
 
@@ -89,7 +89,7 @@ def test_many_log_probabilities_are_put_into_words_in_small_steps() -> None:
 
 
 def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:
-    few, many = (Intake(asked(resume_token_ids=[[1] * count]), Native(), []) for count in (10, 10_000))
+    few, many = (ParsedRequest(asked(resume_token_ids=[[1] * count]), Native(), []) for count in (10, 10_000))
     assert size_of_plan(few) < 1000
     assert size_of_plan(many) > 100_000
 

@@ -38,7 +38,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def refusal(folder: Path, *take: Any, dtype: torch.dtype = torch.float32) -> str:
-    """What is said when this tensor is taken (without one: when the weights are opened)."""
+    """The error when this tensor is taken (without one: when the weights are opened)."""
     try:
         with Weights(folder, dtype) as weights:
             weights.take(*take)

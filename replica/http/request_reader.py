@@ -26,7 +26,7 @@ GenerationRequest: TypeAlias = CompletionRequest | ChatRequest
 Read = TypeVar("Read")
 
 
-class Intake(NamedTuple):
+class ParsedRequest(NamedTuple):
     request: GenerationRequest
     native: Native
     prompts: list[list[int]]
@@ -76,11 +76,13 @@ class Reader:
         finally:
             self.bodies.release(held)
 
-    async def generation(self, request: Request, request_type: type[GenerationRequest], max_model_len: int) -> Intake:
+    async def generation(
+        self, request: Request, request_type: type[GenerationRequest], max_model_len: int
+    ) -> ParsedRequest:
         enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
         async with self.body(request) as received:
             return await self.aside(
-                request, len(received), lambda: self._intake(received, request_type, enveloped, max_model_len)
+                request, len(received), lambda: self._parse(received, request_type, enveloped, max_model_len)
             )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
@@ -113,9 +115,9 @@ class Reader:
         if name is not None and name != self.model:
             raise unknown_model(name, [self.model])
 
-    def _intake(
+    def _parse(
         self, received: bytes, request_type: type[GenerationRequest], enveloped: bool, max_model_len: int
-    ) -> Intake:
+    ) -> ParsedRequest:
         native, body = unwrap(received) if enveloped else (Native(), received)
         if len(body) > MEDIUM_BYTES:
             check_body(body, max_model_len, chat=request_type is ChatRequest)
@@ -128,8 +130,8 @@ class Reader:
         if native.resume_token_ids:
             request.resume_token_ids = [unpack_ids(packed) for packed in native.resume_token_ids]
         if isinstance(request, ChatRequest):
-            return Intake(request, native, [self.prompts.chat(request, max_model_len)])
-        return Intake(request, native, self.prompts.completion(request, max_model_len))
+            return ParsedRequest(request, native, [self.prompts.chat(request, max_model_len)])
+        return ParsedRequest(request, native, self.prompts.completion(request, max_model_len))
 
     def _tell_of_tools(self) -> None:
         if not self._told_of_tools:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import zmq
 
 
-class KeptBatches:
+class ReplayBuffer:
     """The oldest are dropped first. A payload is one message of ZeroMQ's: whoever it is sent to shares its bytes."""
 
     def __init__(self, most_batches: int, most_bytes: int) -> None:

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from replica.device.machine import Machine
+from replica.device.accelerator import Accelerator
 from replica.request import Request
 
 Numbers: TypeAlias = NDArray[np.int64]
 
-NEWS_BYTES = 1 << 16  # of a step, mostly; for more there is more memory then
+UPDATE_BYTES = 1 << 16  # of a step, mostly; for more there is more memory then
 
 
-class Seat:
+class Row:
     """A row of the tables. Blocks of a request are only added to its list; when it gives them back, it gets another."""
 
     __slots__ = ("blocks", "number", "request", "written")
@@ -27,57 +27,57 @@ class Seat:
         self.written = 0
 
     @property
-    def is_left(self) -> bool:
+    def is_stale(self) -> bool:
         return self.request.blocks is not self.blocks
 
 
-class Seats:
+class BlockTables:
     """`count` requests of up to `width` blocks; one more row, of zeros, is nobody's."""
 
-    def __init__(self, count: int, width: int, machine: Machine) -> None:
-        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=machine.device)
+    def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
+        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
         self.mirror = np.zeros((count + 1, width), np.int32)
         self.width = width
-        self.nobody = count
+        self.empty_row = count
         self._free = list(range(count))
-        self._taken: dict[int, Seat] = {}
+        self._taken: dict[int, Row] = {}
         self._places: list[Numbers] = []
         self._blocks: list[Numbers] = []
-        self._machine = machine
-        self._hosts = [machine.host_bytes(NEWS_BYTES) for _ in range(2)]  # they take turns, as those of the inputs do
+        self._accelerator = accelerator
+        self._hosts = [accelerator.host_bytes(UPDATE_BYTES) for _ in range(2)]  # used in turn, as the inputs' are
 
     def of(self, requests: Sequence[Request]) -> list[int]:
         """The row of each, with all of its blocks on the host; `deliver` takes them to the device."""
         numbers = []
         for request in requests:
-            seat = self._taken.get(request.id)
-            if seat is None or seat.is_left:
-                seat = self._sit(request, seat)
-            if seat.written < len(seat.blocks):
-                self._write(seat)
-            numbers.append(seat.number)
+            row = self._taken.get(request.id)
+            if row is None or row.is_stale:
+                row = self._assign(request, row)
+            if row.written < len(row.blocks):
+                self._write(row)
+            numbers.append(row.number)
         return numbers
 
-    def _sit(self, request: Request, left: Seat | None) -> Seat:
+    def _assign(self, request: Request, left: Row | None) -> Row:
         if left is None and not self._free:
             self._clear()
         number = self._free.pop() if left is None else left.number
-        self._taken[request.id] = seat = Seat(number, request)
-        return seat
+        self._taken[request.id] = row = Row(number, request)
+        return row
 
     def _clear(self) -> None:
-        """Nobody says when a request ends; it is seen by its blocks, when a seat is needed."""
-        for request_id, seat in list(self._taken.items()):
-            if seat.is_left:
+        """Nobody says when a request ends; it is seen by its blocks, when a row is needed."""
+        for request_id, row in list(self._taken.items()):
+            if row.is_stale:
                 self._free.append(self._taken.pop(request_id).number)
 
-    def _write(self, seat: Seat) -> None:
-        new = np.array(seat.blocks[seat.written :], np.int64)
-        begin = seat.written
-        seat.written += len(new)
-        self.mirror[seat.number, begin : seat.written] = new
-        first = seat.number * self.width
-        self._places.append(np.arange(first + begin, first + seat.written))
+    def _write(self, row: Row) -> None:
+        new = np.array(row.blocks[row.written :], np.int64)
+        begin = row.written
+        row.written += len(new)
+        self.mirror[row.number, begin : row.written] = new
+        first = row.number * self.width
+        self._places.append(np.arange(first + begin, first + row.written))
         self._blocks.append(new)
 
     def deliver(self) -> None:
@@ -89,7 +89,7 @@ class Seats:
         self._blocks.clear()
         self._hosts.reverse()
         if self._hosts[0].numel() < news.nbytes:
-            self._hosts[0] = self._machine.host_bytes(2 * news.nbytes)
+            self._hosts[0] = self._accelerator.host_bytes(2 * news.nbytes)
         host = self._hosts[0][: news.nbytes]
         host.numpy()[:] = news.reshape(-1).view(np.uint8)
         places, blocks = host.to(self.table.device, non_blocking=True).view(torch.int64).view(2, -1)

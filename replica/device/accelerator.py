@@ -1,4 +1,4 @@
-"""What the runner asks of a device beyond tensors: memory, graphs, and to be told when it has come so far."""
+"""The device beyond tensors: memory, graphs, and marks in the order of its work."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -17,23 +17,23 @@ class Memory(NamedTuple):
     total: int
 
 
-class Machine(Protocol):
+class Accelerator(Protocol):
     device: torch.device
 
     def host_bytes(self, size: int) -> Tensor:
         """Memory of the host that is copied to and from the device without waiting."""
 
     def mark(self) -> Wait:
-        """What waits until the device has done all it was given so far."""
+        """Return a function that waits until the device has done all it was given so far."""
 
     def pool(self) -> object:
         """Memory for graphs of which no two run at the same time."""
 
     def capture(self, run: Callable[[], object], pool: Any) -> Replay:
-        """What does again, with the same memory, all that `run` gives the device to do."""
+        """Return a function that repeats, in the same memory, all work that `run` gives to the device."""
 
 
-class CudaMachine:
+class CudaAccelerator:
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
 
@@ -55,7 +55,7 @@ class CudaMachine:
         return graph.replay
 
     def memory(self) -> Memory:
-        """What nobody holds any more is given back to the device before."""
+        """Return the device's memory, after unused memory was given back to it."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return Memory(*torch.cuda.mem_get_info())

@@ -15,7 +15,7 @@ KEY = "WARMROUTE_API_KEY"
 
 
 class _Answer(Struct):
-    """Of GET /load, what is needed here."""
+    """The part of GET /load that is needed here."""
 
     model: str
     topic: str | None = None

@@ -14,18 +14,18 @@ MIXED = (16, *range(32, 256, 32), *range(256, MIXED_ROWS, 64))
 MIXED_PROMPTS = 8  # in a step, at most: what a graph has room for, its kernels look at
 
 
-def ladder(largest: int) -> tuple[int, ...]:
+def decode_sizes(largest: int) -> tuple[int, ...]:
     sizes = (*SMALLEST, *range(2 * EVERY, EVEN + 1, EVERY), *range(EVEN + 2 * EVERY, largest, 2 * EVERY))
     return (*(size for size in sizes if size < largest), largest)
 
 
-def mixed_ladder(rows: int) -> tuple[int, ...]:
-    """Of steps of so many at most."""
+def mixed_sizes(rows: int) -> tuple[int, ...]:
+    """The sizes of steps with prompts, of at most so many rows."""
     largest = min(rows, MIXED_ROWS)
     return (*(size for size in MIXED if size < largest), largest)
 
 
-def rung(sizes: tuple[int, ...], wanted: int) -> int | None:
+def size_for(sizes: tuple[int, ...], wanted: int) -> int | None:
     """None: more than the largest."""
     place = bisect_left(sizes, wanted)
     return sizes[place] if place < len(sizes) else None

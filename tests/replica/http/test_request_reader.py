@@ -17,14 +17,14 @@ from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest
 from api.tokenizer import ByteTokenizer
-from replica.http.intake import INLINE_BYTES, THREADS, WAITING_BODIES, Reader
+from replica.http.request_reader import INLINE_BYTES, THREADS, WAITING_BODIES, Reader
 
 LONG = INLINE_BYTES + 1
 LIMIT_S = 10.0
 
 
 class Client:
-    """What the server sees of one: a body, and whether it has left."""
+    """A client as the server sees it: a body, and whether it has left."""
 
     def __init__(self, body: bytes = b"", content_type: str = "application/json") -> None:
         self.left = asyncio.Event()
