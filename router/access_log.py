@@ -1,12 +1,15 @@
 """One JSON line for every request: who asked what of which replica, and how it went; nothing that a client said."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from router.line_file import LineFile
+
+if TYPE_CHECKING:
+    from router.request_summary import RequestSummary
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,3 +59,25 @@ def line_of(scope: Any, *, status: int, duration_s: float, sent_bytes: int, requ
         request_id=request_id,
         **more,
     )
+
+
+def line_of_request(summary: "RequestSummary") -> Line:
+    """A request that was to be answered by a replica."""
+    exchange, admitted, generation = summary.exchange, summary.admitted, summary.generation
+    line = line_of(
+        exchange.scope,
+        status=exchange.status,
+        duration_s=summary.duration_s,
+        sent_bytes=exchange.sent_bytes,
+        request_id=admitted.request_id,
+        key=admitted.key.name if admitted.key else None,
+        client_left=exchange.disconnected,
+        model=summary.model.name if summary.model else None,
+        ttft_s=None if summary.ttft_s is None else round(summary.ttft_s, 6),
+        retries=summary.retries,
+        resumes=summary.resumes,
+    )
+    if generation is not None:
+        line.replica = generation.member.name if generation.member else None
+        line.prompt_tokens, line.cached_tokens = generation.prompt.tokens, generation.reported_tokens
+    return line

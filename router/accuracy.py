@@ -1,6 +1,10 @@
 """Whether a replica's cache is what the index says: predicted against reported blocks, request by request."""
 
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.request_summary import GenerationSummary, RequestSummary
 
 WINDOW = 1000
 FEWEST = 3  # differences within the window before anything is done
@@ -59,3 +63,13 @@ class Accuracy:
         """The cache was read anew: what was wrong before says nothing about it."""
         self._recent.clear()
         self._recent_different = 0
+
+
+def is_as_predicted(accuracy: Accuracy, summary: "RequestSummary", generation: "GenerationSummary") -> bool:
+    """Compare what the replica reported; False if it found another number of cached blocks than was sure."""
+    predicted, reported_tokens = generation.prediction, generation.reported_tokens
+    if predicted is None or reported_tokens is None or summary.resumes:
+        return True
+    reported_blocks = reported_tokens // predicted.block_size
+    accuracy.claimed(predicted.claimed_blocks, reported_blocks)
+    return accuracy.compare(predicted.blocks, reported_blocks) or not predicted.sure

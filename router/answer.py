@@ -10,9 +10,9 @@ import time
 from api.native import Native, envelope, pack_ids, unpack_ids
 from api.responses import chat_id, completion_id
 from router.attempt import Attempt
-from router.continuation import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
 from router.members import Member
 from router.prompt import Prompt, salted
+from router.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
 from router.tokens import Tokens
 
 

@@ -1,11 +1,11 @@
-"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request's `Routing`.
+"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request.
 
 What is called here by a connection raises nothing: a mistake of ours must not end what else its caller has to do.
 """
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,27 +27,46 @@ MAX_CHOICES = 4096
 SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
 
 
-class Owner(Protocol):
-    """The request that an attempt is for."""
+class Owner:
+    """The request that an attempt is for, or that waits for room: what it is told."""
+
+    __slots__ = ()
+    exchange: "Exchange"
 
     @property
-    def model_name(self) -> str | None: ...
-    @property
-    def exchange(self) -> "Exchange": ...
+    def model_name(self) -> str | None:
+        """The model that its replica has to serve; None: any replica will do."""
+        raise NotImplementedError
 
     def begun(self, attempt: "Attempt") -> None:
         """The answer is a good one: its head may be sent on."""
+        raise NotImplementedError
 
-    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
+    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
+        raise NotImplementedError
+
     def holds(self, pending_bytes: int) -> bool:
         """Whether there is room to wait for the rest of a frame."""
+        raise NotImplementedError
 
     def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
         """Status 400 or more, with as much of its body as was worth waiting for."""
+        raise NotImplementedError
 
-    def failed(self, attempt: "Attempt", broken: Broken) -> None: ...
+    def failed(self, attempt: "Attempt", broken: Broken) -> None:
+        raise NotImplementedError
+
     def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
         """Whether it could go on at one of these replicas, so that it need not wait for its own."""
+        raise NotImplementedError
+
+    def place(self) -> None:
+        """A replica has room for it by now."""
+        raise NotImplementedError
+
+    def nobody_took(self) -> None:
+        """It has waited for room in vain."""
+        raise NotImplementedError
 
 
 class Attempt:

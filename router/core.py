@@ -3,44 +3,37 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import count
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
 
-from api.errors import ApiError, queue_full, too_long
+from api.errors import ApiError, queue_full
 from api.http.bodies import Bodies
-from router.access_log import Line, line_of
-from router.accounting import remembered, routed, settle, told
-from router.admission import Admission, Admitted
+from router.access_log import Line, line_of, line_of_request
+from router.accuracy import is_as_predicted
+from router.admission import Admission
 from router.attempt import Attempt, Owner
 from router.budget import Budget
 from router.config import RouterConfig
-from router.exchange import Exchange
 from router.feeds import Feeds
-from router.members import Member, Members, ServedModel, no_replica
-from router.placement.cost import Candidate, Question
+from router.members import Member, Members, ServedModel
+from router.placement.cost import Candidate
 from router.placement.decision import Decision
-from router.placement.eligibility import NONE_TRIED, obstacles
+from router.placement.eligibility import NONE_TRIED
 from router.placement.index import Matches
-from router.placement.placement import Placement
-from router.placement.placement import Prompt as PlacedPrompt
+from router.placement.placement import Placement, Prompt
 from router.placement.waiting import Waiting
-from router.prefixes.recent import Recent
-from router.prompt import Peek, Prompt
+from router.prefixes.recent import TEXT_BYTES, Recent, Routed
+from router.prompt import beginning_of
 from router.reading.client import Reading
-from router.reading.messages import Found, Make
-from router.reading.prompts import make_for, prompt_from
-from router.record import Remembered
-from router.request import Request
 from router.request_log import RequestLog
+from router.request_summary import GenerationSummary, PastDecision, RequestSummary, past_decision
 from router.retries import RetryBudget
 from router.tally import DECISION_S, Histogram
-from router.tokens import Draft
 from router.upstream import Broken
 
 if TYPE_CHECKING:
@@ -48,10 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Work: TypeAlias = Callable[[], Coroutine[None, None, None]]
+T = TypeVar("T")
 
 THREADS = 2
-PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a request is tried again that nobody took; it doubles each time
 QUIET_S = 0.3  # without a byte: such a request may be taken away from a replica that is silent
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
 INDEX_WITHIN_S = 30.0  # from the start: then it serves with what it knows
@@ -81,12 +73,12 @@ class Router:
         self.placement = placement
         self.admission = admission
         self.retry_budget = RetryBudget()
-        self.waiting: Waiting[Request] = Waiting(config.queue_size)
+        self.waiting: Waiting[Owner] = Waiting(config.queue_size)
         self.started = int(time())
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
         self.counts = Counts()
-        self.decisions: deque[Remembered] = deque(maxlen=config.decisions)
+        self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
         self.recent = Recent(config.recent_prompts)
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
         self.on_answer: Callable[[Line], None] | None = None  # the access log
@@ -97,8 +89,8 @@ class Router:
         self.draining = False
         self.open_requests = 0
         self.held = Budget(HELD_BYTES)
-        self._loop = asyncio.get_running_loop()
-        self.now_s = self._loop.time
+        self.loop = asyncio.get_running_loop()
+        self.now_s = self.loop.time
         self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # by who asks whether it is ready
         self._attempts: set[Attempt] = set()
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
@@ -108,101 +100,38 @@ class Router:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # ---- a prompt
-
-    def make_prompt(self, routing: Request, model: ServedModel, body: bytes, salt: str | None) -> None:
-        """Here or, where it takes long, on a thread; then `routing.prompted`."""
-        tokens = model.tokens
-        draft = partial(
-            tokens.draft, routing.chat, body, routing.peek, model.lora, salt, max_model_len=model.max_model_len
-        )
-        drafted = draft() if tokens.is_quick(body) else None
-        if drafted is not None and drafted.is_quick:
-            routing.prompted(drafted.finish())
-            return
-        make = drafted.finish if drafted is not None else partial(_finished, draft)
-        size = len(body)
+    def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None:
+        """Make a prompt of so many bytes where it delays nobody. ApiError: too much waits for that already."""
         if self._waiting_bytes + size > WAITING_BODIES * self.config.max_body_bytes:
             raise queue_full(f"{self._waiting_bytes} bytes of other requests wait to be tokenized; try again", 1)
+
+        def is_made(made: "asyncio.Future[T]") -> None:
+            self._waiting_bytes -= size
+            done(made)
+
         self._waiting_bytes += size
-        made = self._loop.run_in_executor(self._threads, make)
-        made.add_done_callback(partial(self._made, routing, size))
-
-    def read_apart(self, routing: Request, body: bytes) -> None:
-        """Have a large body read in another process; then `routing.made`."""
-        self.aside(routing.exchange, routing.refuse, partial(self._read_apart, routing, body))
-
-    async def _read_apart(self, routing: Request, body: bytes) -> None:
-        salt: str | None = None
-
-        def want(found: Found) -> Make:
-            nonlocal salt
-            peek = Peek(**found.fields)
-            salt = routing.admitted.cache_salt(peek.cache_salt)
-            return make_for(routing.found(peek), routing.chat, salt)
-
-        made = await self.reading.read(body, want)
-        routing.exchange.aside = None
-        assert made is not None and routing.model is not None, "it was wanted"
-        routing.made(made.body, prompt_from(made, routing.model, routing.peek, salt))
-
-    def aside(self, exchange: Exchange, refuse: Callable[[ApiError], None], work: Work) -> None:
-        """Do what takes a while for this request, unless it ends before."""
-
-        async def watched() -> None:
-            try:
-                await work()
-            except ApiError as error:
-                exchange.aside = None
-                refuse(error)
-            except Exception:
-                exchange.aside = None
-                log.exception("A body could not be read")
-                exchange.fail()
-
-        exchange.aside = self._loop.create_task(watched())
-
-    def _made(self, routing: Request, size: int, made: "asyncio.Future[Prompt]") -> None:
-        self._waiting_bytes -= size
-        if made.cancelled() or routing.is_over:
-            return
-        try:
-            routing.prompted(made.result())
-        except ApiError as error:
-            routing.refuse(error)
-        except Exception:
-            log.exception("A prompt could not be made")
-            routing.exchange.fail()
-        finally:
-            del made  # it has the error, and that this frame: a cycle, which would keep the body until it is collected
+        self.loop.run_in_executor(self._threads, make).add_done_callback(is_made)
 
     # ---- the choice
 
-    def decide(self, routing: Request, model: ServedModel, tried: frozenset[str]) -> Member | None:
-        """The replica, with the reasons in `routing.decision`; None: it waits for room. ApiError: that is no use."""
-        started = perf_counter()
-        question, matches = self.question(model, routing.prompt, routing.session, tried, routing.came_s)
-        decision = routing.decision = self.choose(model, question)
-        self.counts.decision_s.observe(perf_counter() - started)
-        if routing.noted is not None:
-            routing.noted.decided(next(self.order), decision, model.members, self.feeds)
-        if decision.chosen is None:
-            self._wait(routing, decision)
-            return None
-        member = self.members.by_name[decision.chosen.name]
-        routing.predict(member, matches)
-        return member
-
-    def question(
+    def decide(
         self,
         model: ServedModel,
         prompt: Prompt,
         session: str | None,
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
-    ) -> tuple[Question, dict[int, Matches]]:
+    ) -> tuple[Decision, dict[int, Matches]]:
+        """The choice for a prompt, and by block size the blocks of it that match."""
+        started = perf_counter()
         slots = model.slots if prompt.exact else model.all_slots
-        return self.placement.question(prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s)
+        question, matches = self.placement.question(
+            prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s
+        )
+        ring = model.ring if self.config.policy == "session" else None
+        decision = self.placement.decide(question, model.candidates, ring)
+        self.counts.decision_s.observe(perf_counter() - started)
+        return decision, matches
 
     def trust(self, member: Member, trust: float) -> None:
         """Count the member's claims by this factor from now on."""
@@ -210,51 +139,20 @@ class Router:
             member.trust = trust
             self.placement.trust(member.slot, trust)
 
-    def choose(self, model: ServedModel, question: Question) -> Decision:
-        return self.placement.decide(
-            question, model.candidates, model.ring if self.config.policy == "session" else None
-        )
+    def candidates_of(self, name: str) -> Sequence[Candidate]:
+        """Those that serve a model now; all, where the name is empty."""
+        if not name:
+            return self.members.everybody
+        model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
+        return () if model is None else model.candidates
 
-    def _wait(self, routing: Request, decision: Decision) -> None:
-        """Replicas that are full will have room, and those that are silent or gone may come back."""
-        if decision.nobody == "too_long":
-            raise too_long(decision.refusal(), "messages" if routing.chat else "prompt")
-        if decision.nobody == "tried" and all(one.name in routing.unfit for one in decision.candidates):
-            raise no_replica(decision.refusal())
-        now_s = self.now_s()
-        routing.queued_s = routing.queued_s or now_s
-        begun, name = routing.exchange.response_started, routing.peek.model
-        # What has waited keeps its place, and an answer that has begun goes before new requests.
-        routing.since_s = routing.since_s or (routing.came_s if begun else now_s)
-        routing.waits_until_s = routing.waits_until_s or now_s + self.config.queue_timeout_s
-        if decision.nobody != "full":
-            routing.tried = routing.unfit  # whoever is back by then may be asked again
-        if decision.question.tried:
-            routing.again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**routing.fruitless)
-            routing.fruitless = min(routing.fruitless + 1, 16)
-        refused: Request | None = routing
-        if now_s < routing.waits_until_s and (begun or decision.nobody == "full" or self._may_wait(name)):
-            refused = self.waiting.offer(
-                routing,
-                0.0,
-                now_s,
-                routing.waits_until_s,
-                since_s=routing.since_s,
-                group=name,
-                tokens=routing.prompt.tokens if routing.prompt.exact else 0,
-                tried=routing.tried,
-                not_before_s=routing.again_s,
-            )
-        if refused is not None:
-            refused.give_up(self.nobody_took(refused))
-
-    def _may_wait(self, model: str) -> bool:
+    def may_wait(self, model: str) -> bool:
         """Those who wait for a model that nobody serves now leave half of the queue to others."""
         return 2 * self.waiting.groups[model] <= self.waiting.capacity
 
     # ---- attempts
 
-    def sent(self, owner: Owner, member: Member, decision: Decision, prompt: PlacedPrompt, streams: bool) -> Attempt:
+    def sent(self, owner: Owner, member: Member, decision: Decision, prompt: Prompt, streams: bool) -> Attempt:
         """It is about to be sent: count it."""
         ranked = member.native and decision.policy == "cost"
         placed = self.placement.sent(
@@ -262,17 +160,6 @@ class Router:
         )
         attempt = Attempt(owner, member, placed, next(self.order))
         self._attempts.add(attempt)
-        return attempt
-
-    def generation(self, routing: Request, member: Member) -> Attempt:
-        assert routing.decision is not None
-        attempt = self.sent(
-            routing, member, routing.decision, routing.prompt, member.native or bool(routing.peek.stream)
-        )
-        if routing.noted is not None:
-            routing.noted.attempts.append(attempt)
-        if routing.queued_s:
-            routing.waited_s, routing.queued_s = routing.waited_s + attempt.placed.sent_s - routing.queued_s, 0.0
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
@@ -344,19 +231,10 @@ class Router:
             return attempt.touched_s < member.silent_since_s + QUIET_S
         return attempt.touched_s < self.now_s() - QUIET_S
 
-    def others(self, model: ServedModel | None, tried: frozenset[str], tokens: int = 0) -> bool:
-        """Whether somebody else is there to ask, now or when there is room."""
-        candidates = model.candidates if model is not None else [member.candidate for member in self.members]
-        return not {None, "full"}.isdisjoint(obstacles(candidates, tokens, tried))
-
     def room(self) -> None:
         """Replicas may have room for some that wait."""
-        for routing in self.waiting.with_room(self.now_s(), self._candidates_of):
-            routing.exchange.guard(routing.place)  # those after it have their turn whatever happens to it
-
-    def _candidates_of(self, name: str) -> Sequence[Candidate]:
-        model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
-        return () if model is None else model.candidates
+        for request in self.waiting.with_room(self.now_s(), self.candidates_of):
+            request.exchange.guard(request.place)  # those after it have their turn whatever happens to it
 
     # ---- the end
 
@@ -364,26 +242,7 @@ class Router:
         """Whoever asked was not admitted."""
         self.counts.refused[error.code or str(error.status)] += 1
         if self.on_answer is not None:
-            sent = len(error.body())
-            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=sent, request_id=""))
-
-    def released(self, exchange: Exchange, admitted: Admitted, begun_s: float, **more: Any) -> None:
-        """A request of the front has ended, whichever way."""
-        self.open_requests -= 1
-        self.admission.release(admitted)
-        if self.on_answer is not None:
-            self._tell(
-                line_of(
-                    exchange.scope,
-                    status=exchange.status,
-                    duration_s=self.now_s() - begun_s,
-                    sent_bytes=exchange.sent_bytes,
-                    request_id=admitted.request_id,
-                    key=admitted.key.name if admitted.key else None,
-                    client_left=exchange.disconnected,
-                    **more,
-                )
-            )
+            self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id=""))
 
     def _tell(self, line: Line) -> None:
         assert self.on_answer is not None, "its caller has looked"
@@ -394,27 +253,34 @@ class Router:
                 log.error("The access log cannot be written (%s): lines are missing from now on", error)
             self._is_untold = True
 
-    def over(self, routing: Request) -> None:
-        now_s = self.now_s()
-        self.waiting.cancel(routing)
-        if routing.queued_s:
-            routing.waited_s += now_s - routing.queued_s
-        more = told(routing) if self.on_answer is not None else {}
-        self.released(routing.exchange, routing.admitted, routing.arrived_s, **more)
+    def over(self, summary: RequestSummary) -> None:
+        """A request of the front has ended, whichever way."""
+        self.open_requests -= 1
+        self.admission.release(summary.admitted)
+        if self.on_answer is not None:
+            self._tell(line_of_request(summary))
         if self.request_log is not None:
-            self.request_log.over(routing, now_s)
-        if routing.trace is not None:
-            routing.trace.end(routing, now_s)
-        if routing.exchange.disconnected:
+            self.request_log.over(summary)
+        if summary.trace is not None:
+            summary.trace.end(summary)
+        if summary.chat is not None and summary.exchange.disconnected:
             self.counts.client_left += 1
-        self.counts.retries += routing.retries
-        self.counts.resumes += routing.resumes
-        if routing.decision is not None:
-            self.decisions.append(remembered(routing, routing.decision, now_s))
-            if routing.first_byte_s and self.config.recent_prompts:
-                self.recent.add(routed(routing, with_text=self.shows_prompts))
-        if not settle(routing, now_s) and routing.chosen is not None and routing.chosen.accuracy.differs_too_often:
-            self._resync(routing.chosen)
+        self.counts.retries += summary.retries
+        self.counts.resumes += summary.resumes
+        if (generation := summary.generation) is not None:
+            self._generated(summary, generation)
+
+    def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
+        self.decisions.append(past_decision(summary, generation))
+        if summary.first_byte_s and self.config.recent_prompts:
+            size, peek = generation.block_size, generation.peek
+            text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
+            self.recent.add(Routed(peek.model, size, generation.prompt.keys(size), summary.arrived_s, text))
+        member = generation.member
+        if member is not None:
+            member.tally(generation.peek.model).over(summary, generation)
+            if not is_as_predicted(member.accuracy, summary, generation) and member.accuracy.differs_too_often:
+                self._resync(member)
 
     def _resync(self, member: Member) -> None:
         now_s = self.now_s()
@@ -434,8 +300,8 @@ class Router:
                 self._look_at(attempt, now_s)
             except Exception:
                 attempt.crash()
-        for routing in self.waiting.expire(now_s):
-            routing.exchange.guard(routing.give_up, self.nobody_took(routing))
+        for request in self.waiting.expire(now_s):
+            request.exchange.guard(request.nobody_took)
         self.placement.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
@@ -454,18 +320,3 @@ class Router:
         what = "no more of its answer came" if goes_on else f"{first} did not come"
         attempt.cancel()
         attempt.broke(Broken(f"{what} within {limit_s:g} s", late=True))
-
-    def nobody_took(self, routing: Request) -> ApiError:
-        """Why it waited in vain."""
-        decision = routing.decision
-        if decision is None or decision.nobody == "full":
-            return self.busy()
-        return no_replica(decision.refusal())
-
-    def busy(self) -> ApiError:
-        wait_s = self.waiting.estimated_wait_s(self.now_s())
-        return queue_full("every replica is at its limit, and the queue is full or moves too slowly; try again", wait_s)
-
-
-def _finished(draft: Callable[[], Draft]) -> Prompt:
-    return draft().finish()

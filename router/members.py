@@ -167,6 +167,7 @@ class Members:
     def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
+        self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
         self._once_served: dict[str, None] = {}  # and now, too
         self._gone: dict[str, ServedModel] = {}  # the newest of those that nobody serves now
         self._tokens_of = tokens_of
@@ -188,7 +189,15 @@ class Members:
             raise no_replica("no replica has said yet which models it serves")
         raise unknown_model(name, self.models)
 
+    def check_served(self, name: str | None) -> None:
+        """ApiError: nobody serves this model; None: any replica will do, or one that may come back."""
+        if name is not None:
+            self.model(name)
+        elif not self.by_name and not self._once_served:
+            raise no_replica("there is no replica")
+
     def arrange(self) -> None:
+        self.everybody = [member.candidate for member in self]
         models: dict[str, ServedModel] = {}
         for member in self:
             for name in member.models:

@@ -1,7 +1,9 @@
 """One JSON line for every generation request: what analysis, simulation and replay of it need later."""
 
 import logging
+import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -9,18 +11,62 @@ import msgspec
 from msgspec import Raw
 
 from router.line_file import LineFile
-from router.logged import NO_BODY, Logged, Sending
-from router.noted import Noted
+from router.log_lines import NO_BODY, Decided, LogLine, Sending, Weighed
+from router.placement.cost import INFINITE
 
 if TYPE_CHECKING:
     from router.attempt import Attempt
     from router.config import RouterConfig
-    from router.request import Request
+    from router.feeds import Feeds
+    from router.members import Member
+    from router.placement.decision import Decision
+    from router.request_summary import GenerationSummary, RequestSummary
 
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 4
 _encode = msgspec.json.Encoder().encode
+COMPLETION = b'"completion_tokens"'
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+
+
+class Notes:
+    """What is kept of a request for its line while it runs."""
+
+    __slots__ = ("body", "completion_tokens", "decisions")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.decisions: list[Decided] = []
+        self.completion_tokens: int | None = None  # by the usage that an engine sends
+
+    def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
+        """To be called before the load changes."""
+        question = decision.question
+        matched, lower = question.matched.get, question.lower.get
+        lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
+        self.decisions.append(
+            Decided(
+                order,
+                question.now_s,
+                decision.policy,
+                decision.lot,
+                question.turn,
+                None if decision.chosen is None else decision.chosen.name,
+                sorted(question.tried),
+                [
+                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds, lost_tokens)
+                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
+                ],
+                question.came_s,
+            )
+        )
+
+    def read(self, body: bytes) -> None:
+        """A part of an answer that is no frames."""
+        if COMPLETION in body:
+            found = _COMPLETION_TOKENS.findall(body)
+            self.completion_tokens = int(found[-1]) if found else self.completion_tokens
 
 
 class RequestLog(LineFile):
@@ -36,64 +82,62 @@ class RequestLog(LineFile):
             return None
         return cls(config.request_log, bodies=config.log_prompts)
 
-    def over(self, routing: "Request", now_s: float) -> None:
+    def over(self, summary: "RequestSummary") -> None:
         """One for which no replica was ever looked for has no line. A mistake in here costs the line alone."""
         try:
-            if routing.noted is not None and routing.decision is not None:
-                self.add(_encode(self._line(routing, routing.noted, now_s)))
+            if summary.notes is not None and summary.generation is not None:
+                self.add(_encode(self._line(summary, summary.generation, summary.notes)))
         except Exception:
             if not self._has_failed:  # said once, and not for every request
                 log.exception("A line of the request log could not be made; it is lost, like all that fail so")
             self._has_failed = True
             self.lost_lines += 1
             self._lost_before += 1  # the file itself works
-        finally:
-            routing.noted = None  # its attempts have the request: a cycle, which would keep the body
 
-    def _line(self, routing: "Request", noted: Noted, now_s: float) -> Logged:
-        prompt = routing.prompt
-        size = _block_tokens(routing)
-        session = routing.session
-        return Logged(
-            ts=round(time.time() - (now_s - routing.arrived_s), 6),
-            request_id=routing.admitted.request_id,
-            model=routing.peek.model,
+    def _line(self, summary: "RequestSummary", generation: "GenerationSummary", notes: Notes) -> LogLine:
+        prompt, ttft_s = generation.prompt, summary.ttft_s
+        size = _block_tokens(summary, generation)
+        session = generation.decision.question.session
+        return LogLine(
+            ts=round(time.time() - summary.duration_s, 6),
+            request_id=summary.admitted.request_id,
+            model=generation.peek.model,
             prompt_tokens=prompt.tokens,
-            output_tokens=_output_tokens(noted),
-            cached_tokens=routing.reported_tokens,
+            output_tokens=_output_tokens(summary.attempts, notes),
+            cached_tokens=generation.reported_tokens,
             block_tokens=size,
             blocks=prompt.keys(size) if size else [],
-            status=routing.exchange.status,
-            ttft_s=round(routing.first_byte_s - routing.arrived_s, 6) if routing.first_byte_s else None,
-            duration_s=round(now_s - routing.arrived_s, 6),
-            replica=routing.chosen.name if routing.chosen is not None else None,
+            status=summary.exchange.status,
+            ttft_s=None if ttft_s is None else round(ttft_s, 6),
+            duration_s=round(summary.duration_s, 6),
+            replica=generation.member.name if generation.member is not None else None,
             session=None if session is None else session.encode("utf-8", "replace").decode(),
             exact=prompt.exact,
             base_model=prompt.model if prompt.lora is not None else None,
-            client_left=routing.exchange.disconnected,
+            client_left=summary.exchange.disconnected,
             run=self.run,
-            at_s=routing.arrived_s,
-            decisions=noted.decisions,
-            sendings=[_sending(attempt) for attempt in noted.attempts],
-            raw_body=_one_line(noted.body) if self._bodies else NO_BODY,
+            at_s=summary.arrived_s,
+            decisions=notes.decisions,
+            sendings=[_sending(attempt) for attempt in summary.attempts],
+            raw_body=_one_line(notes.body) if self._bodies else NO_BODY,
         )
 
 
-def _block_tokens(routing: "Request") -> int:
+def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") -> int:
     """Of the replica that was chosen; of any where that one has none."""
-    if not routing.prompt.exact:
+    if not generation.prompt.exact:
         return 0
-    if routing.block_size or routing.model is None:
-        return routing.block_size
-    return max(routing.model.slots, default=0)
+    if generation.block_size or summary.model is None:
+        return generation.block_size
+    return max(summary.model.slots, default=0)
 
 
-def _output_tokens(noted: Noted) -> int | None:
+def _output_tokens(attempts: "Sequence[Attempt]", notes: Notes) -> int | None:
     """Counted where token ids came; else as an engine said."""
-    packed = [packed for attempt in noted.attempts for ids in attempt.token_ids.values() for packed in ids]
-    if any(attempt.framed for attempt in noted.attempts):
-        return sum(map(len, packed)) // TOKEN_BYTES + (noted.completion_tokens or 0)
-    return noted.completion_tokens
+    packed = [packed for attempt in attempts for ids in attempt.token_ids.values() for packed in ids]
+    if any(attempt.framed for attempt in attempts):
+        return sum(map(len, packed)) // TOKEN_BYTES + (notes.completion_tokens or 0)
+    return notes.completion_tokens
 
 
 def _sending(attempt: "Attempt") -> Sending:
@@ -119,3 +163,38 @@ def _one_line(body: bytes) -> Raw:
         return Raw(msgspec.json.format(body, indent=-1))
     except (msgspec.DecodeError, RecursionError):  # what only a lenient reader takes for JSON; nested too deep
         return Raw(_encode(body.decode("utf-8", "replace")))
+
+
+def _weighed(
+    member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds", lost_tokens: float | None
+) -> Weighed:
+    """Runs for every replica and request while a log is written: positions, no keywords."""
+    candidate, load = member.candidate, member.load
+    known = feeds.known(member.name)
+    seq, inexact = (None, None) if known is None else known
+    return Weighed(
+        candidate.name,
+        None if cost == INFINITE else cost,
+        matched,
+        lower if lower > matched else None,
+        candidate.queued_tokens,
+        candidate.running,
+        candidate.waiting,
+        candidate.in_flight,
+        candidate.prefill_tokens_per_s,
+        candidate.empty_tokens,
+        candidate.assigned_tokens,
+        candidate.slowness,
+        candidate.unavailable,
+        candidate.may_try_anyway,
+        candidate.limit,
+        candidate.max_model_len,
+        member.block_size,
+        load.block_size,
+        load.total_blocks,
+        seq,
+        inexact,
+        member.report,
+        lost_tokens or 0.0,
+        member.trust,
+    )

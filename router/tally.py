@@ -3,6 +3,10 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.request_summary import GenerationSummary, RequestSummary
 
 # vLLM's own bounds, so that dashboards show both side by side.
 FIRST_TOKEN_S = (
@@ -103,6 +107,25 @@ class Tally:
         self.salted = 0  # prompts with a cache salt
         self.new_salts = 0  # of these, with one that was not seen before
         self._memory = memory
+
+    def over(self, summary: "RequestSummary", generation: "GenerationSummary") -> None:
+        """Count a request that has ended, whose replica this is the tally of."""
+        member, prompt, size = generation.member, generation.prompt, generation.block_size
+        assert member is not None, "it is one of its tallies"
+        status = summary.exchange.status
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.request_s.observe(summary.duration_s)
+        if summary.ttft_s is not None:
+            self.first_token_s.observe(summary.ttft_s)
+        self.prompt_tokens += prompt.tokens
+        self.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
+        salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
+        self.sent(prompt.keys(size), size or prompt.approximate_block_tokens, salt)
+        predicted, reported_tokens = generation.prediction, generation.reported_tokens
+        if predicted is not None and reported_tokens is not None and not summary.resumes:
+            self.blocks_predicted += predicted.blocks
+            self.blocks_reported += reported_tokens // predicted.block_size
+            self.compared_tokens += prompt.tokens
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """A prompt, by the keys of its blocks: what of it a cache could have held that forgets nothing."""

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from router.attempt import Attempt
 from router.headers import value_of
-from router.request import Request
+from router.request_summary import GenerationSummary, RequestSummary
 from router.upstream import Header
 
 Attributes: TypeAlias = dict[str, str | int | float | bool]
@@ -97,39 +97,39 @@ class Tracing:
 class Trace:
     """The ids of one request and of its attempts."""
 
-    __slots__ = ("_attempts", "_parent_id", "_span_id", "_trace_id", "_tracing")
+    __slots__ = ("_attempt_ids", "_parent_id", "_span_id", "_trace_id", "_tracing")
 
     def __init__(self, tracing: Tracing, trace_id: int, parent_id: int | None) -> None:
         self._tracing = tracing
         self._trace_id = trace_id
         self._parent_id = parent_id
         self._span_id = _new_id()
-        self._attempts: list[tuple[int, Attempt]] = []
+        self._attempt_ids: list[int] = []
 
-    def line(self, attempt: Attempt) -> bytes:
-        """The header that tells a replica whose work it does."""
+    def line(self) -> bytes:
+        """The header that tells the replica of the next attempt whose work it does."""
         span_id = _new_id()
-        self._attempts.append((span_id, attempt))
+        self._attempt_ids.append(span_id)
         return b"traceparent: 00-%032x-%016x-01\r\n" % (self._trace_id, span_id)
 
-    def end(self, routing: Request, now_s: float) -> None:
+    def end(self, summary: RequestSummary) -> None:
         """The request is over."""
+        now_s = summary.ended_s
         zero_ns = time.time_ns() - round(now_s * NS)  # of the loop's clock
-        scope = routing.exchange.scope
+        scope = summary.exchange.scope
         own = self._context(self._span_id)
         parent = None if self._parent_id is None else self._context(self._parent_id, is_remote=True)
-        times_ns = (zero_ns + round(routing.arrived_s * NS), zero_ns + round(now_s * NS))
-        attributes = request_attributes(routing)
+        times_ns = (zero_ns + round(summary.arrived_s * NS), zero_ns + round(now_s * NS))
+        attributes = request_attributes(summary)
         name = f"{scope['method']} {scope['path']}"
-        self._tracing.tell(name, SpanKind.SERVER, own, parent, times_ns, attributes, fault_of(routing))
-        for span_id, attempt in self._attempts:
+        self._tracing.tell(name, SpanKind.SERVER, own, parent, times_ns, attributes, fault_of(summary))
+        for span_id, attempt in zip(self._attempt_ids, summary.attempts, strict=True):
             ended_s = attempt.ended_s or now_s
             times_ns = (zero_ns + round(attempt.placed.sent_s * NS), zero_ns + round(ended_s * NS))
-            attributes = attempt_attributes(routing, attempt)
-            name = f"{attributes['gen_ai.operation.name']} {routing.peek.model}"
+            attributes = attempt_attributes(summary, attempt)
+            name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
             context = self._context(span_id)
             self._tracing.tell(name, SpanKind.CLIENT, context, own, times_ns, attributes, attempt.fault)
-        self._attempts.clear()  # they refer to the request, which refers to this
 
     def _context(self, span_id: int, *, is_remote: bool = False) -> SpanContext:
         return SpanContext(self._trace_id, span_id, is_remote, _SAMPLED)
@@ -139,72 +139,71 @@ def _new_id() -> int:
     return random.getrandbits(64) or 1
 
 
-def fault_of(routing: Request) -> str | None:
+def fault_of(summary: RequestSummary) -> str | None:
     """What the client did wrong is no error of ours; what it said stays out of this."""
-    status = routing.exchange.status
+    status = summary.exchange.status
     if status >= 500:
         return ""
-    return "the answer broke off" if routing.why and status < 400 else None
+    return "the answer broke off" if summary.why and status < 400 else None
 
 
-def request_attributes(routing: Request) -> Attributes:
-    exchange, status = routing.exchange, routing.exchange.status
+def request_attributes(summary: RequestSummary) -> Attributes:
+    exchange, status = summary.exchange, summary.exchange.status
     attributes: Attributes = {
         "http.request.method": exchange.scope["method"],
         "http.route": exchange.scope["path"],
         "url.path": exchange.scope["path"],
         "url.scheme": exchange.scope["scheme"],
-        "gen_ai.operation.name": operation(routing),
-        "warmroute.request_id": routing.admitted.request_id,
-        "warmroute.retries": routing.retries,
-        "warmroute.resumes": routing.resumes,
+        "gen_ai.operation.name": operation(summary),
+        "warmroute.request_id": summary.admitted.request_id,
+        "warmroute.retries": summary.retries,
+        "warmroute.resumes": summary.resumes,
     }
     if status:
         attributes["http.response.status_code"] = status
     if status >= 500:
         attributes["error.type"] = str(status)
-    elif routing.why and status < 400:
+    elif summary.why and status < 400:
         attributes["error.type"] = "broken_stream"
     if exchange.disconnected:
         attributes["warmroute.client_left"] = True
-    if routing.decision is not None:
-        attributes |= answer_attributes(routing)
+    if summary.generation is not None:
+        attributes |= answer_attributes(summary, summary.generation)
     return attributes
 
 
-def answer_attributes(routing: Request) -> Attributes:
+def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Attributes:
     """Where it was placed, and what came of that."""
-    decision, chosen = routing.decision, routing.chosen
-    assert decision is not None
+    decision, chosen, prompt = generation.decision, generation.member, generation.prompt
     attributes: Attributes = {
-        "gen_ai.request.model": routing.peek.model,
-        "gen_ai.request.stream": bool(routing.peek.stream),
+        "gen_ai.request.model": generation.peek.model,
+        "gen_ai.request.stream": bool(generation.peek.stream),
         "warmroute.policy": decision.policy,
-        "warmroute.prompt_is_exact": routing.prompt.exact,
-        "warmroute.waited_s": routing.waited_s,
+        "warmroute.prompt_is_exact": prompt.exact,
+        "warmroute.waited_s": summary.waited_s,
     }
-    if routing.prompt.exact:
-        attributes["gen_ai.usage.input_tokens"] = routing.prompt.tokens
+    if prompt.exact:
+        attributes["gen_ai.usage.input_tokens"] = prompt.tokens
     if chosen is not None:
         attributes["warmroute.replica"] = chosen.name
         attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))
-    if (predicted := routing.prediction) is not None:
+    if (predicted := generation.prediction) is not None:
         attributes["warmroute.predicted_cached_tokens"] = predicted.blocks * predicted.block_size
-    if routing.reported_tokens is not None:
-        attributes["gen_ai.usage.cache_read.input_tokens"] = routing.reported_tokens
-    if routing.first_byte_s:
-        attributes["gen_ai.response.time_to_first_chunk"] = routing.first_byte_s - routing.arrived_s
+    if generation.reported_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = generation.reported_tokens
+    if summary.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = summary.ttft_s
     return attributes
 
 
-def attempt_attributes(routing: Request, attempt: Attempt) -> Attributes:
+def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     target = attempt.member.upstream.target
     attributes: Attributes = {
         "http.request.method": "POST",
         "server.address": target.host,
         "server.port": target.port,
-        "gen_ai.operation.name": operation(routing),
-        "gen_ai.request.model": routing.peek.model,
+        "gen_ai.operation.name": operation(summary),
+        "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
         "warmroute.replica": attempt.member.name,
     }
     if attempt.status:
@@ -217,5 +216,5 @@ def attempt_attributes(routing: Request, attempt: Attempt) -> Attributes:
     return attributes
 
 
-def operation(routing: Request) -> str:
-    return "chat" if routing.chat else "text_completion"
+def operation(summary: RequestSummary) -> str:
+    return "chat" if summary.chat else "text_completion"

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.logged import Decided, Weighed
+from router.log_lines import Decided, Weighed
 from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
 

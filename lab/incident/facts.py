@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from router.logged import Decided, Logged, Sending, Weighed
+from router.log_lines import Decided, LogLine, Sending, Weighed
 
 
 class Asked(NamedTuple):
@@ -11,14 +11,14 @@ class Asked(NamedTuple):
 
     order: int
     at_s: float
-    line: Logged
+    line: LogLine
     decided: Decided
 
 
 class Sent(NamedTuple):
     order: int
     at_s: float
-    line: Logged
+    line: LogLine
     sending: Sending
 
 
@@ -27,7 +27,7 @@ class Begun(NamedTuple):
 
     order: int
     at_s: float
-    line: Logged
+    line: LogLine
     sending: Sending
 
 
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
     order: int
     at_s: float
-    line: Logged
+    line: LogLine
     sending: Sending
 
 
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     """One router's process."""
 
     name: str
-    lines: Sequence[Logged]
+    lines: Sequence[LogLine]
     facts: Sequence[Fact]  # in the router's order
 
     @property
@@ -61,9 +61,9 @@ class Run(NamedTuple):
         return zeros[len(zeros) // 2]
 
 
-def runs_of(lines: Iterable[Logged]) -> list[Run]:
+def runs_of(lines: Iterable[LogLine]) -> list[Run]:
     """In the order in which they began; lines without decisions, of other writers, are left out."""
-    by_name: dict[str, list[Logged]] = {}
+    by_name: dict[str, list[LogLine]] = {}
     for line in lines:
         if line.decisions:
             by_name.setdefault(line.run, []).append(line)
@@ -74,7 +74,7 @@ def runs_of(lines: Iterable[Logged]) -> list[Run]:
     return sorted(found, key=lambda run: run.zero_s + run.facts[0].at_s)
 
 
-def facts_of(line: Logged) -> Iterable[Fact]:
+def facts_of(line: LogLine) -> Iterable[Fact]:
     for decided in line.decisions:
         yield Asked(decided.order, decided.at_s, line, decided)
     for one in line.sendings:

@@ -16,7 +16,7 @@ from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
 from router.feeds import ReplicaFeed
-from router.logged import Weighed
+from router.log_lines import Weighed
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse

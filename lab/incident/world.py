@@ -11,7 +11,7 @@ from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey
 from lab.incident.twin import Tape, Twin
 from router.config import RouterConfig
-from router.logged import Decided, Logged, Weighed
+from router.log_lines import Decided, LogLine, Weighed
 from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.placement import APPROXIMATE, Placed, Placement
@@ -115,7 +115,7 @@ class World:
         question = self._question(fact.line, decided)
         return self.placement.decide(question, candidates, ring, policy=policy, seed=decided.lot)
 
-    def _question(self, line: Logged, decided: Decided) -> Question:
+    def _question(self, line: LogLine, decided: Decided) -> Question:
         own = [one for one in decided.candidates if self._is_matched(line, one)]
         slots = {line.block_tokens: sum(1 << self.twins[one.name].candidate.slot for one in own)} if own else {}
         question, _ = self.placement.question(
@@ -136,7 +136,7 @@ class World:
         question.matched, question.lower = matched, matched if lower == matched else lower
         return question
 
-    def _is_matched(self, line: Logged, one: Weighed) -> bool:
+    def _is_matched(self, line: LogLine, one: Weighed) -> bool:
         """Whether what it holds of the prompt is looked up, and not taken from the log."""
         has_blocks = line.exact and one.block_tokens != APPROXIMATE and one.block_tokens == line.block_tokens
         return has_blocks and one.seq is not None and self.twins[one.name].is_recorded
@@ -170,7 +170,7 @@ class World:
         return None
 
 
-def _block_tokens(line: Logged, replica: str) -> int:
+def _block_tokens(line: LogLine, replica: str) -> int:
     sizes = (one.block_tokens for decided in line.decisions for one in decided.candidates if one.name == replica)
     return next(sizes, APPROXIMATE)
 

@@ -3,7 +3,7 @@
 Mooncake's lines are {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}, some
 with a "session"; how long its blocks are, 512 tokens or less, follows from lengths and numbers of blocks. A first line
 may say it, {"meta": {"block_size": tokens}}, and "hash_runs": [first, count, ...] stand for "hash_ids" where numbers
-follow each other. A router writes `Logged`; lines in which it was cut off, by a full disk or its end, are left out.
+follow each other. A router writes `LogLine`; lines in which it was cut off, by a full disk or its end, are left out.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from lab.trace.naming import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
-from router.logged import Logged
+from router.log_lines import LogLine
 
 GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -88,7 +88,7 @@ class MetaLine(Struct):
 
 _mooncake = msgspec.json.Decoder(MooncakeLine)
 _meta = msgspec.json.Decoder(MetaLine)
-_logged = msgspec.json.Decoder(Logged)
+_logged = msgspec.json.Decoder(LogLine)
 
 
 def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[int], None] | None = None) -> Trace:
@@ -107,12 +107,12 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
     return _of_mooncake(path, list(_decoded(path, numbered, _mooncake, MOONCAKE_LINES)), block_tokens)
 
 
-def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[Logged]:
+def read_log(path: Path, on_bytes: Callable[[int], None] | None = None) -> Iterator[LogLine]:
     """The lines of a router's request log, as they were written, without those that it was cut off in."""
     yield from _whole(path, numbered_lines(path, on_bytes))
 
 
-def _whole(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[Logged]:
+def _whole(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[LogLine]:
     """BadTrace: no line is one of a log, or one that is JSON, and not the last, is something else."""
     has_read = False
     torn: BadTrace | None = None  # the first
@@ -195,7 +195,7 @@ def _of_mooncake(path: Path, lines: Sequence[MooncakeLine], block_tokens: int | 
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
-def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Trace:
+def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> Trace:
     known = [line for line in lines if line.blocks and line.block_tokens]
     if not known:
         raise BadTrace(f"{path}: no request of it names its blocks; only those of exact prompts can be used")
@@ -213,7 +213,7 @@ def _of_log(path: Path, lines: Sequence[Logged], block_tokens: int | None) -> Tr
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
-def _begun(line: Logged, size: int) -> tuple[int, ...]:
+def _begun(line: LogLine, size: int) -> tuple[int, ...]:
     """A log names full blocks; one that is only begun is nobody else's."""
     blocks = tuple(line.blocks)
     return (

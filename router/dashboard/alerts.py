@@ -22,7 +22,7 @@ from router.doctor.rules import RULES, found
 from router.members import Member
 from router.placement.cost import INFINITE
 from router.placement.index import GPU
-from router.record import Remembered
+from router.request_summary import PastDecision
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
@@ -90,7 +90,7 @@ class Look(NamedTuple):
     replicas: dict[str, Seen]
     refused: Counter[str]
     approximate: Counter[str]
-    newest: Remembered | None
+    newest: PastDecision | None
 
 
 class Reading(NamedTuple):
@@ -186,7 +186,7 @@ class Alerts:
             ours, others = held(one)
             missed += max(0.0, others - ours)
             tokens += one.tokens
-            begun_s = one.ts - (one.routing_s[2] - one.routing_s[0])
+            begun_s = one.ts - one.duration_s
             choices.append(Choice(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
         return RouterFigures(
             policy=self._router.config.policy,
@@ -202,7 +202,7 @@ class Alerts:
             choices=tuple(choices),
         )
 
-    def _decided_since(self, before: Remembered | None) -> list[Remembered]:
+    def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """Newest first, and no more than can be looked at in passing."""
         most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
         decided = []
@@ -218,7 +218,7 @@ def _choices_at_a_time(router: Router) -> int:
     return max(1, CONSIDERED_AT_A_TIME // max(1, len(router.members)))
 
 
-def held(one: Remembered) -> tuple[float, float]:
+def held(one: PastDecision) -> tuple[float, float]:
     """How much of its prompt the chosen replica held, and the best of the others that could have taken it."""
     decision = one.decision
     matched = decision.question.matched

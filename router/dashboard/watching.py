@@ -19,7 +19,7 @@ from router.dashboard.alerts import Alerts, Judged
 from router.dashboard.rows import Fleet, Looking, Query, Row, Shown, Totals, chosen
 from router.dashboard.sampling import EVERY_S, Sampling
 from router.keys import Key
-from router.record import Remembered
+from router.request_summary import PastDecision
 
 log = logging.getLogger(__name__)
 
@@ -235,8 +235,7 @@ def event(name: str, content: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
 
 
-def _decided(one: Remembered) -> Decided:
-    arrived_s, first_s, ended_s, _ = one.routing_s
+def _decided(one: PastDecision) -> Decided:
     return Decided(
         at=round(one.ts, 3),
         request_id=one.request_id,
@@ -246,8 +245,8 @@ def _decided(one: Remembered) -> Decided:
         exact=one.exact,
         predicted_cached_tokens=one.predicted_tokens,
         reported_cached_tokens=one.reported_tokens,
-        ttft_s=round(first_s - arrived_s, 6) if first_s else None,
-        duration_s=round(ended_s - arrived_s, 6),
+        ttft_s=None if one.ttft_s is None else round(one.ttft_s, 6),
+        duration_s=round(one.duration_s, 6),
         status=one.status,
         retries=one.retries,
         resumes=one.resumes,

@@ -53,11 +53,11 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
     """ApiError where the request itself would be refused. Nothing is counted or taken for granted."""
     peek, prompt = await _read(router, body, admitted)
     model = router.members.model(peek.model)
-    question, matches = router.question(model, prompt, peek.prompt_cache_key)
-    decision, members = router.choose(model, question).at_rest(), list(model.members)
+    decision, matches = router.decide(model, prompt, peek.prompt_cache_key)
+    decision, members = decision.at_rest(), list(model.members)
     size = _main_size(model, prompt)
-    keys, index = prompt.keys(size), router.placement.guesses if size == APPROXIMATE else router.placement.index
-    hits = runs_of(index.holders(keys))
+    keys = prompt.keys(size)
+    hits = runs_of(router.placement.index_of(size).holders(keys))
     tokens = size or prompt.approximate_block_tokens
     verdicts = [
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)

@@ -13,8 +13,8 @@ from router.admission import Admitted
 from router.core import Router
 from router.exchange import Exchange
 from router.forwarding import Forwarding
+from router.generation import Generation
 from router.headers import id_line, value_of
-from router.routing import Routing
 
 Opening: TypeAlias = Callable[[Exchange], None]
 
@@ -57,11 +57,12 @@ class Openings:
 
     def _generation(self, route: Route, exchange: Exchange, *, chat: bool) -> None:
         admitted = self._admitted(route, exchange)
-        routing = Routing(self._router, exchange, admitted, chat, self._router.now_s())
-        exchange.expect(routing.serve, self._router.config.max_body_bytes, self._router.bodies)
+        generation = Generation(self._router, exchange, admitted, self._router.now_s(), chat=chat)
+        exchange.expect(generation.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:
-        forwarding = Forwarding(self._router, exchange, self._admitted(route, exchange), caches=caches)
+        admitted = self._admitted(route, exchange)
+        forwarding = Forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _admitted(self, route: Route, exchange: Exchange) -> Admitted:

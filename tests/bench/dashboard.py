@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ from router.http.explaining import explained
 from router.placement.cost import Question
 from router.placement.placement import APPROXIMATE
 from router.prompt import read_peek
-from router.record import Remembered
+from router.request_summary import PastDecision
 from router.spec import ReplicaSpec
 from tests.bench.front import FrontOnWires
 from tests.bench.measure import heading, row
@@ -274,14 +273,12 @@ def busy(router: Router) -> None:
         member.health.probed(True, "", router.now_s())
         counted(member, number)
     model = next(iter(router.members.models.values()))
-    decide = partial(router.choose, model)
     for number in range(router.config.decisions):
-        decision = decide(Question(tokens=1000, matched={}, lower={}))
+        decision = router.placement.decide(Question(tokens=1000, matched={}, lower={}), model.candidates)
         assert decision.chosen is not None
-        times_s = (router.now_s(), router.now_s(), router.now_s(), 0.0)
         router.decisions.append(
-            Remembered(
-                time.time(), times_s, f"r{number}", model.name, decision.chosen.name, 1000, True, decision,
+            PastDecision(
+                time.time(), 0.0, 0.0, 0.0, f"r{number}", model.name, decision.chosen.name, 1000, True, decision,
                 None, None, 0, 0, 200, "",
             )
         )  # fmt: skip

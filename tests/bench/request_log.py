@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from router.members import Member
-from router.noted import Noted
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import ReplicaLoad
@@ -15,7 +14,8 @@ from router.placement.placement import Placed
 from router.placement.policy import choose
 from router.placement.tie_break import TieBreak
 from router.report import Report
-from router.request_log import RequestLog
+from router.request_log import Notes, RequestLog
+from router.request_summary import GenerationSummary, RequestSummary
 from router.spec import ReplicaSpec
 from tests.bench.measure import cpu_us, heading, row
 
@@ -35,13 +35,16 @@ class Scene:
         question = Question(PROMPT_TOKENS, matched, matched)
         self.decision: Decision = choose("cost", question, [one.candidate for one in self.members], TieBreak(1))
         self.feeds: Any = SimpleNamespace(known=lambda _: (123_456, None))
-        prompt = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, keys=lambda _: keys)
-        self.routing: Any = SimpleNamespace(
-            noted=None, decision=self.decision, prompt=prompt, session=None, chosen=self.members[0], model=None,
-            block_size=BLOCK_TOKENS, reported_tokens=2048, arrived_s=1234.567, first_byte_s=1234.667,
-            admitted=SimpleNamespace(request_id="req-0123456789ab-1"), peek=SimpleNamespace(model="llama"),
-            exchange=SimpleNamespace(status=200, disconnected=False),
-        )  # fmt: skip
+        prompt: Any = SimpleNamespace(tokens=PROMPT_TOKENS, exact=True, lora=None, keys=lambda _: keys)
+        some: Any = SimpleNamespace
+        self.summary = RequestSummary(
+            exchange=some(status=200, disconnected=False),
+            admitted=some(request_id="req-0123456789ab-1"),
+            arrived_s=1234.567,
+            ended_s=1235.0,
+            first_byte_s=1234.667,
+            generation=GenerationSummary(some(model="llama"), prompt, self.decision, self.members[0], None, 2048),
+        )
 
     def _member(self, slot: int, chance: random.Random) -> Member:
         candidate = Candidate(f"replica-{slot}", slot, chance.random() * 9000, 3, 1, 2, 512, 8123.456, 4096.0)
@@ -60,10 +63,10 @@ class Scene:
 
         def requests() -> None:
             for number in range(REQUESTS):
-                noted = self.routing.noted = Noted()
-                noted.decided(number, self.decision, self.members, self.feeds)
-                noted.attempts.append(attempt)
-                log.over(self.routing, 1235.0)
+                notes = self.summary.notes = Notes()
+                notes.decided(number, self.decision, self.members, self.feeds)
+                self.summary.attempts = [attempt]
+                log.over(self.summary)
 
         return requests
 

@@ -24,7 +24,7 @@ from router.placement.policy import place
 from router.placement.reuse import Reuse
 from router.placement.tie_break import TieBreak
 from router.prefixes.tree import Run
-from router.record import Remembered
+from router.request_summary import PastDecision
 from router.tokenizers import Tokenizers
 from router.tokens import Tokens
 from router.upstream import Connection
@@ -213,7 +213,7 @@ def test_a_decision_takes_as_much_as_is_said(replicas: int, most_bytes: int) -> 
     assert used / len(kept) <= most_bytes
 
 
-def decided(candidates: list[Candidate], number: int) -> Remembered:
+def decided(candidates: list[Candidate], number: int) -> PastDecision:
     moment = 1000.5 + number
     question = Question(
         tokens=1000 + number,
@@ -228,9 +228,23 @@ def decided(candidates: list[Candidate], number: int) -> Remembered:
         awaited={},
     )
     decision = place("cost", question, candidates, TieBreak(number), None)
-    times = (moment, moment + 1, moment + 2, 0.0)
-    return Remembered(
-        moment + 3, times, f"req-{number:012}", "m", "r0", 1000, True, decision, None, None, 0, 0, 200, ""
+    return PastDecision(
+        moment + 3,
+        moment + 2,
+        moment + 1,
+        0.0,
+        f"req-{number:012}",
+        "m",
+        "r0",
+        1000,
+        True,
+        decision,
+        None,
+        None,
+        0,
+        0,
+        200,
+        "",
     )
 
 

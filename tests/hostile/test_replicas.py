@@ -13,8 +13,8 @@ import pytest
 from api.native import FRAMES_TYPE
 from router.attempt import MAX_ANSWER_IDS, MAX_CHOICES
 from router.facts import foreign_facts, native_facts, scraped_pool, scraped_queue
+from router.generation import MAX_KEPT_BYTES
 from router.members import Members
-from router.routing import MAX_KEPT_BYTES
 from router.spec import BadSpec, ReplicaSpec
 from router.tokens import Tokens
 from router.upstream import MAX_HEAD_BYTES

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
+from router.generation import Generation
 from router.keys import keys_from_options
-from router.logged import Logged
+from router.log_lines import LogLine
 from router.placement.policy import Candidate, Question, place
 from router.placement.tie_break import SEED_BITS, TieBreak
 from router.request_log import RequestLog
-from router.routing import Routing
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -43,11 +43,11 @@ GOOD = b'{"usage":{"completion_tokens": 7,"prompt_tokens_details":{"cached_token
 SECRET = "SECRET words that nobody may read, again and again"
 
 
-def lines_of(path: Path) -> list[Logged]:
+def lines_of(path: Path) -> list[LogLine]:
     return list(read_log(path))
 
 
-def body_of(line: Logged) -> Any:
+def body_of(line: LogLine) -> Any:
     assert line.body is not None
     return msgspec.json.decode(line.body)
 
@@ -214,7 +214,7 @@ async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path
             await running.idle()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Routing)] == []
+            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
@@ -226,9 +226,9 @@ async def test_a_body_is_held_only_where_it_will_be_written(tmp_path: Path, monk
     held: list[bytes] = []
     over = RequestLog.over
 
-    def looks(log: RequestLog, routing: Any, now_s: float) -> None:
-        held.append(routing.noted.body)
-        over(log, routing, now_s)
+    def looks(log: RequestLog, summary: Any) -> None:
+        held.append(summary.notes.body)
+        over(log, summary)
 
     monkeypatch.setattr(RequestLog, "over", looks)
     for log_prompts in (False, True):
@@ -258,7 +258,7 @@ async def test_a_body_nested_however_deep_has_its_line(tmp_path: Path) -> None:
 async def test_a_mistake_of_the_log_costs_lines_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(*_: object) -> Logged:
+    def fails(*_: object) -> LogLine:
         raise RuntimeError("our mistake")
 
     log = tmp_path / "log"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from router.logged import Logged
+from router.log_lines import LogLine
 
 LEADING_ROLES = ("system", "developer")
 
@@ -61,7 +61,7 @@ class Read(NamedTuple):
 _body = msgspec.json.Decoder(Body)
 
 
-def read_prompts(lines: Iterable[Logged]) -> Read:
+def read_prompts(lines: Iterable[LogLine]) -> Read:
     """Requests in order of arrival."""
     prompts: list[tuple[float, Prompt]] = []
     known: dict[str, str] = {}  # one copy of each text, as conversations repeat all of theirs
@@ -79,7 +79,7 @@ def read_prompts(lines: Iterable[Logged]) -> Read:
     return Read([prompt for _, prompt in prompts], requests, without_body, without_text)
 
 
-def _prompts(line: Logged, packed: bytes, known: dict[str, str]) -> Iterator[Prompt]:
+def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Prompt]:
     try:
         body = _body.decode(packed)
     except msgspec.DecodeError:

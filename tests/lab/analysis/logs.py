@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from events.blocks import extend_keys, root_key
-from router.logged import NO_BODY, Logged
+from router.log_lines import NO_BODY, LogLine
 
 Body: TypeAlias = dict[str, Any]
 
@@ -115,14 +115,14 @@ def text_of(body: Body) -> str:
     return "".join([*parts[:1], *tools, *parts[1:], body.get("prompt", "")])
 
 
-def logged(bodies: Iterable[Body], *, sessions: bool = False, bare: bool = False) -> Iterator[Logged]:
+def logged(bodies: Iterable[Body], *, sessions: bool = False, bare: bool = False) -> Iterator[LogLine]:
     """One token for four letters."""
     for at, body in enumerate(bodies):
         text = text_of(body).encode("utf-32-le")
         tokens = max(1, len(text) // 16)
         root = root_key("shop", None, body.get("cache_salt"), BLOCK_TOKENS)
         keys = extend_keys(root, memoryview(text)[: tokens * 16][::4].tobytes(), BLOCK_TOKENS)
-        yield Logged(
+        yield LogLine(
             ts=1_750_000_000.0 + at,
             request_id=f"request-{at}",
             model="shop",
@@ -135,6 +135,6 @@ def logged(bodies: Iterable[Body], *, sessions: bool = False, bare: bool = False
         )
 
 
-def write_log(path: Path, lines: Iterable[Logged]) -> Path:
+def write_log(path: Path, lines: Iterable[LogLine]) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     return path

@@ -21,7 +21,7 @@ from events.records import Record
 from events.resolver import Resolver
 from events.subscriber import Source
 from router.feeds import ReplicaFeed
-from router.logged import Decided, Logged, Sending, Weighed
+from router.log_lines import Decided, LogLine, Sending, Weighed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
@@ -62,7 +62,7 @@ class Scene:
         self.apart_s = apart_s
         self.index = PrefixIndex()
         self.replicas = [Replica(f"r{number}", self.index) for number in range(3)]
-        self.lines: list[Logged] = []
+        self.lines: list[LogLine] = []
         self.records: list[Record] = []
         self.order = count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -189,7 +189,7 @@ class Scene:
         chosen.figures.sent(sending.sent_order, uncached, self.now_s)
         expected = keys, self.index.optimistic.add(chosen.candidate.slot, keys, self.now_s + TTL_S)
         self.lines.append(
-            Logged(
+            LogLine(
                 ts=ZERO_S + self.now_s,
                 request_id=f"q{len(self.lines)}",
                 model=MODEL,

@@ -11,7 +11,7 @@ from events.records import Record
 from lab.incident.replay import Replay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
-from router.logged import Logged
+from router.log_lines import LogLine
 from router.placement.index import PrefixIndex
 from router.placement.optimistic import Optimistic
 from tests.lab.incident.scene import MODEL, Scene
@@ -45,7 +45,7 @@ def records_of(scene: Scene) -> list[Record]:
     return list(Recording(scene.recording).records())
 
 
-def relogged(scene: Scene, logged: list[Logged]) -> None:
+def relogged(scene: Scene, logged: list[LogLine]) -> None:
     scene.log.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in logged))
 
 
@@ -188,7 +188,7 @@ def test_files_that_are_something_else_are_named(scene: Scene, tmp_path: Path) -
         replay(scene.recording, scene.recording)
     with pytest.raises(Unusable, match="No such file"):
         replay(scene.recording, tmp_path / "none")
-    relogged(scene, [Logged(ts=1.0, request_id="a", model=MODEL, prompt_tokens=1)])
+    relogged(scene, [LogLine(ts=1.0, request_id="a", model=MODEL, prompt_tokens=1)])
     with pytest.raises(Unusable, match="none of its 1 lines says how it was decided"):
         told_of(scene)
 

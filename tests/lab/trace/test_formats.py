@@ -12,7 +12,7 @@ import pytest
 from lab.trace.formats import BadTrace, read_log, read_trace
 from lab.trace.requests import TraceRequest
 from lab.trace.shaping import coarsened
-from router.logged import Logged
+from router.log_lines import LogLine
 
 
 def mooncake(at_ms: int, tokens: int, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def written(folder: Path, lines: list[Any], name: str = "trace.jsonl") -> Path:
 def logged(request_id: str, ts: float, tokens: int, blocks: list[int], **more: Any) -> bytes:
     fields = {"block_tokens": 16, **more}
     return msgspec.json.encode(
-        Logged(ts=ts, request_id=request_id, model="m", prompt_tokens=tokens, blocks=blocks, **fields)
+        LogLine(ts=ts, request_id=request_id, model="m", prompt_tokens=tokens, blocks=blocks, **fields)
     )
 
 

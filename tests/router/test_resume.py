@@ -16,9 +16,9 @@ from api.tokenizer import ByteTokenizer
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE
 from router.config import RouterConfig
-from router.continuation import Continuation, why_alone, with_ids
 from router.front import Front
 from router.prompt import Peek, Prompt
+from router.resume import Continuation, why_alone, with_ids
 from router.spec import Engine, ReplicaSpec
 from router.sse import EventReader, payload_of
 from tests.replica.natives import native

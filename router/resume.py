@@ -24,9 +24,7 @@ from api.sse import DONE as LAST_EVENT
 from api.sse import event as event_of
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
-from router.chunk import Choice, Chunk, decode_chunk, is_silent
 from router.prompt import Prompt
-from router.resumable import not_resumable
 from router.spec import ReplicaSpec
 from router.sse import DONE, EventReader, payload_of
 
@@ -44,6 +42,111 @@ _NOT_CONTINUED = frozenset(
     continue_final_message add_special_tokens reasoning_effort include_reasoning documents mm_processor_kwargs
     suffix echo best_of prompt_token_ids""".split()  # noqa: SIM905
 )
+
+
+# ---- an engine's events, as far as they have to be understood
+
+
+class Choice(Struct):
+    index: int = 0
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    logprobs: Any = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def said(self) -> str:
+        return (self.text if self.delta is None else self.delta.get("content")) or ""
+
+    @property
+    def role(self) -> bool:
+        return self.delta is not None and self.delta.get("role") is not None
+
+
+class Chunk(Struct):
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[Choice] = []
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
+    """It is there only for its token ids."""
+    if chunk.usage is not None or not chunk.choices:
+        return False
+    return all(
+        choice.finish_reason is None
+        and not choice.logprobs
+        and not (choice.role and role_is_news)
+        and not any(value for name, value in (choice.delta or {}).items() if name != "role")
+        and not choice.text
+        for choice in chunk.choices
+    )
+
+
+# ---- requests that can be gone on with
+
+
+class _WholeOutput(Struct):
+    """The fields that look at the whole output, or that show the prompt. Each but these may stand as it is."""
+
+    n: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    echo: Any = None
+    suffix: Any = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    stop: Any = None
+    min_tokens: Any = None
+    thinking_token_budget: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    tools: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "use_beam_search": (None, False),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "logprobs": (None, False),  # not 0, which asks for a token's own
+    "stop": (None, []),
+    "min_tokens": (None, 0),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "tools": (None, []),
+    "response_format": (None, {"type": "text"}),
+}
+_decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
+
+
+def not_resumable(body: bytes) -> str | None:
+    """The first field for which an engine that is sent a prompt and half its answer would not just go on."""
+    asked = _decode_whole_output(body)
+    for name in _WholeOutput.__struct_fields__:
+        value = getattr(asked, name)
+        neutral = _NEUTRAL.get(name, (None,))
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            return name
+    return None
 
 
 class _Asked(Struct):
@@ -83,6 +186,9 @@ def why_alone(prompt: Prompt, body: bytes) -> str | None:
 def with_ids(body: bytes) -> bytes:
     """The request, asking for token ids, too. If it says otherwise before, the last word counts."""
     return body.rstrip()[:-1] + b',"return_token_ids":true}'
+
+
+# ---- the stream
 
 
 class Continuation:

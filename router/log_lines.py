@@ -71,7 +71,7 @@ class Sending(Struct, omit_defaults=True):
     awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
 
 
-class Logged(Struct, kw_only=True, omit_defaults=True):
+class LogLine(Struct, kw_only=True, omit_defaults=True):
     """Rules for editing: new fields have a default, nothing is renamed. `body` is there only if prompts may be kept."""
 
     ts: float  # when it arrived, seconds since 1970

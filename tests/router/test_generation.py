@@ -10,10 +10,10 @@ import pytest
 
 from api.native import pack_ids, unpack_ids
 from events.native import Load
+from router.generation import Generation
 from router.keys import Key, digest_of
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 from router.placement.effects import PATIENCE
-from router.routing import Routing
 from router.spec import ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -1024,14 +1024,14 @@ async def test_a_body_that_cannot_be_read_for_going_on_with_its_answer_is_refuse
 async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = getattr(Routing, stage)
+    right = getattr(Generation, stage)
 
-    def wrong(routing: Routing, *arguments: object) -> None:
+    def wrong(routing: Generation, *arguments: object) -> None:
         if routing.peek.user == "unlucky":
             raise ZeroDivisionError
         right(routing, *arguments)
 
-    monkeypatch.setattr(Routing, stage, wrong)
+    monkeypatch.setattr(Generation, stage, wrong)
     async with served(named("r0")) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
@@ -1050,14 +1050,14 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
         await until(lambda: len(running.router.waiting) == 1, "one waits")
         last.send("POST", CHAT, chat())
         await until(lambda: len(running.router.waiting) == 2, "two wait")
-        right = Routing.place
+        right = Generation.place
 
-        def wrong(routing: Routing) -> None:
+        def wrong(routing: Generation) -> None:
             if routing.peek.user == "unlucky":
                 raise ZeroDivisionError
             right(routing)
 
-        monkeypatch.setattr(Routing, "place", wrong)
+        monkeypatch.setattr(Generation, "place", wrong)
         script.calls[0].answer(GOOD)
         assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
 
@@ -1115,7 +1115,7 @@ async def test_a_long_body_that_is_refused_is_not_kept_in_a_cycle_of_references(
             assert (await client.answer()).status == 413
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Routing)] == []
+            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

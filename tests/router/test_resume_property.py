@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from api.detokenize import Detokenizer
 from api.native import pack_ids
 from api.tokenizer import ByteTokenizer
-from router.continuation import Continuation
 from router.prompt import Peek, Prompt
+from router.resume import Continuation
 from router.spec import ReplicaSpec
 
 PROMPT = [104, 105]

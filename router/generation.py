@@ -1,10 +1,12 @@
-"""One generation request: from its body to a replica, from there to its client, and to another replica if one fails.
+"""One generation request: from its body to a replica, from there to its client, and to another replica if one fails."""
 
-Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 from xxhash import xxh3_128_hexdigest
 
@@ -12,8 +14,6 @@ from api.errors import ApiError
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
-from router.accounting import CACHED, cached_tokens_in
-from router.admission import Admitted
 from router.answer import Answer
 from router.attempt import Attempt, refusal_code
 from router.exchange import Exchange
@@ -29,207 +29,187 @@ from router.headers import (
     value_of,
 )
 from router.members import Member, ServedModel, no_replica
-from router.noted import Noted
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
-from router.placement.index import Matches
-from router.placement.placement import APPROXIMATE, Placement, Prediction
+from router.placement.placement import Prediction
 from router.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.reading.client import is_quick
+from router.reading.messages import Found, Make
+from router.reading.prompts import make_for, prompt_from
+from router.request import RESTING, Request
+from router.request_log import Notes
+from router.request_summary import GenerationSummary, RequestSummary
+from router.tokens import Draft, Tokens
 from router.upstream import Broken
 
-if TYPE_CHECKING:
-    from router.core import Router
+log = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-session-id"
 MAX_SESSION = 256  # characters; decisions keep it
 MAX_LOST = 3  # replicas that one request may take down with it before it is given up
 MOST_MOVES = 3  # then it waits for the one that is silent: on a machine that stands still, all seem to be
 REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
-RESTING = ("draining", "loading")  # codes of replicas that take nothing new
 MAX_KEPT_BYTES = 4 * 1024 * 1024  # of a whole answer, so that another replica may give it anew
 JSON_TYPE = b"application/json"
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 FOREIGN_TYPE = b"content-type: application/json\r\n"
+CACHED = b'"cached_tokens"'
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 
 
-class Routing:
-    __slots__ = (
-        "_answer",
-        "_attempt",
-        "_body",
-        "_client_is_full",
-        "_held_bytes",
-        "_last",
-        "_lost",
-        "_moves",
-        "_reads_events",
-        "_router",
-        "_tokens",
-        "_whole",
-        "admitted",
-        "again_s",
-        "arrived_s",
-        "block_size",
-        "came_s",
-        "chat",
-        "chosen",
-        "decision",
-        "exchange",
-        "first_byte_s",
-        "fruitless",
-        "is_over",
-        "model",
-        "noted",
-        "peek",
-        "prediction",
-        "prompt",
-        "queued_s",
-        "reported_tokens",
-        "resumes",
-        "retries",
-        "since_s",
-        "trace",
-        "tried",
-        "unfit",
-        "waited_s",
-        "waits_until_s",
-        "why",
-    )
+def cached_tokens_in(body: bytes) -> int | None:
+    """The cached tokens in an engine's last bytes: `"prompt_tokens_details": {"cached_tokens": N}`."""
+    found = _CACHED_TOKENS.findall(body)
+    return int(found[-1]) if found else None
 
-    def __init__(self, router: "Router", exchange: Exchange, admitted: Admitted, chat: bool, now_s: float) -> None:
-        self.exchange = exchange
-        self.admitted = admitted
-        self.chat = chat
-        self.arrived_s = now_s
-        self.first_byte_s = 0.0
-        self.waited_s = 0.0
-        self.queued_s = 0.0  # when it began to wait for room; 0: it does not
-        self.since_s = 0.0  # when it did so first
-        self.waits_until_s = 0.0  # 0: it has not waited since a replica answered
-        self.again_s = 0.0  # not to be tried before
-        self.fruitless = 0  # tries, since a replica answered
-        self.peek: Peek
-        self.prompt: Prompt
-        self.model: ServedModel | None = None
-        self.decision: Decision | None = None
-        self.chosen: Member | None = None
-        self.block_size = APPROXIMATE  # in which the prediction counts
-        self.prediction: Prediction | None = None  # None: only guessed
-        self.reported_tokens: int | None = None
-        self.retries = 0
-        self.resumes = 0
-        self.is_over = False
-        self.why = ""  # it ended without an answer
-        self.noted = Noted() if router.request_log is not None else None
-        self.trace = router.tracing.begin(exchange.scope["headers"]) if router.tracing is not None else None
-        self._router = router
-        self._body = b""
-        self.came_s = now_s
-        self._attempt: Attempt | None = None
-        self._answer: Answer
-        self.tried: frozenset[str] = frozenset()
-        self.unfit: frozenset[str] = frozenset()  # of these, those that cannot go on with it, or took too long
-        self._lost = 0
-        self._moves = 0  # away from replicas that fell silent
-        self._client_is_full = False
-        self._reads_events = False  # the client, so that its answer can end in words
-        self._last = b""  # the end of what it was sent of them
-        self._whole: bytearray | None = None  # the parts of a whole answer, kept until they can be counted
-        self._held_bytes = 0  # of the router's budget: these, and what has come of a frame
-        exchange.answerer = self
-        exchange.on_end = self._over
+
+@dataclass(slots=True, eq=False)
+class Generation(Request):
+    chat: bool = False
+    peek: Peek = field(init=False)
+    prompt: Prompt = field(init=False)
+    model: ServedModel | None = None
+    chosen: Member | None = None
+    prediction: Prediction | None = None  # of the blocks that it finds cached there; None: only guessed
+    reported_tokens: int | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: Notes | None = None
+    trace: Any = None  # router.tracing.Trace, whose package is an extra; None: it is not traced
+    _tokens_of_model: Tokens = field(init=False)
+    _answer: Answer = field(init=False)
+    _lost: int = 0
+    _moves: int = 0  # away from replicas that fell silent
+    _reads_events: bool = False  # the client, so that its answer can end in words
+    _last: bytes = b""  # the end of what it was sent of them
+    _whole: bytearray | None = None  # the parts of a whole answer, kept until they can be counted
+    _held_bytes: int = 0  # of the router's budget: these, and what has come of a frame
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)  # a dataclass with slots is another class than the one that super() knows
+        router = self.router
+        self.notes = Notes() if router.request_log is not None else None
+        if router.tracing is not None:
+            self.trace = router.tracing.begin(self.exchange.scope["headers"])
 
     # ---- from the body to a replica
 
     def serve(self, exchange: Exchange) -> None:
         """The whole body is there."""
         self._body = exchange.take_body()
-        self.came_s = self._router.now_s()
-        if self.noted is not None and self._router.config.log_prompts:
-            self.noted.body = bytes(self._body)
-        self._router.retry_budget.requests += 1
+        self.came_s = self.router.now_s()
+        if self.notes is not None and self.router.config.log_prompts:
+            self.notes.body = bytes(self._body)
+        self.router.retry_budget.requests += 1
         try:
             self._make_prompt()
         except ApiError as error:
             self.refuse(error)
 
     def _make_prompt(self) -> None:
-        if not is_quick(self._body):
-            self._router.read_apart(self, self._body)
+        """Here, on a thread or, of a large body, in another process: wherever it delays nobody."""
+        body = self._body
+        if not is_quick(body):
+            self._aside(partial(self._read_apart, body))
             return
-        self.peek = read_peek(self._body)
-        self.model = self._router.members.model(self.peek.model)
-        self._router.make_prompt(self, self.model, self._body, self.admitted.cache_salt(self.peek.cache_salt))
+        self.peek = read_peek(body)
+        model = self.model = self.router.members.model(self.peek.model)
+        salt = self.admitted.cache_salt(self.peek.cache_salt)
+        draft = partial(
+            model.tokens.draft, self.chat, body, self.peek, model.lora, salt, max_model_len=model.max_model_len
+        )
+        drafted = draft() if model.tokens.is_quick(body) else None
+        if drafted is not None and drafted.is_quick:
+            self.prompted(drafted.finish())
+            return
+        make = drafted.finish if drafted is not None else partial(_finished, draft)
+        self.router.in_thread(make, len(body), self._made)
 
-    def found(self, peek: Peek) -> ServedModel:
-        """The fields of a large body, whose prompt is yet to be made; ApiError: nobody serves its model."""
-        self.peek, self.model = peek, self._router.members.model(peek.model)
-        return self.model
+    def _made(self, made: "asyncio.Future[Prompt]") -> None:
+        """A thread has made the prompt."""
+        if made.cancelled() or self.is_over:
+            return
+        try:
+            self.prompted(made.result())
+        except ApiError as error:
+            self.refuse(error)
+        except Exception:
+            log.exception("A prompt could not be made")
+            self.exchange.fail()
+        finally:
+            del made  # it has the error, and that this frame: a cycle, which would keep the body until it is collected
 
-    def made(self, body: bytes | None, prompt: Prompt) -> None:
-        """The prompt of a large body, and the body itself where it had to be changed."""
-        self._body = self._body if body is None else body
+    async def _read_apart(self, body: bytes) -> None:
+        """Have a large body read in another process."""
+        salt: str | None = None
+
+        def want(found: Found) -> Make:
+            nonlocal salt
+            self.peek = Peek(**found.fields)
+            salt = self.admitted.cache_salt(self.peek.cache_salt)
+            model = self.model = self.router.members.model(self.peek.model)
+            return make_for(model, self.chat, salt)
+
+        made = await self.router.reading.read(body, want)
+        self.exchange.aside = None
+        assert made is not None and self.model is not None, "it was wanted"
+        prompt = prompt_from(made, self.model, self.peek, salt)
+        self._body = self._body if made.body is None else made.body  # it may have had to be changed
         self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
         self.prompted(prompt)
 
     def prompted(self, prompt: Prompt) -> None:
         """The prompt's tokens are known."""
         assert self.model is not None, "it was asked to make the prompt"
-        self.prompt, self._tokens = prompt, self.model.tokens
-        self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self._router.config.resume)
+        self.prompt, self._tokens_of_model = prompt, self.model.tokens
+        self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self.router.config.resume)
         self.place()
 
-    def place(self) -> None:
-        """Choose a replica, or wait until one has room."""
-        try:
-            while not self.is_over:
-                self.model = self._router.members.model(self.peek.model)  # there may be other replicas by now
-                if (self.since_s or self.retries) and self._is_outdated(self.model):
-                    if self.exchange.response_started:
-                        raise no_replica("the model has another tokenizer by now")
-                    self._make_prompt()
-                    return
-                member = self._router.decide(self, self.model, self.tried)
-                if member is None:  # it waits, and the router calls again
-                    return
-                if self._send(member):
-                    return
-                self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
-        except ApiError as error:
-            self.give_up(error)
-        except UNREADABLE as error:
-            self.give_up(unreadable(error))
+    def _is_ready(self) -> bool:
+        model = self.model = self.router.members.model(self.peek.model)  # there may be other replicas by now
+        if not (self._since_s or self.retries) or not self._is_outdated(model):
+            return True
+        if self.exchange.response_started:
+            raise no_replica("the model has another tokenizer by now")
+        self._make_prompt()
+        return False
 
     def _is_outdated(self, model: ServedModel) -> bool:
         """Whether the prompt's tokens may not be those of the replicas that are there now."""
-        made_otherwise = model.tokens is not self._tokens or model.lora != self.prompt.lora
+        made_otherwise = model.tokens is not self._tokens_of_model or model.lora != self.prompt.lora
         return made_otherwise or (self.prompt.exact and model.tokens.why_not is not None)
 
-    def predict(self, member: Member, matches: Mapping[int, Matches]) -> None:
-        """How many blocks the chosen replica will find in its cache."""
-        self.chosen = member
-        self.block_size = member.block_size if self.prompt.exact else APPROXIMATE
-        self.prediction = Placement.predict(self.prompt, member.candidate, member.block_size, matches)
+    def _choose(self) -> Decision:
+        router, model, prompt = self.router, self.model, self.prompt
+        assert model is not None, "it is ready"
+        decision, matches = router.decide(model, prompt, self.session, self.tried, self.came_s)
+        if self.notes is not None:
+            self.notes.decided(next(router.order), decision, model.members, router.feeds)
+        if decision.chosen is not None:
+            member = self.chosen = router.members.by_name[decision.chosen.name]
+            self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+        return decision
 
-    def _send(self, member: Member) -> bool:
-        """False: it cannot go on with what the client has begun to read."""
+    def _send(self, member: Member, decision: Decision) -> bool:
         answer, exchange = self._answer, self.exchange
-        if not exchange.response_started:
-            answer.begin(member)
-        elif not answer.can_go_on(member, exchange.sent_bytes > 0):
-            return False
         # Before anything is counted: the client's body may not be fit for it.
-        if member.native:
-            body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
-            envelope = answer.envelope(self.priority_s)
-        else:
-            body, path = answer.foreign_body(member)
-            dropped, types = TO_FOREIGN if answer.continuation is None else TO_READ, FOREIGN_TYPE
-            envelope = b""
-        attempt = self._attempt = self._router.generation(self, member)
+        try:
+            if not exchange.response_started:
+                answer.begin(member)
+            elif not answer.can_go_on(member, exchange.sent_bytes > 0):
+                return False
+            if member.native:
+                body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
+                envelope = answer.envelope(decision.priority_s(self.router.now_s()))
+            else:
+                body, path = answer.foreign_body(member)
+                dropped, types = TO_FOREIGN if answer.continuation is None else TO_READ, FOREIGN_TYPE
+                envelope = b""
+        except UNREADABLE as error:
+            raise unreadable(error) from None
+        attempt = self._sent(member, decision, streams=member.native or bool(self.peek.stream))
+        self.attempts.append(attempt)
         if self.trace is not None:
-            dropped, types = TRACED[dropped], types + self.trace.line(attempt)
+            dropped, types = TRACED[dropped], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
         attempt.sending = member.upstream.send(request, attempt, body=body)
         if self._client_is_full:
@@ -237,14 +217,12 @@ class Routing:
         return True
 
     @property
-    def priority_s(self) -> float:
-        """By how much later than now it counts as having come."""
-        assert self.decision is not None
-        return self.decision.priority_s(self._router.now_s())
+    def model_name(self) -> str:
+        return self.peek.model
 
     @property
-    def model_name(self) -> str | None:
-        return self.peek.model
+    def prompt_field(self) -> Literal["messages", "prompt"]:
+        return "messages" if self.chat else "prompt"
 
     @property
     def session(self) -> str | None:
@@ -259,8 +237,8 @@ class Routing:
 
     def begun(self, attempt: Attempt) -> None:
         exchange = self.exchange
-        self.waits_until_s, self.fruitless = 0.0, 0
-        self._router.answered(attempt)
+        self._is_answered()
+        self.router.answered(attempt)
         if attempt.cached_tokens is not None and not self.resumes:
             self.reported_tokens = attempt.cached_tokens
         if exchange.response_started or exchange.disconnected:
@@ -294,11 +272,11 @@ class Routing:
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         exchange = self.exchange
         if not self.first_byte_s:
-            self.first_byte_s = self._router.now_s()
+            self.first_byte_s = self.router.now_s()
         if self.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
             self.reported_tokens = cached_tokens_in(body)
-        if self.noted is not None and not attempt.framed:
-            self.noted.read(body)
+        if self.notes is not None and not attempt.framed:
+            self.notes.read(body)
         if self._answer.continuation is not None:
             body, lost = self._answer.read(body, complete)
             if lost is not None:
@@ -342,10 +320,10 @@ class Routing:
     def _hold(self, wanted_bytes: int) -> bool:
         """Have so much of the router's budget; False: it has no room for more."""
         more = wanted_bytes - self._held_bytes
-        if more > 0 and not self._router.held.take(more):
+        if more > 0 and not self.router.held.take(more):
             return False
         if more < 0:
-            self._router.held.give_back(-more)
+            self.router.held.give_back(-more)
         self._held_bytes = wanted_bytes
         return True
 
@@ -358,8 +336,7 @@ class Routing:
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange = self.exchange
         # A long refusal is passed on like an answer, and comes to its end here.
-        self._router.attempt_over(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
-        self._attempt = None
+        self._end_attempt(attempt, f"it answered {attempt.status}" if attempt.status >= 500 else None)
         if exchange.response_started:
             exchange.finish(body)
             return
@@ -377,48 +354,45 @@ class Routing:
         code = refusal_code(body) if attempt.status in (429, 503) else None
         reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
         if attempt.status in REFUSALS and code not in RESTING:
-            self._router.refused_at_once(attempt)
+            self.router.refused_at_once(attempt)
         if self._may_go_on(attempt, code):
             attempt.cancel()
-            self._end_attempt(attempt, reason, code)
+            self._end_refused(attempt, reason, code)
             self._again(attempt.member)
             return
         if not complete:
             self._pass_on(attempt, body)
             return
-        self._end_attempt(attempt, reason, code)
+        self._end_refused(attempt, reason, code)
         if self.exchange.response_started:  # the client has half an answer already
             self._break_off(f"{attempt.member.name} would not go on with it: {reason}")
         else:
             self.exchange.answer(attempt.status, self._head(attempt, None, TO_CLIENT), body)
 
-    def _end_attempt(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
+    def _end_refused(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
         """One that was refused: full and draining are no faults, nor is what the client did wrong."""
         if code in RESTING:
-            self._router.rests(attempt)
+            self.router.rests(attempt)
         fault = attempt.status >= 500 and code not in RESTING
-        self._router.attempt_over(attempt, reason if fault else None)
-        self._attempt = None
+        self._end_attempt(attempt, reason if fault else None)
 
     def _may_go_on(self, attempt: Attempt, code: str | int | None) -> bool:
-        if attempt.status not in REFUSALS or self._lost >= MAX_LOST:
+        if attempt.status not in REFUSALS or self._lost >= MAX_LOST or not self._others(attempt):
             return False
-        tokens = self.prompt.tokens if self.prompt.exact else 0
-        others = self._router.others(self.model, self.tried | {attempt.member.name}, tokens)
-        if not others or (self.exchange.response_started and attempt.status < 500 and code is None):
+        if self.exchange.response_started and attempt.status < 500 and code is None:
             return False
         # One that rests or is full has not begun with it; any other refusal may be this request's own doing.
         if code in RESTING or code == "queue_full":
             return True
         self._lost += attempt.status >= 500
-        return self._router.retry_budget.take(self._router.now_s())
+        return self.router.retry_budget.take(self.router.now_s())
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
         """A long refusal is streamed like an answer."""
         self._answer.continuation = None
         if self.exchange.response_started:
             attempt.cancel()
-            self._router.attempt_over(attempt)
+            self._end_attempt(attempt)
             self._break_off(f"{attempt.member.name} would not go on with it")
             return
         length = value_of(attempt.headers, b"content-length")
@@ -429,9 +403,8 @@ class Routing:
     def failed(self, attempt: Attempt, broken: Broken) -> None:
         """The replica is lost to this request: the next one, from the start or from where this one was cut."""
         exchange = self.exchange
-        self._router.attempt_over(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
+        self._broke(attempt, broken)
         self._answer.keep(attempt)
-        self._attempt = None
         moved = broken.silent and not broken.refused
         if moved:
             self._moves += 1
@@ -464,9 +437,8 @@ class Routing:
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
         """Whether it could go on at one of these replicas, so that it need not wait for its own."""
-        if self._moves >= MOST_MOVES or self.model is None:
+        if self._moves >= MOST_MOVES:
             return False
-        tokens = self.prompt.tokens if self.prompt.exact else 0
         started, own = self.exchange.response_started, attempt.member
         longest = own.candidate.max_model_len
         for member in members:
@@ -474,7 +446,7 @@ class Routing:
             if member is own:
                 able = one.unavailable is None
             else:
-                able = can_take(one, tokens, self.tried) and self.peek.model in member.models
+                able = can_take(one, self._tokens, self.tried) and self.peek.model in member.models
                 # What was generated is part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
             if able and (not started or (self._reads_events and self._answer.may_move(attempt, member))):
@@ -488,11 +460,6 @@ class Routing:
             return False
         self.exchange.finish(ending)
         return True
-
-    def _again(self, member: Member) -> None:
-        self.retries += 1
-        self.tried = self.tried | {member.name}
-        self.place()
 
     def give_up(self, error: ApiError) -> None:
         if self.exchange.response_started:
@@ -513,34 +480,37 @@ class Routing:
         else:
             exchange.cut()
 
-    def refuse(self, error: ApiError) -> None:
-        self.why = error.message
-        self._router.counts.refused[error.code or str(error.status)] += 1
-        if not self.is_over:
-            self.exchange.refuse(error)
-
-    # ---- what the client does
-
-    def client_left(self) -> None:
-        """Its attempt ends with it, in `_over`."""
-
-    def client_full(self) -> None:
-        self._client_is_full = True
-        if self._attempt is not None and self._attempt.sending is not None:
-            self._attempt.sending.pause()
-
-    def client_ready(self) -> None:
-        self._client_is_full = False
-        if self._attempt is not None and self._attempt.sending is not None:
-            self._attempt.sending.resume()
-
-    def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
-        self.is_over = True
+    def _over(self, exchange: Exchange) -> None:
         if self._held_bytes:
             self._taken_whole()
-        if self._attempt is not None:  # it ended before its attempt did
-            self._attempt.cancel()
-            self._router.attempt_over(self._attempt)
-            self._attempt = None
-        self._body = b""
-        self._router.over(self)
+        Request._over(self, exchange)
+        # Attempts have the request: a cycle, which would keep the body until it is collected.
+        self.attempts, self.notes = [], None
+
+    def summary(self) -> RequestSummary:
+        decision = self.decision
+        return RequestSummary(
+            exchange=self.exchange,
+            admitted=self.admitted,
+            arrived_s=self.arrived_s,
+            ended_s=self.ended_s,
+            first_byte_s=self.first_byte_s,
+            waited_s=self.waited_s,
+            retries=self.retries,
+            resumes=self.resumes,
+            why=self.why,
+            chat=self.chat,
+            model=self.model,
+            generation=None
+            if decision is None
+            else GenerationSummary(
+                self.peek, self.prompt, decision, self.chosen, self.prediction, self.reported_tokens
+            ),
+            attempts=self.attempts,
+            notes=self.notes,
+            trace=self.trace,
+        )
+
+
+def _finished(draft: Callable[[], Draft]) -> Prompt:
+    return draft().finish()

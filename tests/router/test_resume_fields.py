@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.resumable import not_resumable
+from router.resume import not_resumable
 
 
 def asked(**fields: Any) -> str | None:
