@@ -50,7 +50,7 @@ class Notes:
                 order,
                 question.now_s,
                 decision.policy,
-                decision.lot,
+                decision.tie_break,
                 question.turn,
                 None if decision.chosen is None else decision.chosen.name,
                 sorted(question.tried),

@@ -56,7 +56,7 @@ class Decision(Struct, eq=False):
     ttft_s: float = 0.0  # estimated
     later_s: float = 0.0  # where the replica computes it: as if it had come so much later
     nobody: Nobody | None = None
-    lot: int = 0  # near-equals are drawn with it (`router.placement.tie_break`)
+    tie_break: int = 0  # the seed that near-equals are drawn with
     effects: Effects | None = None  # None: it has none, or the policy does not ask
 
     def ahead(self, index: int) -> float:

@@ -27,21 +27,21 @@ FREE_REQUESTS = 4  # so few in flight never drive a session away
 
 
 class Draws(Protocol):
-    """Where lots come from: `random.Random`, or a `router.placement.tie_break.TieBreak`."""
+    """A source of random draws: `random.Random`, or a `TieBreak`."""
 
     def random(self) -> float: ...
     def choice(self, seq: Sequence[int], /) -> int: ...
 
 
 def place(
-    policy: str, question: Question, candidates: Sequence[Candidate], lot: TieBreak, ring: Ring | None
+    policy: str, question: Question, candidates: Sequence[Candidate], tie_break: TieBreak, ring: Ring | None
 ) -> Decision:
     """As the router decides; better one that is believed to be down than none."""
-    decision = choose(policy, question, candidates, lot, ring)
+    decision = choose(policy, question, candidates, tie_break, ring)
     if decision.nobody == "unavailable":
         question.anyway = True
-        decision = choose(policy, question, candidates, lot, ring)
-    decision.lot = lot.number
+        decision = choose(policy, question, candidates, tie_break, ring)
+    decision.tie_break = tie_break.number
     return decision
 
 
@@ -87,7 +87,7 @@ def _cheapest(decision: Decision, rng: Draws, ring: Ring | None) -> int:
 
 
 def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
-    """The lowest cost, near-equals by lot; cold prompts on idle replicas go where the most cache is empty."""
+    """The lowest cost, near-equals at random; cold prompts on idle replicas go where the most cache is empty."""
     candidates = decision.candidates
     best = min(costs)
     index = costs.index(best)
@@ -113,7 +113,7 @@ def _emptiest(candidates: Sequence[Candidate], near: list[int]) -> list[int]:
 
 
 def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: Draws) -> int:
-    """Two by lot, and of them the one that was given less: even, and yet unlike what another router does."""
+    """Two at random, and of them the one that was given less: even, and yet unlike what another router does."""
     one = int(rng.random() * len(near))
     other = int(rng.random() * (len(near) - 1))
     first, second = near[one], near[other + (other >= one)]
@@ -139,12 +139,12 @@ def _next_in_turn(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     return able[decision.question.turn % len(able)]
 
 
-def _by_lot(decision: Decision, rng: Draws, ring: Ring | None) -> int:
+def _at_random(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     del ring
     return rng.choice(_able(decision))
 
 
-def _of_the_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
+def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
     """The first on the session's way round the ring that is not loaded beyond the bound; without a session, by cost."""
     session = decision.question.session
     if session is not None and ring is not None:
@@ -167,6 +167,6 @@ POLICIES: dict[str, Callable[[Decision, Draws, Ring | None], int]] = {
     "prefix": _longest_prefix,
     "least-loaded": _cheapest,  # of costs that leave the prompt out
     "round-robin": _next_in_turn,
-    "random": _by_lot,
-    "session": _of_the_session,
+    "random": _at_random,
+    "session": _by_session,
 }

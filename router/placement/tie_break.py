@@ -1,4 +1,4 @@
-"""One decision's lot: a number that all of its draws follow from, so that who knows the number can draw them again."""
+"""Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay can draw them again."""
 
 from collections.abc import Sequence
 

@@ -3,10 +3,13 @@
 import asyncio
 import errno
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 
+from router.generation import Generation
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -193,3 +196,90 @@ async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_b
         attempt = next(iter(running.router._attempts))
         assert not attempt.owner.may_move(attempt, [running.member("other")])
         client.leave()
+
+
+@pytest.mark.parametrize("model", [{"model": MODEL}, {}])
+async def test_what_is_passed_on_waits_for_room_like_a_chat(model: dict[str, str]) -> None:
+    calls: list[Call] = []
+    async with (
+        served(Scripted("a", calls.append), replica_limit=1) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        first.send("POST", EMBEDDINGS, {**model, "input": "1"})
+        await until(lambda: len(calls) == 1, "one is there")
+        second.send("POST", EMBEDDINGS, {**model, "input": "2"})
+        await until(lambda: len(running.router.waiting) == 1, "the other waits")
+        calls[0].answer(b'"1"')
+        assert (await first.answer()).json == "1"
+        await until(lambda: len(calls) == 2, "there is room")
+        calls[1].answer(b'"2"')
+        assert (await second.answer()).json == "2"
+        assert not running.router.waiting
+        await running.idle()
+
+
+async def test_what_is_passed_on_and_waits_in_vain_is_refused_like_a_chat() -> None:
+    async with (
+        served(Scripted("a", silent), replica_limit=1, queue_timeout_s=0.5) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        first.send("POST", EMBEDDINGS, {"input": "1"})
+        await until(lambda: running.member("a").candidate.in_flight, "one is there")
+        answer = await second.post(EMBEDDINGS, {"input": "2"})
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        first.leave()
+
+
+@pytest.mark.parametrize(("path", "body"), [(EMBEDDINGS, {}), (CHAT, chat("hi"))])
+async def test_where_every_breaker_is_open_one_is_tried_all_the_same(path: str, body: dict[str, Any]) -> None:
+    async with served(named("a"), named("b")) as running, connect(running.port) as client:
+        for member in running.router.members:
+            for _ in range(running.router.config.breaker_faults):
+                member.health.fault("status 500", running.router.now_s())
+            assert member.candidate.unavailable is not None and member.candidate.may_try_anyway
+        answer = await client.post(path, body)
+        assert (answer.status, answer.json in ("a", "b")) == (200, True)
+
+
+async def test_what_is_passed_on_to_nobody_is_refused_at_once() -> None:
+    async with served() as running, connect(running.port) as client:
+        answer = await client.post(EMBEDDINGS, {"input": "1"})
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
+        await running.idle()
+
+
+async def test_a_mistake_of_ours_is_not_said_to_be_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only reading its body can fail for how deeply that is nested; a decision that recurses is our fault."""
+
+    def recurses(*_: object, **__: object) -> NoReturn:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    async with served(named("a")) as running, connect(running.port) as client:
+        monkeypatch.setattr(running.router.placement, "decide", recurses)
+        answer = await client.post(CHAT, chat("hi"))
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        await running.idle()
+
+
+async def test_any_number_of_replicas_that_cannot_go_on_with_it_are_passed_over() -> None:
+    """More than Python takes calls within each other."""
+    passed_over: list[str] = []
+
+    def cannot(generation: Generation, member: Any, decision: object) -> bool:  # noqa: ARG001
+        passed_over.append(member.name)
+        return False
+
+    async with served(named("a")) as running, connect(running.port) as client:
+        members = running.router.members
+        added = [running.router.placement.add(f"x{number}").candidate for number in range(600)]
+        others = {one.name: SimpleNamespace(name=one.name, candidate=one, block_size=0) for one in added}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Generation, "_send", cannot)
+            patched.setattr(members.models[MODEL], "candidates", added)
+            with patch.dict(members.by_name, others):
+                client.send("POST", CHAT, chat("hi"))
+                answer = await client.answer()
+        assert answer.status == 503 and "nested" not in answer.error["message"]
+        assert len(set(passed_over)) == len(passed_over) == 600

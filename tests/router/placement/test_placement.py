@@ -1,5 +1,8 @@
 """From a prompt to a choice, and what is known of the choice while its request runs."""
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec import Struct
 
@@ -9,6 +12,7 @@ from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.placement import APPROXIMATE, Placed, Placement, Unread
 
+ROOT = Path(__file__).resolve().parents[3]
 SIZE = 16
 TTL_S = 30.0
 
@@ -122,3 +126,26 @@ def test_a_replica_that_leaves_is_forgotten() -> None:
     assert scene.matched(prompt) == {}
     assert not scene.it.doubted
     assert isinstance(scene.it.index, PrefixIndex)
+
+
+def product() -> dict[str, str]:
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
+        for package in ("router", "lab", "fleet")
+        for path in (ROOT / package).rglob("*.py")
+    }
+
+
+def test_nobody_else_places() -> None:
+    """The router, the simulator and the replay of incidents make no question, choice or expectation of their own."""
+    own = re.compile(r"policy import .*\b(place|choose)\b|optimistic\.(add|withdraw)\(|\bages\.routed\(")
+    found = {name for name, text in product().items() if own.search(text)}
+    assert {name for name in found if not name.startswith("router/placement/")} == set()
+    assert "router/placement/placement.py" in found, "the negative control"
+
+
+def test_placement_is_pure() -> None:
+    impure = re.compile(r"^(?:import|from) (asyncio|time|socket|threading|logging)\b", re.MULTILINE)
+    found = {name for name, text in product().items() if impure.search(text)}
+    assert {name for name in found if name.startswith("router/placement/")} == set()
+    assert "router/core.py" in found, "the negative control"
