@@ -6,6 +6,7 @@ Of a stream from our own replicas only the token ids are kept; one of a foreign 
 
 import random
 import time
+from dataclasses import dataclass, field
 
 from api.native import Native, envelope, pack_ids, unpack_ids
 from api.responses import chat_id, completion_id
@@ -16,34 +17,21 @@ from router.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, w
 from router.tokens import Tokens
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """Of one request. For each replica: `begin` or `can_go_on`, then its body, and when it is lost `keep`, `settle`."""
 
-    __slots__ = (
-        "_body",
-        "_chat",
-        "_created",
-        "_may_resume",
-        "_prompt",
-        "_response_id",
-        "_said",
-        "_seed",
-        "_tokens",
-        "continuation",
-    )
-
-    def __init__(self, chat: bool, prompt: Prompt, body: bytes, tokens: Tokens, may_resume: bool) -> None:
-        self.continuation: Continuation | None = None  # of a stream that is read on its way
-        self._chat = chat
-        self._prompt = prompt
-        self._body = body  # the client's own
-        self._tokens = tokens
-        self._may_resume = may_resume
-        # What a resumed answer must have in common with the one it goes on with.
-        self._response_id = ""
-        self._created = 0
-        self._seed: int | None = None
-        self._said: dict[int, list[bytes]] = {}  # token ids by choice, packed
+    _chat: bool
+    _prompt: Prompt
+    _body: bytes  # the client's own
+    _tokens: Tokens
+    _may_resume: bool
+    continuation: Continuation | None = None  # of a stream that is read on its way
+    # What a resumed answer must have in common with the one it goes on with.
+    _response_id: str = ""
+    _created: int = 0
+    _seed: int | None = None
+    _said: dict[int, list[bytes]] = field(default_factory=dict)  # token ids by choice, packed
 
     # ---- who answers
 

@@ -5,6 +5,7 @@ What is called here by a connection raises nothing: a mistake of ours must not e
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,54 +70,33 @@ class Owner:
         raise NotImplementedError
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
-    __slots__ = (
-        "_frames",
-        "_ids",
-        "_refusal",
-        "begun_order",
-        "begun_s",
-        "cached_tokens",
-        "ended_order",
-        "ended_s",
-        "fault",
-        "framed",
-        "headers",
-        "member",
-        "owner",
-        "placed",
-        "sending",
-        "sent_order",
-        "spoken",
-        "status",
-        "takes_frames",
-        "token_ids",
-        "touched_s",
-        "unread",
-    )
+    owner: Owner
+    member: "Member"
+    placed: Placed
+    sent_order: int  # where it stands among what changes the router's figures (`Router.order`)
+    begun_order: int = -1
+    ended_order: int = -1
+    touched_s: float = field(init=False)  # kept by the clock's sweep, not per byte
+    begun_s: float = 0.0  # 0: not yet
+    ended_s: float = 0.0  # 0: not yet
+    fault: str | None = None  # how it ended, if that was the replica's doing
+    spoken: bool = False  # since the last sweep
+    unread: int | None = None  # bytes that the client had not taken then, where it is waited for
+    status: int = 0
+    headers: list[Header] = field(default_factory=list)
+    framed: bool = False
+    takes_frames: bool = field(init=False)  # it was asked for an answer in frames
+    cached_tokens: int | None = None
+    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, packed
+    sending: Sending | None = None
+    _frames: FrameReader | None = None
+    _ids: int = 0  # token ids in its frames
+    _refusal: bytearray | None = None
 
-    def __init__(self, owner: Owner, member: "Member", placed: Placed, order: int) -> None:
-        self.owner = owner
-        self.member = member
-        self.placed = placed
-        self.touched_s = placed.sent_s  # kept by the clock's sweep, not per byte
-        self.begun_s = 0.0  # 0: not yet
-        self.ended_s = 0.0  # 0: not yet
-        # Where it stands among what changes the router's figures (`Router.order`).
-        self.sent_order, self.begun_order, self.ended_order = order, -1, -1
-        self.fault: str | None = None  # how it ended, if that was the replica's doing
-        self.spoken = False  # since the last sweep
-        self.unread: int | None = None  # bytes that the client had not taken then, where it is waited for
-        self.status = 0
-        self.headers: list[Header] = []
-        self.framed = False
-        self.takes_frames = member.native  # it was asked for an answer in frames
-        self.cached_tokens: int | None = None
-        self.token_ids: dict[int, list[bytes]] = {}  # by choice, packed
-        self.sending: Sending | None = None
-        self._frames: FrameReader | None = None
-        self._ids = 0  # token ids in its frames
-        self._refusal: bytearray | None = None
+    def __post_init__(self) -> None:
+        self.touched_s, self.takes_frames = self.placed.sent_s, self.member.native
 
     @property
     def is_paused(self) -> bool:

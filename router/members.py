@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -24,88 +25,49 @@ MOST_REMEMBERED = 1000  # names of models, those that nobody serves any more inc
 MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for a replica
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One replica; what changes is kept by the part that it belongs to."""
 
-    __slots__ = (
-        "accuracy",
-        "adapters",
-        "alive_s",
-        "block_size",
-        "candidate",
-        "faults",
-        "health",
-        "incarnation",
-        "key_line",
-        "learned",
-        "load",
-        "memory",
-        "models",
-        "name",
-        "name_line",
-        "native",
-        "overclaims",
-        "quiet_since_s",
-        "recovered_s",
-        "report",
-        "resync_after_s",
-        "resyncs",
-        "silent_since_s",
-        "slot",
-        "source",
-        "spec",
-        "spec_as_wanted",
-        "suspected_s",
-        "suspicion",
-        "tallies",
-        "trouble",
-        "trust",
-        "upstream",
-        "verified",
-    )
+    spec_as_wanted: ReplicaSpec
+    load: ReplicaLoad
+    health: Health
+    upstream: Upstream
+    accuracy: Accuracy
+    spec: ReplicaSpec = field(init=False)  # completed by what the replica said
+    name: str = field(init=False)
+    candidate: Candidate = field(init=False)
+    slot: int = field(init=False)
+    name_line: bytes = field(init=False)  # of the answers that clients read
+    key_line: bytes = b""  # `authorization` for this replica
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by model
+    memory: Memory = field(default_factory=Memory)
+    overclaims: bool = False  # more blocks than it can hold, as far as is known
+    trust: float = 1.0  # what its claims of cached tokens are multiplied by
+    resyncs: int = 0
+    resync_after_s: float = 0.0
+    faults: int = 0
+    quiet_since_s: float = math.inf  # no byte of an answer has come since, though answers are awaited
+    alive_s: float = -math.inf  # when a byte of an answer came last, to health checks too
+    suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
+    silent_since_s: float = 0.0  # while it is suspected, and after that: when it was heard last before
+    suspected_s: float = 0.0  # since when, or when last
+    recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
+    trouble: str = ""  # what its last health check said, if that was bad
+    learned: bool = False  # whether what follows is known of the process that is there now
+    native: bool = False
+    source: Source | None = None  # of the events that are followed
+    incarnation: int | None = None
+    report: Report | None = None  # the last that came
+    block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
+    models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
+    adapters: frozenset[str] = frozenset()
+    verified: str | None = None  # what is known of its tokenizer being ours
 
-    def __init__(
-        self,
-        spec: ReplicaSpec,
-        load: ReplicaLoad,
-        health: Health,
-        upstream: Upstream,
-        accuracy: Accuracy,
-    ) -> None:
-        self.spec_as_wanted = spec
-        self.spec = spec  # completed by what the replica said
-        self.name = spec.name
-        self.load = load
-        self.candidate = load.candidate
-        self.slot = load.candidate.slot
-        self.health = health
-        self.upstream = upstream
-        self.accuracy = accuracy
-        self.tallies: dict[str, Tally] = {}  # by model
-        self.memory = Memory()
-        self.overclaims = False  # more blocks than it can hold, as far as is known
-        self.trust = 1.0  # what its claims of cached tokens are multiplied by
-        self.resyncs = 0
-        self.resync_after_s = 0.0
-        self.faults = 0
-        self.quiet_since_s = math.inf  # no byte of an answer has come since, though answers are awaited
-        self.alive_s = -math.inf  # when a byte of an answer came last, to health checks too
-        self.suspicion = ""  # why it seems to be frozen or cut off; empty: it does not
-        self.silent_since_s = 0.0  # while it is suspected, and after that: when it was heard last before
-        self.suspected_s = 0.0  # since when, or when last
-        self.recovered_s = math.inf  # when the last suspicion ended, until streams have had time to go on
-        self.trouble = ""  # what its last health check said, if that was bad
-        self.learned = False  # whether what follows is known of the process that is there now
-        self.native = False
-        self.source: Source | None = None  # of the events that are followed
-        self.incarnation: int | None = None
-        self.report: Report | None = None  # the last that came
-        self.block_size = APPROXIMATE  # of its events; APPROXIMATE where it has none
-        self.models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
-        self.adapters: frozenset[str] = frozenset()
-        self.verified: str | None = None  # what is known of its tokenizer being ours
-        self.name_line = b"x-warmroute-replica: %b\r\n" % spec.name.encode()
-        self.key_line = b""  # `authorization` for this replica
+    def __post_init__(self) -> None:
+        self.spec, self.name = self.spec_as_wanted, self.spec_as_wanted.name
+        self.candidate, self.slot = self.load.candidate, self.load.candidate.slot
+        self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
 
     def describe(self, facts: Facts) -> None:
         """What the replica said of itself."""

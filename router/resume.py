@@ -95,55 +95,37 @@ def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
 # ---- requests that can be gone on with
 
 
-class _WholeOutput(Struct):
-    """The fields that look at the whole output, or that show the prompt. Each but these may stand as it is."""
-
-    n: Any = None
-    best_of: Any = None
-    use_beam_search: Any = None
-    echo: Any = None
-    suffix: Any = None
-    logprobs: Any = None
-    prompt_logprobs: Any = None
-    stop: Any = None
-    min_tokens: Any = None
-    thinking_token_budget: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    tools: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "use_beam_search": (None, False),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "logprobs": (None, False),  # not 0, which asks for a token's own
-    "stop": (None, []),
-    "min_tokens": (None, 0),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "tools": (None, []),
-    "response_format": (None, {"type": "text"}),
+# The fields that look at the whole output, or show the prompt, with the values that change nothing. None is one of any.
+_WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),  # not 0, which asks for a token's own
+    "prompt_logprobs": (),
+    "stop": ([],),
+    "min_tokens": (0,),
+    "thinking_token_budget": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
 }
+_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED, ())
+_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in _WHOLE_OUTPUT])
 _decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
 
 
 def not_resumable(body: bytes) -> str | None:
     """The first field for which an engine that is sent a prompt and half its answer would not just go on."""
     asked = _decode_whole_output(body)
-    for name in _WholeOutput.__struct_fields__:
+    for name, neutral in _WHOLE_OUTPUT.items():
         value = getattr(asked, name)
-        neutral = _NEUTRAL.get(name, (None,))
+        if value is None:
+            continue
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
             return name
     return None

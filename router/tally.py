@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,39 +75,22 @@ class Memory:
         self.salts = Seen()
 
 
+@dataclass(slots=True, eq=False)
 class Tally:
     """What one replica has done for one model, as this router saw it."""
 
-    __slots__ = (
-        "_memory",
-        "blocks_predicted",
-        "blocks_reported",
-        "compared_tokens",
-        "first_token_s",
-        "matched_tokens",
-        "new_salts",
-        "prompt_tokens",
-        "request_s",
-        "resent_tokens",
-        "retries",
-        "salted",
-        "statuses",
-    )
-
-    def __init__(self, memory: Memory) -> None:
-        self.statuses: dict[int, int] = {}
-        self.first_token_s = Histogram(FIRST_TOKEN_S)
-        self.request_s = Histogram(REQUEST_S)
-        self.prompt_tokens = 0
-        self.matched_tokens = 0  # predicted
-        self.blocks_predicted = 0  # of requests whose report is known
-        self.blocks_reported = 0
-        self.compared_tokens = 0  # all of those requests' prompts
-        self.retries = 0
-        self.resent_tokens = 0  # with which an earlier prompt began that was sent there, too
-        self.salted = 0  # prompts with a cache salt
-        self.new_salts = 0  # of these, with one that was not seen before
-        self._memory = memory
+    _memory: Memory
+    statuses: dict[int, int] = field(default_factory=dict)
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
+    request_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
+    prompt_tokens: int = 0
+    matched_tokens: int = 0  # predicted
+    blocks_predicted: int = 0  # of requests whose report is known
+    blocks_reported: int = 0
+    compared_tokens: int = 0  # all of those requests' prompts
+    resent_tokens: int = 0  # with which an earlier prompt began that was sent there, too
+    salted: int = 0  # prompts with a cache salt
+    new_salts: int = 0  # of these, with one that was not seen before
 
     def over(self, summary: "RequestSummary", generation: "GenerationSummary") -> None:
         """Count a request that has ended, whose replica this is the tally of."""
