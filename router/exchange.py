@@ -7,6 +7,7 @@ the exchange when the whole body is there.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -43,70 +44,37 @@ class Answerer(Protocol):
     def client_ready(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
-    __slots__ = (
-        "_begun",
-        "_bodies",
-        "_bodiless",
-        "_chunked",
-        "_connection",
-        "_head",
-        "_held_bytes",
-        "_open",
-        "_served",
-        "_uncounted_bytes",
-        "answerer",
-        "aside",
-        "body",
-        "disconnected",
-        "extra",
-        "keep_alive",
-        "max_body_bytes",
-        "more_body",
-        "on_end",
-        "response_complete",
-        "response_started",
-        "scope",
-        "sent_bytes",
-        "status",
-        "waiting_for_100_continue",
-    )
+    _connection: Client
+    scope: Scope
+    _open: "Callable[[Exchange], None]"
+    # What uvicorn's connection reads and sets, up to `response_complete`:
+    keep_alive: bool
+    waiting_for_100_continue: bool
+    more_body: bool = True
+    disconnected: bool = False
+    response_started: bool = False
+    response_complete: bool = False
+    body: bytearray = field(default_factory=bytearray)
+    answerer: Answerer | None = None
+    aside: asyncio.Task[None] | None = None  # what is done for it meanwhile; cancelled at its end
+    on_end: "Callable[[Exchange], None] | None" = None  # called once, however it ends
+    max_body_bytes: int = 0
+    status: int = 0
+    sent_bytes: int = 0
+    extra: bytes = b""  # header lines for whatever is answered
+    _uncounted_bytes: int = 0  # up to here a body needs no look
+    _bodies: Bodies = field(init=False)
+    _held_bytes: int = 0  # counted there
+    _begun: bool = False
+    _served: "Callable[[Exchange], None] | None" = None
+    _head: bytes | None = None  # written with the first part of the body
+    _chunked: bool = False
+    _bodiless: bool = field(init=False)
 
-    def __init__(
-        self,
-        connection: Client,
-        scope: Scope,
-        open_: Callable[["Exchange"], None],
-        *,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
-        self.scope = scope
-        self.body = bytearray()
-        self.answerer: Answerer | None = None
-        self.aside: asyncio.Task[None] | None = None  # what is done for it meanwhile; cancelled at its end
-        self.on_end: Callable[[Exchange], None] | None = None  # called once, however it ends
-        self.max_body_bytes = 0
-        self._uncounted_bytes = 0  # up to here a body needs no look
-        self._bodies: Bodies
-        self._held_bytes = 0  # counted there
-        self.status = 0
-        self.sent_bytes = 0
-        self.extra = b""  # header lines for whatever is answered
-        self._connection = connection
-        self._open = open_
-        self._begun = False
-        self._served: Callable[[Exchange], None] | None = None
-        self._head: bytes | None = None  # written with the first part of the body
-        self._chunked = False
-        self._bodiless = scope["method"] == "HEAD"
-        # What uvicorn's connection reads and sets:
-        self.keep_alive = keep_alive
-        self.waiting_for_100_continue = expects_continue
-        self.more_body = True
-        self.disconnected = False
-        self.response_started = False
-        self.response_complete = False
+    def __post_init__(self) -> None:
+        self._bodiless = self.scope["method"] == "HEAD"
 
     @property
     def message_event(self) -> "Exchange":

@@ -8,6 +8,7 @@ import errno
 import socket
 import ssl
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import httptools
@@ -59,35 +60,20 @@ class Listener(Protocol):
     def broke(self, broken: Broken) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Sending:
     """One request under way; `cancel` closes its connection, so that the replica stops working on it."""
 
-    __slots__ = (
-        "_bodiless",
-        "_body",
-        "_connection",
-        "_fresh_only",
-        "_listener",
-        "_request",
-        "_resend",
-        "_upstream",
-        "over",
-        "paused",
-    )
-
-    def __init__(
-        self, upstream: "Upstream", request: bytes, body: bytes, listener: Listener, *, bodiless: bool, resend: bool
-    ) -> None:
-        self._upstream = upstream
-        self._request = request
-        self._body = body
-        self._listener = listener
-        self._bodiless = bodiless
-        self._resend = resend
-        self._connection: Connection | None = None
-        self._fresh_only = False
-        self.paused = False
-        self.over = False
+    _upstream: "Upstream"
+    _request: bytes
+    _body: bytes
+    _listener: Listener
+    _bodiless: bool
+    _resend: bool
+    _connection: "Connection | None" = None
+    _fresh_only: bool = False
+    paused: bool = False
+    over: bool = False
 
     def cancel(self) -> None:
         if not self.over:
@@ -182,7 +168,7 @@ class Upstream:
 
         `resend`: it may arrive twice, as it does where the connection ends before a byte of the answer has come.
         """
-        sending = Sending(self, request, body, listener, bodiless=bodiless, resend=resend)
+        sending = Sending(self, request, body, listener, bodiless, resend)
         self.sendings.add(sending)
         while self._idle:
             if not resend and self._loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:

@@ -74,7 +74,7 @@ class FrontConnection(HttpProtocol):
             scope,  # type: ignore[arg-type]
             opens,
             keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self.server_state.retiring,
-            expects_continue=self.expect_100_continue and version != "1.0",
+            waiting_for_100_continue=self.expect_100_continue and version != "1.0",
         )
         before, self.cycle = self.cycle, exchange  # type: ignore[assignment]
         self._open.append(self.cycle)
