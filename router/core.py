@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from time import perf_counter, time
+from time import time
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
@@ -123,15 +123,12 @@ class Router:
         came_s: float | None = None,
     ) -> tuple[Decision, dict[int, Matches]]:
         """The choice for a prompt, and by block size the blocks of it that match."""
-        started = perf_counter()
         slots = model.slots if prompt.exact else model.all_slots
         question, matches = self.placement.question(
             prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s
         )
         ring = model.ring if self.config.policy == "session" else None
-        decision = self.placement.decide(question, model.candidates, ring)
-        self.counts.decision_s.observe(perf_counter() - started)
-        return decision, matches
+        return self.placement.decide(question, model.candidates, ring), matches
 
     def trust(self, member: Member, trust: float) -> None:
         """Count the member's claims by this factor from now on."""

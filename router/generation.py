@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, Literal
 
 from xxhash import xxh3_128_hexdigest
@@ -181,7 +182,9 @@ class Generation(Request):
     def _choose(self) -> Decision:
         router, model, prompt = self.router, self.model, self.prompt
         assert model is not None, "it is ready"
+        started = perf_counter()
         decision, matches = router.decide(model, prompt, self.session, self.tried, self.came_s)
+        router.counts.decision_s.observe(perf_counter() - started)
         if self.notes is not None:
             self.notes.decided(next(router.order), decision, model.members, router.feeds)
         if decision.chosen is not None:
