@@ -133,7 +133,7 @@ async def test_a_cache_that_cannot_be_read_keeps_a_router_from_its_clients_for_a
 ) -> None:
     async with served(ours(None)) as running, connect(running.port) as client:
         assert (await client.get("/ready")).status == 503
-        monkeypatch.setattr(running.router, "now_s", lambda: running.router._loop.time() + INDEX_WITHIN_S)
+        monkeypatch.setattr(running.router, "now_s", lambda: running.router.loop.time() + INDEX_WITHIN_S)
         assert (await client.get("/ready")).status == 200
 
 
