@@ -13,14 +13,13 @@ from router.admission import Admission, WatchedKeys
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
-from router.discovery.file import ReplicasFile
-from router.discovery.kubernetes import Watch
+from router.discovery.combined import CombinedDiscovery, StaticReplicas
+from router.discovery.desired import Discovery
+from router.discovery.file import FileDiscovery
+from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.pods import pods_of
-from router.discovery.registry import Registry
+from router.discovery.registry import RegistryDiscovery
 from router.discovery.slices import slices_of
-from router.discovery.static import StaticList
-from router.discovery.together import Together
-from router.discovery.wanted import Discovery
 from router.feeds import Feeds
 from router.http.app import build_app
 from router.http.front import front_protocol
@@ -58,7 +57,7 @@ class Front:
         members = Members(tokenizers.of)
         self.router = Router(config, members, feeds, placement, Admission(keys, demand_key=config.demand_key))
         self.upkeep = Upkeep(self.router, tokenizers)
-        self.discovery = Together(discoveries(config))
+        self.discovery = CombinedDiscovery(discoveries(config))
         self._access_log = AccessLog.open(config.access_log)
         self.router.on_answer = self._access_log.answered if self._access_log else None
         self.router.request_log = RequestLog.open(config)
@@ -145,15 +144,15 @@ class Front:
 
 
 def discoveries(config: RouterConfig) -> list[Discovery]:
-    found: list[Discovery] = [StaticList(config.replicas)]
+    found: list[Discovery] = [StaticReplicas(config.replicas)]
     if config.replicas_file is not None:
-        found.append(ReplicasFile(config.replicas_file))
+        found.append(FileDiscovery(config.replicas_file))
     if config.registry is not None:
-        found.append(Registry(config.registry))
+        found.append(RegistryDiscovery(config.registry))
     if (kubernetes := config.kubernetes) is not None:
         cluster = kubernetes.cluster
         if kubernetes.service is not None:
-            found.append(Watch(cluster, slices_of(cluster.namespace, kubernetes.service)))
+            found.append(KubernetesDiscovery(cluster, slices_of(cluster.namespace, kubernetes.service)))
         if kubernetes.pods is not None:
-            found.append(Watch(cluster, pods_of(cluster.namespace, kubernetes.pods)))
+            found.append(KubernetesDiscovery(cluster, pods_of(cluster.namespace, kubernetes.pods)))
     return found

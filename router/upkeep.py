@@ -19,7 +19,7 @@ from events.subscriber import Source
 from router.accuracy import Accuracy
 from router.attempt import refusal_code
 from router.core import Router
-from router.discovery.wanted import Wanted, difference
+from router.discovery.desired import Desired, difference
 from router.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
 from router.fetch import Fetched, fetch
 from router.health import Health, HealthConfig
@@ -59,7 +59,7 @@ class Upkeep:
         self._router = router
         self._config = router.config
         self._tokenizers = tokenizers
-        self._wanted: Wanted = {}
+        self._wanted: Desired = {}
         self._rng = random.Random()
         self._health_config = HealthConfig(
             faults_to_open=self._config.breaker_faults,
@@ -75,7 +75,7 @@ class Upkeep:
 
     # ---- which replicas there are
 
-    def apply(self, wanted: Wanted) -> None:
+    def apply(self, wanted: Desired) -> None:
         """What discovery says; replicas added by request stay beside it, but none in the place of one that it names."""
         self._wanted = wanted
         for name in wanted.keys() & self.added.keys():

@@ -1,1 +1,1 @@
-"""Which replicas there should be: a list, a file, the fleet's registry, or Kubernetes."""
+"""Sources of replicas: the command line, a file, the fleet's registry, Kubernetes."""

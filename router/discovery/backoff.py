@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: longer each time, and never as long as others do."""
+"""Exponential backoff with jitter."""
 
 import random
 
@@ -12,7 +12,7 @@ class Backoff:
 
     @property
     def is_fresh(self) -> bool:
-        """Nothing has failed since it was reset."""
+        """Tell whether nothing failed since the last reset."""
         return not self._attempts
 
     def next_s(self) -> float:

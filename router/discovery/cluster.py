@@ -1,4 +1,4 @@
-"""Where the API server of Kubernetes is, and as whom it is asked."""
+"""The address of the Kubernetes API server and the service account's credentials."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +11,12 @@ ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class Cluster(Struct, frozen=True):
     url: str
     namespace: str
-    token_file: str | None = None  # read for each request: Kubernetes renews it within the hour
+    token_file: str | None = None  # read for each request: Kubernetes renews it every hour
     ca_file: str | None = None
 
 
 def in_cluster(environment: Mapping[str, str], namespace: str | None = None, folder: Path = ACCOUNT_FOLDER) -> Cluster:
-    """The cluster that this pod runs in."""
+    """The cluster of this pod; raise ValueError outside a pod with a service account."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     token, authority, own = folder / "token", folder / "ca.crt", folder / "namespace"
     if not host or not token.is_file():

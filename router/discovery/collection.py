@@ -1,17 +1,17 @@
-"""Objects of Kubernetes as lists and watches tell of them, and the replicas that they make.
+"""Kubernetes objects from lists and watches, and the replicas that they describe.
 
-Decides without I/O; `router.discovery.kubernetes` asks the API server. Fields that are not read are passed over.
+No I/O: `router.discovery.kubernetes` talks to the API server. Unknown fields are ignored.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
+from router.discovery.desired import Desired
 from router.discovery.labels import Metadata, Values, values_in
-from router.discovery.wanted import Wanted
 from router.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
@@ -20,20 +20,20 @@ GONE = 410
 
 
 class Expired(Exception):
-    """The server no longer has the changes since then; list everything again."""
+    """The watch cannot continue from this version; list everything again."""
 
 
-class Described(Protocol):
-    """What objects of all kinds have."""
+class KubernetesObject(Protocol):
+    """The attributes that objects of every kind have."""
 
     metadata: Metadata
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Where two objects name the same replica, the first of them counts."""
+        """Sort key: if two objects name the same replica, the first one counts."""
 
 
-Item = TypeVar("Item", bound=Described)
+Item = TypeVar("Item", bound=KubernetesObject)
 
 
 class ListMetadata(Struct, rename="camel"):
@@ -51,7 +51,7 @@ class Page(Struct):
 
 
 class Bookmark(Struct):
-    """Only a version; what else there is of an object is not filled in."""
+    """A version; the other fields of the object are empty."""
 
     metadata: Metadata
 
@@ -62,29 +62,29 @@ class WatchEvent(Struct):
 
 
 class Failure(Struct):
-    """A `Status` of the API."""
+    """A `Status` object of the API."""
 
     code: int = 0
     message: str = ""
 
 
-class Made(NamedTuple):
-    """Of one object."""
+class FromObject(NamedTuple):
+    """The replicas made from one object."""
 
     uid: str = ""
     order: tuple[str, ...] = ()
     replicas: tuple[ReplicaSpec, ...] = ()
-    good: Values | None = None  # what its labels and annotations said when replicas were last made of it
-    said: frozenset[str] = frozenset()  # what the log has been told of it
+    good: Values | None = None  # its last labels and annotations that made replicas
+    logged: frozenset[str] = frozenset()  # remarks logged already
 
 
 class Kind(NamedTuple, Generic[Item]):
-    resource: str  # as roles name it
-    group: str  # "": the core API's
+    resource: str  # as in RBAC roles
+    group: str  # "": the core API
     version: str
     noun: str  # for logs
     type: type[Item]
-    # With what its labels and annotations say; and of those that are none why (as one goes on after a name).
+    # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
     replicas: Callable[[Item, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]
 
     def path(self, namespace: str) -> str:
@@ -93,11 +93,10 @@ class Kind(NamedTuple, Generic[Item]):
 
 
 class Collection(Generic[Item]):
-    """The objects of one kind that a selector names, up to one version.
+    """The objects of one kind that match a selector, at one version.
 
-    Versions that are whole numbers are compared; others are taken in the order they come. A watch only goes forward:
-    an event from before what is known means that the server repeats itself, or that its store was put back. A list
-    says which.
+    Versions that are whole numbers are compared, others are taken in the order of arrival. An event older than the
+    known version means that the server repeats itself or was restored from a backup; a new list tells which.
     """
 
     def __init__(self, kind: Kind[Item], where: str, selector: str) -> None:
@@ -105,18 +104,18 @@ class Collection(Generic[Item]):
         self.where = where  # for logs
         self.selector = selector
         self.resource_version = ""
-        self._made: dict[str, Made] = {}  # by the object's name
+        self._objects: dict[str, FromObject] = {}  # by the object's name
         self._item = msgspec.json.Decoder(kind.type)
         self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
 
     def listed(self, pages: Sequence[bytes]) -> None:
-        """All pages at once: half a list would drop replicas that are there."""
+        """Take all pages of a list together: half a list would drop existing replicas."""
         lists: list[ItemList[Item]] = [self._list.decode(page) for page in pages]
-        self._made = {item.metadata.name: self._look(item) for each in lists for item in each.items or ()}
+        self._objects = {item.metadata.name: self._look(item) for each in lists for item in each.items or ()}
         self.resource_version = lists[0].metadata.resource_version
 
     def changed(self, line: bytes | str) -> bool:
-        """Whether the replicas may be others now; Expired when the watch cannot go on."""
+        """Apply a watch event; return True if the replicas may have changed. Raises Expired."""
         event = _event(line)
         if event.type == "ERROR":
             failure = _failure(event.object)
@@ -129,20 +128,20 @@ class Collection(Generic[Item]):
         item = self._item.decode(event.object)
         self._advance(item.metadata.resource_version)
         name = item.metadata.name
-        before = self._made.get(name, Made())
+        before = self._objects.get(name, FromObject())
         if event.type == "DELETED":
-            self._made.pop(name, None)
+            self._objects.pop(name, None)
         elif event.type in ("ADDED", "MODIFIED"):
-            self._made[name] = self._look(item)
-        return self._made.get(name, Made()).replicas != before.replicas
+            self._objects[name] = self._look(item)
+        return self._objects.get(name, FromObject()).replicas != before.replicas
 
-    def wanted(self) -> Wanted:
-        """A replica that several objects name counts once."""
-        wanted: Wanted = {}
-        for made in sorted(self._made.values(), key=lambda made: made.order):
-            for spec in made.replicas:
-                wanted.setdefault(spec.name, spec)
-        return wanted
+    def desired(self) -> Desired:
+        """All replicas; one named by several objects counts once."""
+        desired: Desired = {}
+        for each in sorted(self._objects.values(), key=lambda each: each.order):
+            for spec in each.replicas:
+                desired.setdefault(spec.name, spec)
+        return desired
 
     def _advance(self, version: str) -> None:
         known = self.resource_version
@@ -150,12 +149,12 @@ class Collection(Generic[Item]):
             raise Expired(f"its watch went back from version {known} to {version}")
         self.resource_version = version or known
 
-    def _look(self, item: Item) -> Made:
-        """A value that cannot be used takes no replica away: the last that could be used counts on."""
+    def _look(self, item: Item) -> FromObject:
+        """Make the object's replicas. If a changed label is invalid, its last valid value still counts."""
         metadata = item.metadata
-        before = self._made.get(metadata.name, Made())
+        before = self._objects.get(metadata.name, FromObject())
         if before.uid != metadata.uid:
-            before = Made(metadata.uid)
+            before = FromObject(metadata.uid)
         values, remarks = values_in(metadata)
         replicas, refused = self.kind.replicas(item, values)
         good = before.good
@@ -164,14 +163,12 @@ class Collection(Generic[Item]):
         elif refused and good is not None:
             replicas, _ = self.kind.replicas(item, good)
             if replicas:
-                refused = [f"{why}; what it said before still counts" for why in refused]
+                refused = [f"{why}; its last valid value still counts" for why in refused]
         remarks += refused
-        self._say(metadata.name, [remark for remark in remarks if remark not in before.said])
-        return Made(metadata.uid, item.order, tuple(replicas), good, before.said.union(remarks))
-
-    def _say(self, name: str, remarks: Iterable[str]) -> None:
         for remark in remarks:
-            log.warning("%s: %s %s %s", self.where, self.kind.noun, name, remark)
+            if remark not in before.logged:
+                log.warning("%s: %s %s %s", self.where, self.kind.noun, metadata.name, remark)
+        return FromObject(metadata.uid, item.order, tuple(replicas), good, before.logged.union(remarks))
 
 
 _event = msgspec.json.Decoder(WatchEvent).decode
@@ -181,12 +178,12 @@ _page = msgspec.json.Decoder(Page).decode
 
 
 def next_page(body: bytes) -> str:
-    """Where the list goes on; empty: nowhere."""
+    """The token of the list's next page; empty at the end."""
     return _page(body).metadata.next_page
 
 
 def failure_of(body: bytes) -> str:
-    """What a refusal says; empty, where it is no `Status` of the API."""
+    """The message of an error response; empty if it is not a `Status` object."""
     try:
         return _failure(body).message
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Replicas in a TOML file that is watched for changes: one `[[replicas]]` for each."""
+"""Replicas from a TOML file, watched for changes: one `[[replicas]]` table each."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from router.discovery.wanted import Wanted
+from router.discovery.desired import Desired, Discovery
 from router.spec import BadSpec, ReplicaSpec, spec_of
 from router.watched_file import LOOK_INTERVAL_S, WatchedFile
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 _TABLE = re.compile(r"^[ \t]*\[\[[ \t]*replicas[ \t]*\]\]", re.MULTILINE)
 
 
-def parse_replicas(path: str, text: str) -> Wanted:
-    """ValueError with file and line when any of it is wrong: half a list would drop replicas that are there."""
+def parse_replicas(path: str, text: str) -> Desired:
+    """Parse the whole file; raise ValueError with file and line: half a list would drop existing replicas."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -27,20 +27,22 @@ def parse_replicas(path: str, text: str) -> Wanted:
             raise ValueError(f"{path}: {key!r} is not known here; write one [[replicas]] for each replica")
     tables = content.get("replicas", [])
     if not isinstance(tables, list):
-        raise ValueError(f"{path}: replicas is no list; write [[replicas]]")
-    wanted: Wanted = {}
+        raise ValueError(f"{path}: replicas is not a list; write [[replicas]]")
+    desired: Desired = {}
     for number, table in enumerate(tables):
         place = _place(path, text, number)
         spec = _spec(place, table)
-        if spec.name in wanted:
-            raise ValueError(f"{place}: there is a replica named {spec.name!r} above; give this one another name")
-        wanted[spec.name] = spec
-    return wanted
+        if spec.name in desired:
+            raise ValueError(f"{place}: another replica is named {spec.name!r}; choose another name")
+        desired[spec.name] = spec
+    return desired
 
 
 def _spec(place: str, table: Any) -> ReplicaSpec:
     if not isinstance(table, dict):
-        raise ValueError(f"{place}: {table!r} is no table; write [[replicas]], and below it url = 'http://HOST:PORT'")
+        raise ValueError(
+            f"{place}: {table!r} is not a table; write [[replicas]], and below it url = 'http://HOST:PORT'"
+        )
     try:
         return spec_of(table)
     except BadSpec as error:
@@ -48,42 +50,39 @@ def _spec(place: str, table: Any) -> ReplicaSpec:
 
 
 def _place(path: str, text: str, number: int) -> str:
-    """The file, and the line of this `[[replicas]]`."""
+    """The file and line of the `[[replicas]]` table with this number."""
     starts = [found.start() for found in _TABLE.finditer(text)]
-    if number >= len(starts):  # written as a list of inline tables
+    if number >= len(starts):  # a list of inline tables
         return f"{path}, replica {number + 1}"
     return f"{path}, line {text.count(chr(10), 0, starts[number]) + 1}"
 
 
-class ReplicasFile:
-    """While the file is broken or gone the last good list stays, and why is logged once."""
+class FileDiscovery(Discovery):
+    """Each distinct problem of the file is logged once."""
 
     def __init__(self, path: str, interval_s: float = LOOK_INTERVAL_S) -> None:
-        self.where = path
-        self.problem: str | None = None
+        super().__init__(path)
         self._file = WatchedFile(path)
         self._interval_s = interval_s
 
-    async def watch(self) -> AsyncGenerator[Wanted, None]:
+    async def watch(self) -> AsyncGenerator[Desired, None]:
         while True:
-            wanted = self.look()
-            if wanted is not None:
-                yield wanted
+            desired = self.read_if_changed()
+            if desired is not None:
+                yield desired
             await asyncio.sleep(self._interval_s)
 
-    def look(self) -> Wanted | None:
-        """The list, if the file changed and is good."""
+    def read_if_changed(self) -> Desired | None:
+        """The replicas, if the file changed and is valid."""
         try:
             text = self._file.read_if_changed()
             if text is None:
                 return None
-            wanted = parse_replicas(self.where, text)
+            desired = parse_replicas(self.where, text)
         except ValueError as error:
             if self.problem != str(error):
                 log.warning("%s; keeping the replicas it named before", error)
             self.problem = str(error)
             return None
-        if self.problem is not None:
-            log.info("%s can be read again", self.where)
-        self.problem = None
-        return wanted
+        self._recovered()
+        return desired

@@ -1,4 +1,4 @@
-"""Replicas that Kubernetes knows: lists objects of one kind, then watches them."""
+"""Replicas from Kubernetes: lists objects of one kind, then watches them."""
 
 import asyncio
 import contextlib
@@ -17,36 +17,36 @@ import msgspec
 from router.discovery.backoff import Backoff
 from router.discovery.cluster import Cluster
 from router.discovery.collection import GONE, Collection, Expired, failure_of, next_page
-from router.discovery.wanted import Wanted
+from router.discovery.desired import Desired, Discovery
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 60  # how long a watch lasts before it is asked for anew
+WATCH_S = 60  # length of a watch
 GRACE_S = 15.0
-TIMEOUT_S = 10.0  # of a page of a list
+TIMEOUT_S = 10.0  # for a page of a list
 CONNECT_TIMEOUT_S = 2.0
 PAGE = 500  # objects
 TOKEN = re.compile(rb"[!-~]+")
-PAUSE_S = 0.2  # before the next watch, should one not last
+PAUSE_S = 0.2  # before the next watch, in case watches end at once
 FIRST_BACKOFF_S = 0.05
-MOST_BACKOFF_S = 0.5  # one that is back should be heard within a second
-MOST_ANEW_S = 5.0  # one that answers, but lets no watch begin, is asked for long lists
+MOST_BACKOFF_S = 0.5  # reconnect within a second once the server is back
+MOST_RELIST_S = 5.0  # a server that answers but starts no watch is asked for long lists
 MOST_RETRY_AFTER_S = 10.0
-# A server whose machine is gone ends no connection: it is noticed after 10 s of silence by the kernel.
+# A dead machine closes no connection: the kernel notices after 10 s of silence.
 KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
 
 class Refused(Exception):
     """The API server gave no usable answer."""
 
-    def __init__(self, why: str, *, after_s: float = 0.0, anew: bool = False) -> None:
+    def __init__(self, why: str, *, after_s: float = 0.0, relist: bool = False) -> None:
         super().__init__(why)
-        self.after_s = after_s  # when it wants to be asked again
-        self.anew = anew  # begin with a list
+        self.after_s = after_s  # from Retry-After
+        self.relist = relist
 
 
-class Watch:
-    """While the API server is gone, what it said last stays; a watch that broke goes on where it was."""
+class KubernetesDiscovery(Discovery):
+    """Objects of one kind. A broken watch continues at its last version."""
 
     def __init__(
         self,
@@ -56,49 +56,48 @@ class Watch:
         watch_s: int = WATCH_S,
         backoff: Backoff | None = None,
     ) -> None:
-        self.where = collection.where
-        self.problem: str | None = None
+        super().__init__(collection.where)
         self._cluster = cluster
         self._collection = collection
         self._watch_s = watch_s
         self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MOST_BACKOFF_S)
-        self._anew = Backoff(most_s=MOST_ANEW_S)  # reset by news, and by a watch that goes on or breaks otherwise
+        self._relist = Backoff(most_s=MOST_RELIST_S)  # reset by changes and by a watch that starts
         self._listed = False
 
-    async def watch(self) -> AsyncGenerator[Wanted, None]:
-        said: Wanted | None = None
+    async def watch(self) -> AsyncGenerator[Desired, None]:
+        latest: Desired | None = None
         while True:
             pause_s = PAUSE_S
             try:
                 async with contextlib.aclosing(self._changes()) as changes:
-                    async for wanted in changes:
-                        if wanted != said:
-                            said = wanted
-                            self._anew.reset()  # if only lists bring news, then soon
-                            yield wanted
-                self._anew.reset()
-            except Expired as gone:
+                    async for desired in changes:
+                        if desired != latest:
+                            latest = desired
+                            self._relist.reset()  # if only lists bring changes, list soon
+                            yield desired
+                self._relist.reset()
+            except Expired as expired:
                 self._listed = False
-                if self._anew.is_fresh:
-                    log.info("Listing %s anew: %s", self.where, gone)
-                pause_s = self._anew.next_s()
+                if self._relist.is_fresh:
+                    log.info("Listing %s again: %s", self.where, expired)
+                pause_s = self._relist.next_s()
             except Refused as refusal:
-                self._listed = self._listed and not refusal.anew
+                self._listed = self._listed and not refusal.relist
                 self._failed(str(refusal))
-                pause_s = (self._anew if refusal.anew else self._backoff).next_s() + refusal.after_s
+                pause_s = (self._relist if refusal.relist else self._backoff).next_s() + refusal.after_s
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 self._failed(str(error) or type(error).__name__)
-                self._anew.reset()
+                self._relist.reset()
                 pause_s = self._backoff.next_s()
             await asyncio.sleep(pause_s)
 
-    async def _changes(self) -> AsyncGenerator[Wanted, None]:
-        """One watch, after a list where that is due."""
+    async def _changes(self) -> AsyncGenerator[Desired, None]:
+        """List if necessary, then watch once."""
         async with self._client() as client:
             if not self._listed:
                 await self._list(client)
                 self._listed = True
-                yield self._collection.wanted()
+                yield self._collection.desired()
             more = {
                 "watch": "1",
                 "allowWatchBookmarks": "true",
@@ -107,16 +106,17 @@ class Watch:
             }
             async with client.stream("GET", self._url, params=self._params(more), headers=self._headers()) as response:
                 await self._check(response)
-                self._answered()
-                yield self._collection.wanted()
+                self._recovered()
+                self._backoff.reset()
+                yield self._collection.desired()
                 async for line in lines_of(response):
                     changed = self._changed(line)
-                    self._anew.reset()
+                    self._relist.reset()
                     if changed:
-                        yield self._collection.wanted()
+                        yield self._collection.desired()
 
     async def _list(self, client: httpx2.AsyncClient) -> None:
-        # Without a resourceVersion it is what there is now, not what some API server has seen of it.
+        # Without a resourceVersion the list is consistent, not the cache of one API server.
         pages: list[bytes] = []
         more = {"limit": str(PAGE)}
         timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
@@ -135,7 +135,7 @@ class Watch:
             more["continue"] = following
 
     def _client(self) -> httpx2.AsyncClient:
-        """A new one for each watch: what it trusts may have been renewed."""
+        """A new client for each watch: the certificate authority may have been renewed."""
         timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=self._watch_s + GRACE_S)
         transport = httpx2.AsyncHTTPTransport(verify=self._trust(), trust_env=False, socket_options=keepalive())
         return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
@@ -153,7 +153,7 @@ class Watch:
             return {}
         token = Path(file).read_bytes().strip()
         if not TOKEN.fullmatch(token):
-            raise Refused(f"{file} holds no token of visible ASCII; let Kubernetes write it")
+            raise Refused(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
         return {"Authorization": f"Bearer {token.decode()}"}
 
     def _trust(self) -> ssl.SSLContext | bool:
@@ -171,7 +171,7 @@ class Watch:
         status = response.status_code
         if status == 200:
             return
-        if status == GONE and self._anew.is_fresh:
+        if status == GONE and self._relist.is_fresh:
             raise Expired("the server answered 410")
         why = f"status {status}"
         if status in (401, 403):
@@ -180,31 +180,20 @@ class Watch:
                 f"{why}; let the service account get, list and watch {kind.resource} "
                 f"of {kind.group or 'the core API'} in the namespace {self._cluster.namespace}"
             )
-        said = failure_of(await response.aread())
-        # Those that are not about the server's own state will not be answered otherwise the next time.
-        anew = status < 500 and status != 429
-        raise Refused(f"{why}: {said}" if said else why, after_s=retry_after_s(response), anew=anew)
+        message = failure_of(await response.aread())
+        # The same watch would fail again, unless the server was overloaded or broken.
+        relist = status < 500 and status != 429
+        raise Refused(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
 
     def _changed(self, line: bytes) -> bool:
         try:
             return self._collection.changed(line)
         except (msgspec.DecodeError, ValueError) as error:
-            raise Refused(f"its watch cannot be read: {error}", anew=True) from error
-
-    def _failed(self, why: str) -> None:
-        if self.problem is None:
-            log.warning("Kubernetes does not tell of %s: %s; keeping the replicas it named", self.where, why)
-        self.problem = why
-
-    def _answered(self) -> None:
-        if self.problem is not None:
-            log.info("Kubernetes tells of %s again", self.where)
-        self.problem = None
-        self._backoff.reset()
+            raise Refused(f"its watch cannot be read: {error}", relist=True) from error
 
 
 async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Split at line feeds alone: what else ends a line elsewhere (U+0085) may be part of an annotation."""
+    """Split at line feeds only: other line ends (U+0085) may be part of an annotation."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -221,5 +210,5 @@ def keepalive() -> list[tuple[int, int, int]]:
 
 
 def retry_after_s(response: httpx2.Response) -> float:
-    said = response.headers.get("retry-after", "")
-    return min(float(said), MOST_RETRY_AFTER_S) if said.isascii() and said.isdigit() else 0.0
+    value = response.headers.get("retry-after", "")
+    return min(float(value), MOST_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0

@@ -1,4 +1,4 @@
-"""What labels and annotations of Kubernetes say of a replica, by keys that begin with `warmroute/`.
+"""Labels and annotations of a replica in Kubernetes, with keys that begin with `warmroute/`.
 
 A new key is one row here, and one in docs/discovery.md.
 """
@@ -14,17 +14,13 @@ from router.spec import OFF, SOCKETS, BadSpec, Engine, ReplicaSpec, spec_of
 PREFIX = "warmroute/"
 HTTP = "http"
 
-TEXTS = {
-    "engine": "engine",
-    "model": "model",
-    "topic": "topic",
-}
+TEXTS = {"engine": "engine", "model": "model", "topic": "topic"}
 NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
 PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
 KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
 MOST_PORT = 65535
 ENGINES = get_args(Engine)
-# Whoever may start a pod need not be who may read what the router can.
+# A user who may create pods need not have access to the router's secrets and files.
 WITHHELD = {
     "api-key-env": "would let a pod ask for the router's secrets; give the router --replica-api-key",
     "curve-server": "would let a pod name files of the router's; give the router --curve-server",
@@ -43,14 +39,14 @@ class Metadata(Struct, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class Told(NamedTuple):
-    fields: dict[str, Any]  # of a ReplicaSpec
-    ports: dict[str, int]  # by what they are for
+class Annotations(NamedTuple):
+    fields: dict[str, Any]  # for a ReplicaSpec
+    ports: dict[str, int]  # by purpose
     has_events: bool
 
 
 def values_in(metadata: Metadata) -> tuple[Values, list[str]]:
-    """Of labels, and of annotations, which win over them; and why some are passed over."""
+    """Our labels and annotations, and remarks about unknown keys. An annotation overrides a label."""
     own = {
         key.removeprefix(PREFIX): value
         for named in (metadata.labels, metadata.annotations)
@@ -58,14 +54,14 @@ def values_in(metadata: Metadata) -> tuple[Values, list[str]]:
         if key.startswith(PREFIX)
     }
     values = {key: value for key, value in own.items() if key in KEYS}
-    return values, [f"has a key that is passed over: {_unknown(key)}" for key in own if key not in KEYS]
+    return values, [f"has a key that is ignored: {_unknown(key)}" for key in own if key not in KEYS]
 
 
-def told_by(values: Mapping[str, str]) -> Told:
-    """BadSpec for a value that cannot be used."""
+def annotations_in(values: Mapping[str, str]) -> Annotations:
+    """Parse the values; raise BadSpec for an invalid one."""
     for key, value in values.items():
         if not value:
-            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or take it away")
+            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or remove it")
     has_events = values.get("events-port") != OFF
     if not has_events:
         values = {key: value for key, value in values.items() if key != "events-port"}
@@ -78,18 +74,18 @@ def told_by(values: Mapping[str, str]) -> Told:
     if "resume" in values:
         fields["resume"] = _yes(values["resume"])
     ports = {PORTS[key]: _whole(key, value, MOST_PORT) for key, value in values.items() if key in PORTS}
-    return Told(fields, ports, has_events)
+    return Annotations(fields, ports, has_events)
 
 
-def spec_at(address: str, ports: Mapping[str, int], told: Told, **known: Any) -> ReplicaSpec:
-    """The replica at an address whose ports have names."""
+def spec_at(address: str, ports: Mapping[str, int], annotations: Annotations, **known: Any) -> ReplicaSpec:
+    """The replica at an address with these named ports."""
     host = f"[{address}]" if ":" in address else address
-    ports = {**ports, **told.ports}
+    ports = {**ports, **annotations.ports}
     if HTTP not in ports:
         raise BadSpec(f"{host} has no port named {HTTP}; name its ports {HTTP}, {', '.join(SOCKETS)}")
     sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
-    sockets = sockets if told.has_events else {"events": OFF}
-    return spec_of({**told.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
+    sockets = sockets if annotations.has_events else {"events": OFF}
+    return spec_of({**annotations.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
 
 
 def _unknown(key: str) -> str:

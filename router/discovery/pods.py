@@ -1,4 +1,4 @@
-"""Pods of Kubernetes that labels name: the replicas without a service in between."""
+"""Replicas from Kubernetes pods, chosen by labels, without a service in between."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 
 from router.discovery.collection import Collection, Kind
-from router.discovery.labels import HTTP, PREFIX, Metadata, Values, spec_at, told_by
+from router.discovery.labels import HTTP, PREFIX, Metadata, Values, annotations_in, spec_at
 from router.spec import BadSpec, ReplicaSpec
 
 
@@ -19,7 +19,7 @@ class ContainerPort(Struct, rename="camel"):
 class Container(Struct, rename="camel"):
     name: str
     ports: list[ContainerPort] | None = None
-    restart_policy: str | None = None  # of init containers; "Always": it goes on beside the others
+    restart_policy: str | None = None  # an init container with "Always" is a sidecar
 
 
 class PodSpec(Struct, rename="camel"):
@@ -74,21 +74,21 @@ def replicas_in(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequen
 
 
 def is_up(pod: Pod) -> bool:
-    """Whether it answers: one that ends does so to its end, whether it would take more or not."""
+    """Tell whether the pod serves requests; a terminating one does until its end, ready or not."""
     ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
     return (ready or pod.is_ending) and pod.status.phase == "Running" and bool(pod.status.pod_ip)
 
 
 def spec_from(pod: Pod, values: Values) -> ReplicaSpec:
-    told = told_by(values)
+    annotations = annotations_in(values)
     ports = ports_of(pod)
-    http = told.ports.get(HTTP, ports.get(HTTP))
+    http = annotations.ports.get(HTTP, ports.get(HTTP))
     if http is None:
-        raise BadSpec(f"it has no port named {HTTP}; name that port of its container, or annotate {PREFIX}http-port")
+        raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
     return spec_at(
         pod.status.pod_ip,
         ports,
-        told,
+        annotations,
         name=pod.metadata.name,
         draining=pod.is_ending,
         incarnation=incarnation_of(pod, http),
@@ -96,7 +96,7 @@ def spec_from(pod: Pod, values: Values) -> ReplicaSpec:
 
 
 def ports_of(pod: Pod) -> dict[str, int]:
-    """By name, the first of each; a pod's only port is that of HTTP, whatever it is called."""
+    """Ports by name, the first of each. A pod's only port is for HTTP, whatever its name."""
     found = [port for container in _lasting(pod) for port in container.ports or () if port.protocol == "TCP"]
     if len(found) == 1:
         return {HTTP: found[0].container_port}
@@ -104,11 +104,11 @@ def ports_of(pod: Pod) -> dict[str, int]:
 
 
 def incarnation_of(pod: Pod, http: int) -> str:
-    """The pod's uid, and which run of the container it is that answers: one is restarted without the other."""
+    """The pod's uid and the run of its serving container: a container restarts without its pod."""
     answering = {container.name for container in _lasting(pod) if _has(container, http)}
     statuses = [*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ())]
     runs = [
-        # Counts may begin anew when a node does; ids do not, but not everything that acts as a node has them.
+        # Restart counts may begin again with the node. Container ids do not, but some virtual nodes have none.
         status.container_id or str(status.restart_count)
         for status in sorted(statuses, key=lambda status: status.name)
         if status.name in (answering or {container.name for container in pod.spec.containers or ()})
@@ -117,7 +117,7 @@ def incarnation_of(pod: Pod, http: int) -> str:
 
 
 def _lasting(pod: Pod) -> Iterable[Container]:
-    """All but those that end before the others begin."""
+    """All containers except init containers that end before the others start."""
     yield from pod.spec.containers or ()
     yield from (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
 
@@ -139,7 +139,7 @@ _ONE = re.compile(
 
 
 def check_selector(selector: str) -> None:
-    """ValueError where the API server would refuse it, or where it would name every pod there is."""
-    for part in re.split(r",(?![^(]*\))", selector):  # not those between parentheses
+    """Raise ValueError if the API server would refuse the selector, or if it selects every pod."""
+    for part in re.split(r",(?![^(]*\))", selector):  # commas outside parentheses
         if not _ONE.fullmatch(part):
             raise ValueError(f"{part.strip()!r} in {selector!r} is no label selector; write app=vllm, or app in (a,b)")

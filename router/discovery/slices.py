@@ -1,16 +1,16 @@
-"""EndpointSlices of Kubernetes (discovery.k8s.io/v1): the replicas behind a service."""
+"""Replicas behind a Kubernetes service, from its EndpointSlices (discovery.k8s.io/v1)."""
 
 from collections.abc import Sequence
 
 from msgspec import Struct
 
 from router.discovery.collection import Collection, Kind
-from router.discovery.labels import HTTP, Metadata, Told, Values, spec_at, told_by
+from router.discovery.labels import HTTP, Annotations, Metadata, Values, annotations_in, spec_at
 from router.spec import BadSpec, ReplicaSpec
 
 
 class Conditions(Struct):
-    """What is absent is unknown: then ready means ready, and so on (the API's own rules)."""
+    """Missing conditions are unknown; the API says to treat an unknown `ready` as true."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -50,9 +50,9 @@ def slices_of(namespace: str, service: str) -> Collection[Slice]:
 
 
 def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
-    """Those that are ready, and those that end; and why others are none."""
+    """The ready and the terminating replicas, and why other endpoints are invalid."""
     try:
-        told = told_by(values)
+        annotations = annotations_in(values)
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
     ports = ports_of(each)
@@ -60,7 +60,7 @@ def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Seq
     refused: list[str] = []
     for endpoint in each.endpoints or ():
         try:
-            spec = spec_from(endpoint, ports, told)
+            spec = spec_from(endpoint, ports, annotations)
         except BadSpec as error:
             refused.append(f"has an endpoint that cannot be used: {error}")
             continue
@@ -70,13 +70,13 @@ def replicas_in(each: Slice, values: Values) -> tuple[Sequence[ReplicaSpec], Seq
 
 
 def ports_of(each: Slice) -> dict[str, int]:
-    """By name; a slice's only port is that of HTTP, whatever it is called."""
+    """Ports by name. A slice's only port is for HTTP, whatever its name."""
     ports = {port.name or HTTP: port.port for port in each.ports or () if port.port and port.protocol in (None, "TCP")}
     return ports if len(ports) != 1 else {HTTP: next(iter(ports.values()))}
 
 
-def spec_from(endpoint: Endpoint, ports: dict[str, int], told: Told) -> ReplicaSpec | None:
-    """None: it takes no requests."""
+def spec_from(endpoint: Endpoint, ports: dict[str, int], annotations: Annotations) -> ReplicaSpec | None:
+    """The replica at an endpoint; None if it takes no requests."""
     draining = is_draining(endpoint.conditions or Conditions())
     if draining is None or not endpoint.addresses:
         return None
@@ -84,11 +84,11 @@ def spec_from(endpoint: Endpoint, ports: dict[str, int], told: Told) -> ReplicaS
     pod = {}
     if target is not None and target.kind == "Pod":
         pod = {"name": target.name, "incarnation": target.uid or None}
-    return spec_at(endpoint.addresses[0], ports, told, draining=draining, **pod)
+    return spec_at(endpoint.addresses[0], ports, annotations, draining=draining, **pod)
 
 
 def is_draining(conditions: Conditions) -> bool | None:
-    """None: it is not to be used at all. What ends answers to its end, whether it would take more or not."""
+    """None: not ready. A terminating endpoint serves until its end, ready or not."""
     if conditions.terminating:
         return True
     return None if conditions.ready is False else False

@@ -17,9 +17,9 @@ import httpx2
 
 from router.discovery.cluster import Cluster
 from router.discovery.collection import Collection
-from router.discovery.kubernetes import Watch
+from router.discovery.desired import Desired
+from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.slices import KIND, Slice, slices_of
-from router.discovery.wanted import Wanted
 from tests.router.kubernetes_api import SPACE, Object
 from tests.router.scripted import refused_port
 
@@ -258,8 +258,8 @@ def real_api(folder: Path) -> Iterator[RealApi]:
 
 
 @asynccontextmanager
-async def following(watch: Watch) -> AsyncIterator[list[Wanted]]:
-    said: list[Wanted] = []
+async def following(watch: KubernetesDiscovery) -> AsyncIterator[list[Desired]]:
+    said: list[Desired] = []
 
     async def follow() -> None:
         async with aclosing(watch.watch()) as members:

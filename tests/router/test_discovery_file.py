@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from router.discovery.file import ReplicasFile, parse_replicas
-from router.discovery.wanted import Wanted
+from router.discovery.desired import Desired
+from router.discovery.file import FileDiscovery, parse_replicas
 from router.spec import parse_replica
 from tests.router.loopback import until
 
@@ -25,7 +25,7 @@ url = "http://h:3"
 """
 
 
-def wanted(*texts: str) -> Wanted:
+def wanted(*texts: str) -> Desired:
     return {spec.name: spec for spec in map(parse_replica, texts)}
 
 
@@ -41,13 +41,13 @@ def test_each_table_is_a_replica() -> None:
     [
         ("x = ", "f.toml is not TOML: Invalid value (at"),
         ("replica = 1", "f.toml: 'replica' is not known here; write one [[replicas]] for each replica"),
-        ("replicas = 1", "f.toml: replicas is no list; write [[replicas]]"),
-        ("[replicas]\nurl = 'http://h:1'", "f.toml: replicas is no list"),
+        ("replicas = 1", "f.toml: replicas is not a list; write [[replicas]]"),
+        ("[replicas]\nurl = 'http://h:1'", "f.toml: replicas is not a list"),
         (f"{GOOD}\n[[replicas]]\nurl = 'h'", "f.toml, line 11: url is 'h'"),
-        (f"{GOOD}\n[[replicas]]\nurl = 'http://h:3'", "f.toml, line 11: there is a replica named 'h:3' above"),
+        (f"{GOOD}\n[[replicas]]\nurl = 'http://h:3'", "f.toml, line 11: another replica is named 'h:3';"),
         ("\n [[ replicas ]]\nevent = 'x'", "f.toml, line 2: 'event' in 'the replica' is no key of a replica; did you"),
         ("replicas = [{url = 'h'}]", "f.toml, replica 1: url is 'h'"),
-        ("replicas = ['http://h:1']", "f.toml, replica 1: 'http://h:1' is no table"),
+        ("replicas = ['http://h:1']", "f.toml, replica 1: 'http://h:1' is not a table"),
     ],
 )
 def test_an_error_names_file_and_line(text: str, said: str) -> None:
@@ -62,17 +62,17 @@ def test_a_broken_file_keeps_the_last_good_list_and_says_why_once(
     caplog.set_level(logging.INFO)
     path = tmp_path / "replicas.toml"
     path.write_text(GOOD)
-    file = ReplicasFile(str(path))
-    assert file.look() == parse_replicas("f", GOOD)
-    assert file.look() is None
+    file = FileDiscovery(str(path))
+    assert file.read_if_changed() == parse_replicas("f", GOOD)
+    assert file.read_if_changed() is None
     path.write_text("broken = ")
-    assert [file.look() for _ in range(3)] == [None] * 3
+    assert [file.read_if_changed() for _ in range(3)] == [None] * 3
     problems = [file.problem]
     path.unlink()
-    assert [file.look() for _ in range(3)] == [None] * 3
+    assert [file.read_if_changed() for _ in range(3)] == [None] * 3
     problems.append(file.problem)
     path.write_text(GOOD)
-    assert file.look() == parse_replicas("f", GOOD)
+    assert file.read_if_changed() == parse_replicas("f", GOOD)
     problems.append(file.problem)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
@@ -87,19 +87,19 @@ def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_pat
     other.write_text("[[replicas]]\nurl = 'http://h:2'")
     os.utime(path, ns=(5, 5))
     os.utime(other, ns=(5, 5))
-    file = ReplicasFile(str(path))
-    assert file.look() == wanted("http://h:1")
+    file = FileDiscovery(str(path))
+    assert file.read_if_changed() == wanted("http://h:1")
     other.replace(path)
-    assert file.look() == wanted("http://h:2")
+    assert file.read_if_changed() == wanted("http://h:2")
 
 
 async def test_a_change_is_told(tmp_path: Path) -> None:
     path = tmp_path / "replicas.toml"
     path.write_text(GOOD)
-    said: list[Wanted] = []
+    said: list[Desired] = []
 
     async def follow() -> None:
-        async with contextlib.aclosing(ReplicasFile(str(path), interval_s=0.01).watch()) as members:
+        async with contextlib.aclosing(FileDiscovery(str(path), interval_s=0.01).watch()) as members:
             async for each in members:
                 said.append(each)
 

@@ -19,9 +19,9 @@ import pytest
 from router.discovery.backoff import Backoff
 from router.discovery.cluster import Cluster, in_cluster
 from router.discovery.collection import Collection, Expired
-from router.discovery.kubernetes import KEEPALIVE, PAGE, Watch
+from router.discovery.desired import Desired
+from router.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery
 from router.discovery.slices import Conditions, Slice, is_draining, slices_of
-from router.discovery.wanted import Wanted
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal
 from tests.router.loopback import Reply, Request, until
 
@@ -55,7 +55,7 @@ def listed(*slices: dict[str, Any]) -> Collection[Slice]:
 
 def test_a_ready_pod_is_a_replica_by_its_name_and_ports() -> None:
     slices = listed(slice_of("s", pod("p"), ports=[HTTP_PORT, *EVENTS]))
-    spec = slices.wanted()["p"]
+    spec = slices.desired()["p"]
     assert (spec.url, spec.events, spec.replay, spec.snapshot) == (
         "http://10.0.0.1:8000",
         "tcp://10.0.0.1:5557",
@@ -68,17 +68,17 @@ def test_a_ready_pod_is_a_replica_by_its_name_and_ports() -> None:
 
 def test_an_endpoint_that_is_no_pod_is_named_by_its_address() -> None:
     bare = {"addresses": ["2001:db8::1"]}
-    assert list(listed(slice_of("s", bare, family="IPv6")).wanted()) == ["[2001:db8::1]:8000"]
+    assert list(listed(slice_of("s", bare, family="IPv6")).desired()) == ["[2001:db8::1]:8000"]
 
 
 def test_the_only_port_is_that_of_http() -> None:
     for ports in ([{"port": 8000}], [{"name": "web", "port": 8000}], [{"name": "", "port": 8000}]):
-        assert listed(slice_of("s", pod("p"), ports=ports)).wanted()["p"].url == "http://10.0.0.1:8000"
+        assert listed(slice_of("s", pod("p"), ports=ports)).desired()["p"].url == "http://10.0.0.1:8000"
 
 
 def test_without_a_port_of_http_there_is_no_replica_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     slices = listed(slice_of("s", pod("p"), ports=[{"name": "web", "port": 1}, *EVENTS]))
-    assert slices.wanted() == slices.wanted() == {}
+    assert slices.desired() == slices.desired() == {}
     again = slice_of("s", pod("p"), ports=[{"name": "web", "port": 2}, *EVENTS])
     again["metadata"]["resourceVersion"] = "6"
     assert not slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": again}))
@@ -90,7 +90,7 @@ def test_without_a_port_of_http_there_is_no_replica_and_the_log_says_so_once(cap
 
 def test_a_pod_of_two_families_counts_once() -> None:
     six = slice_of("a", pod("p", "2001:db8::1"), family="IPv6")
-    wanted = listed(six, slice_of("b", pod("p"))).wanted()
+    wanted = listed(six, slice_of("b", pod("p"))).desired()
     assert [spec.url for spec in wanted.values()] == ["http://10.0.0.1:8000"]
 
 
@@ -108,17 +108,17 @@ def test_a_pod_of_two_families_counts_once() -> None:
 )
 def test_conditions_say_whether_it_takes_requests(conditions: dict[str, bool], draining: bool | None) -> None:
     assert is_draining(msgspec.convert(conditions, Conditions)) is draining
-    found = listed(slice_of("s", pod("p") | {"conditions": conditions})).wanted()
+    found = listed(slice_of("s", pod("p") | {"conditions": conditions})).desired()
     assert [spec.draining for spec in found.values()] == ([] if draining is None else [draining])
 
 
 def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptureFixture) -> None:
     labelled = slice_of("s", pod("p"))
     labelled["metadata"]["labels"] |= {"warmroute/engine": "vllm", "warmroute/block-size": "32"}
-    spec = listed(labelled).wanted()["p"]
+    spec = listed(labelled).desired()["p"]
     assert (spec.engine, spec.block_size) == ("vllm", 32)
     labelled["metadata"]["labels"]["warmroute/block-size"] = "much"
-    assert list(listed(labelled, slice_of("t", pod("q"))).wanted()) == ["q"]
+    assert list(listed(labelled, slice_of("t", pod("q"))).desired()) == ["q"]
     assert caplog.messages == [
         "service space/llm: its slice s cannot be used: warmroute/block-size is 'much'; "
         "write a whole number from 1 to 2147483647"
@@ -128,9 +128,9 @@ def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("label", "value", "said"),
     [
-        ("tier", "gold", "has a key that is passed over: warmroute/tier is not known; "),
-        ("engine", "vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai; what it said before still"),
-        ("block-size", "16k", "whole number from 1 to 2147483647; what it said before still counts"),
+        ("tier", "gold", "has a key that is ignored: warmroute/tier is not known; "),
+        ("engine", "vlm", "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai; its last valid value still"),
+        ("block-size", "16k", "whole number from 1 to 2147483647; its last valid value still counts"),
     ],
 )
 def test_a_mistyped_label_of_the_service_takes_no_replica_away(
@@ -144,7 +144,7 @@ def test_a_mistyped_label_of_the_service_takes_no_replica_away(
     mistyped["metadata"]["labels"] |= {"warmroute/engine": "vllm", f"warmroute/{label}": value}
     mistyped["metadata"]["resourceVersion"] = "6"
     assert slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": mistyped}))
-    found = {name: (spec.engine, spec.draining) for name, spec in slices.wanted().items()}
+    found = {name: (spec.engine, spec.draining) for name, spec in slices.desired().items()}
     assert found == {"p": ("vllm", True), "q": ("vllm", False)}
     (message,) = caplog.messages
     assert said in message
@@ -152,7 +152,7 @@ def test_a_mistyped_label_of_the_service_takes_no_replica_away(
 
 def test_lists_that_are_null_are_empty() -> None:
     empty = slice_of("s") | {"endpoints": None, "ports": None}
-    assert listed(empty).wanted() == {}
+    assert listed(empty).desired() == {}
 
 
 def test_events_of_a_watch_change_the_slices() -> None:
@@ -163,13 +163,13 @@ def test_events_of_a_watch_change_the_slices() -> None:
         return slices.changed(msgspec.json.encode({"type": kind, "object": content}))
 
     assert event("ADDED", slice_of("s", pod("p")), "6")
-    assert list(slices.wanted()) == ["p"]
+    assert list(slices.desired()) == ["p"]
     assert event("MODIFIED", slice_of("s", pod("q")), "7")
-    assert list(slices.wanted()) == ["q"]
+    assert list(slices.desired()) == ["q"]
     assert not event("BOOKMARK", {"metadata": {}}, "9")
     assert slices.resource_version == "9"
     assert event("DELETED", slice_of("s", pod("q")), "10")
-    assert slices.wanted() == {}
+    assert slices.desired() == {}
     with pytest.raises(Expired, match="too old"):
         slices.changed(b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}')
     with pytest.raises(ValueError, match="the watch failed with 500: etcd"):
@@ -197,11 +197,11 @@ def test_a_pod_knows_its_cluster_by_environment_and_account(tmp_path: Path) -> N
 @asynccontextmanager
 async def following(
     api: KubernetesApi, token: Path | None = None, authority: Path | None = None
-) -> AsyncIterator[tuple[Watch, list[Wanted]]]:
+) -> AsyncIterator[tuple[KubernetesDiscovery, list[Desired]]]:
     files = [None if path is None else str(path) for path in (token, authority)]
     cluster = Cluster(api.url, SPACE, *files)
-    watch = Watch(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
-    said: list[Wanted] = []
+    watch = KubernetesDiscovery(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
+    said: list[Desired] = []
 
     async def follow() -> None:
         async with contextlib.aclosing(watch.watch()) as members:
@@ -253,7 +253,7 @@ async def test_a_list_and_then_a_watch_tell_who_is_there(tmp_path: Path) -> None
     assert (first.headers["authorization"], second.headers["authorization"]) == ("Bearer first", "Bearer renewed")
 
 
-async def test_a_token_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+async def test_a_token_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old")
     api = api_with("a")
@@ -272,7 +272,7 @@ async def test_a_token_that_no_header_can_carry_is_waited_for(written: bytes, tm
     token.write_bytes(written)
     async with following(api_with("a"), token) as (watch, said):
         await until(lambda: watch.problem, "the refusal")
-        assert watch.problem == f"{token} holds no token of visible ASCII; let Kubernetes write it"
+        assert watch.problem == f"{token} holds no token of printable ASCII; use the file that Kubernetes mounts"
         token.write_text("good\n")
         await until(lambda: said and watch.problem is None, "the watch")
 
@@ -288,7 +288,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
-async def test_an_authority_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
     api = api_with("a")
     authority, api.tls = certificate(tmp_path, "first")
     async with following(api, authority=authority) as (watch, said):
@@ -332,7 +332,7 @@ async def test_a_dropped_watch_goes_on_where_it_was(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
-async def test_a_watch_from_too_long_ago_lists_everything_anew(how: str) -> None:
+async def test_a_watch_from_too_long_ago_lists_everything_relist(how: str) -> None:
     api = api_with("a")
     async with following(api) as (_, said):
         await until(lambda: api.watched, "the watch")
@@ -475,12 +475,12 @@ async def test_a_watch_that_is_refused_for_what_it_asks_begins_with_a_list() -> 
 
 @pytest.mark.parametrize(
     ("status", "said_first"),
-    [(400, []), (410, ["Listing service space/llm anew: the server answered 410"])],
+    [(400, []), (410, ["Listing service space/llm again: the server answered 410"])],
 )
 async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_less(
     status: int, said_first: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.discovery.kubernetes")
+    caplog.set_level(logging.INFO, "router.discovery")
     api = api_with("a")
     asked_at: list[float] = []
 
@@ -496,15 +496,15 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
         assert api.kinds()[:8] == ["list", "watch"] * 4
         why = f"status {status}: refused with {status}"
         assert watch.problem == why
-        failure = f"Kubernetes does not tell of service space/llm: {why}; keeping the replicas it named"
+        failure = f"Cannot read service space/llm: {why}; keeping the replicas it named before"
         assert caplog.messages == [*said_first, failure]
         api.put(SLICES, slice_of("s", pod("b")))
         api.refusals.clear()
         await until(lambda: [*said[-1]] == ["b"] and watch.problem is None, "the watch")
-        assert caplog.messages[-1] == "Kubernetes tells of service space/llm again"
+        assert caplog.messages[-1] == "service space/llm can be read again"
         await until(lambda: api.watched, "the watch, as it sees it")
         api.bookmark(SLICES)
-        await until(lambda: watch._anew.is_fresh, "what is waited for now")
+        await until(lambda: watch._relist.is_fresh, "what is waited for now")
     assert [list(wanted) for wanted in said] == [["a"], ["b"]]
 
 
@@ -531,7 +531,7 @@ async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_les
 async def test_a_server_without_a_machine_would_be_noticed_in_ten_seconds() -> None:
     """The kernel's part: nobody here can take a machine away."""
     api = api_with("a")
-    watch = Watch(Cluster(api.url, SPACE), slices_of(SPACE, "llm"))
+    watch = KubernetesDiscovery(Cluster(api.url, SPACE), slices_of(SPACE, "llm"))
     async with api.running(), watch._client() as client, client.stream("GET", api.url + SLICES) as response:
         connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

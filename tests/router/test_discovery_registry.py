@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.discovery.backoff import Backoff
-from router.discovery.registry import Registry
-from router.discovery.wanted import Wanted
+from router.discovery.desired import Desired
+from router.discovery.registry import RegistryDiscovery
 from tests.router.loopback import Reply, Request, serving, until
 
 MEMBER = {"name": "a", "url": "http://h:1", "incarnation": 7, "draining": False, "model": None, "hat": "new field"}
@@ -42,9 +42,9 @@ class FakeRegistry:
 
 
 @asynccontextmanager
-async def following(url: str, wait_s: float = 5.0) -> AsyncIterator[tuple[Registry, list[Wanted]]]:
-    registry = Registry(url, wait_s=wait_s, backoff=Backoff(first_s=0.01, most_s=0.05))
-    said: list[Wanted] = []
+async def following(url: str, wait_s: float = 5.0) -> AsyncIterator[tuple[RegistryDiscovery, list[Desired]]]:
+    registry = RegistryDiscovery(url, wait_s=wait_s, backoff=Backoff(first_s=0.01, most_s=0.05))
+    said: list[Desired] = []
 
     async def follow() -> None:
         async with contextlib.aclosing(registry.watch()) as members:
@@ -97,18 +97,18 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
         async with serving(second.handle, port=urlsplit(url).port or 0):
             await until(lambda: len(said) == 2, "the second answer")
         assert list(said[1]) == ["h:2"]
-    messages = [record.getMessage() for record in caplog.records if record.name == "router.discovery.registry"]
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("router.discovery")]
     assert "keeping the replicas it named" in messages[0]
-    assert messages[1].endswith("answers again")
+    assert messages[1].endswith("can be read again")
 
 
 @pytest.mark.parametrize(
     ("content", "status", "why"),
     [
-        (b"<html>", 200, "its answer cannot be read"),
+        (b"<html>", 200, "its response cannot be read"),
         (b'{"version": 2}', 200, "missing required field `members`"),
         (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "only replicas that cannot be used: url is"),
-        (b'{"version": 2, "members": [7]}', 200, "7 is no object with a url"),
+        (b'{"version": 2, "members": [7]}', 200, "7 is not an object with a url"),
         (b"{}", 503, "status 503"),
     ],
 )

@@ -22,12 +22,12 @@ def listed(*pods: Object) -> Collection[Pod]:
 
 
 def only(content: Object) -> ReplicaSpec:
-    (spec,) = listed(content).wanted().values()
+    (spec,) = listed(content).desired().values()
     return spec
 
 
 def none_of(content: Object) -> bool:
-    return not listed(content).wanted()
+    return not listed(content).desired()
 
 
 def change(made: Collection[Pod], kind: str, content: Object, version: str) -> bool:
@@ -181,7 +181,7 @@ def test_the_docs_name_every_key() -> None:
 @pytest.mark.parametrize(
     ("annotations", "why"),
     [
-        ({"warmroute/model": ""}, "warmroute/model is empty; give it a value, or take it away"),
+        ({"warmroute/model": ""}, "warmroute/model is empty; give it a value, or remove it"),
         ({"warmroute/engine": "vlm"}, "engine is 'vlm'; write auto, warmroute, vllm, sglang or openai"),
         ({"warmroute/block-size": "16k"}, "warmroute/block-size is '16k'; write a whole number from 1 to 2147483647"),
         ({"warmroute/block-size": "٣"}, "warmroute/block-size is '٣'; write a whole number"),
@@ -194,13 +194,13 @@ def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_go_on(
     annotations: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = listed(pod("bad", annotations=annotations), pod("good"))
-    assert list(made.wanted()) == ["good"]
+    assert list(made.desired()) == ["good"]
     assert not change(made, "MODIFIED", pod("bad", annotations=annotations), "6")
     (message,) = caplog.messages
     assert message.startswith("pods space/app=llm: the pod bad cannot be used: ")
     assert why in message
     assert change(made, "MODIFIED", pod("bad"), "7")
-    assert sorted(made.wanted()) == ["bad", "good"]
+    assert sorted(made.desired()) == ["bad", "good"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_key_that_is_none_is_passed_over(key: str, why: str, caplog: pytest.Lo
     spec = only(pod("p", annotations={f"warmroute/{key}": "/etc/passwd", "warmroute/engine": "vllm"}))
     assert (spec.engine, spec.api_key_env, spec.curve_server, spec.curve_secret) == ("vllm", None, None, None)
     assert caplog.messages == [
-        f"pods space/app=llm: the pod p has a key that is passed over: warmroute/{key} {why}",
+        f"pods space/app=llm: the pod p has a key that is ignored: warmroute/{key} {why}",
     ]
 
 
@@ -226,17 +226,17 @@ def test_a_mistyped_annotation_takes_no_replica_away(caplog: pytest.LogCaptureFi
     mistyped = {"warmroute/engine": "vlm"}
     assert not change(made, "MODIFIED", pod("p", annotations=mistyped), "6")
     assert change(made, "MODIFIED", pod("p", annotations=mistyped, ready=False), "7")
-    assert made.wanted() == {}
+    assert made.desired() == {}
     assert change(made, "MODIFIED", pod("p", "10.9.9.9", restarts=1, annotations=mistyped), "8")
     assert change(made, "MODIFIED", pod("p", "10.9.9.9", restarts=1, annotations=mistyped, ending=True), "9")
-    (spec,) = made.wanted().values()
+    (spec,) = made.desired().values()
     assert (spec.engine, spec.url, spec.draining) == ("vllm", "http://10.9.9.9:8000", True)
     assert spec.incarnation == "uid-p/containerd://p-1"
     (message,) = caplog.messages
     assert message.startswith("pods space/app=llm: the pod p cannot be used: ")
-    assert message.endswith("or openai; what it said before still counts")
+    assert message.endswith("or openai; its last valid value still counts")
     assert change(made, "MODIFIED", pod("p", annotations=mistyped, uid="another"), "10")
-    assert made.wanted() == {}
+    assert made.desired() == {}
 
 
 def test_what_is_wrong_is_said_once_however_often_a_pod_comes_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +254,7 @@ def test_a_pod_without_a_port_of_http_is_told_how_to_name_it(caplog: pytest.LogC
     assert none_of(pod("p", ports=EVENTS))
     assert caplog.messages == [
         "pods space/app=llm: the pod p cannot be used: it has no port named http; "
-        "name that port of its container, or annotate warmroute/http-port"
+        "name the container's port, or annotate warmroute/http-port"
     ]
 
 
@@ -270,7 +270,7 @@ def test_only_what_changes_a_replica_is_a_change() -> None:
     empty = {"metadata": {"creationTimestamp": None}, "spec": {"containers": None}, "status": {}}
     assert not change(made, "BOOKMARK", empty, "12")
     assert change(made, "DELETED", pod("p"), "13")
-    assert (sorted(made.wanted()), made.resource_version) == (["q", "r"], "13")
+    assert (sorted(made.desired()), made.resource_version) == (["q", "r"], "13")
 
 
 def test_an_event_from_before_what_is_known_changes_nothing_and_asks_for_a_list() -> None:
@@ -278,11 +278,11 @@ def test_an_event_from_before_what_is_known_changes_nothing_and_asks_for_a_list(
     assert change(made, "DELETED", pod("p"), "20")
     with pytest.raises(Expired, match="its watch went back from version 20 to 19"):
         change(made, "MODIFIED", pod("p"), "19")
-    assert made.wanted() == {}
+    assert made.desired() == {}
     change(made, "ADDED", pod("q"), "20")  # said twice, or of the same change
     change(made, "ADDED", pod("r"), "opaque")  # not for us to compare
     change(made, "ADDED", pod("s"), "3")
-    assert sorted(made.wanted()) == ["q", "r", "s"]
+    assert sorted(made.desired()) == ["q", "r", "s"]
 
 
 def test_a_list_that_cannot_be_read_changes_nothing() -> None:
@@ -290,7 +290,7 @@ def test_a_list_that_cannot_be_read_changes_nothing() -> None:
     whole = msgspec.json.encode({"metadata": {"resourceVersion": "9"}, "items": [pod("q")]})
     with pytest.raises(msgspec.DecodeError):
         made.listed([whole, whole[:-1]])
-    assert (list(made.wanted()), made.resource_version) == (["p"], "5")
+    assert (list(made.desired()), made.resource_version) == (["p"], "5")
 
 
 # ---- selectors

@@ -106,13 +106,13 @@ class Follower:
         self.told = len(self.server.events)
         for _ in range(min(most, len(self.coming))):
             event = self.coming.pop(0)
-            before = self.pods.wanted()
+            before = self.pods.desired()
             try:
                 changed = self.pods.changed(msgspec.json.encode(event))
             except Expired:
                 self.list()
                 return
-            assert changed == (self.pods.wanted() != before)
+            assert changed == (self.pods.desired() != before)
 
     def read_all(self) -> None:
         self.read(1)
@@ -157,7 +157,7 @@ def test_whatever_happens_the_replicas_are_those_that_there_are(turns: list[tupl
             server.put_back()
             follower.list()
     follower.read_all()
-    wanted = {name: (spec.draining, spec.incarnation, spec.engine) for name, spec in follower.pods.wanted().items()}
+    wanted = {name: (spec.draining, spec.incarnation, spec.engine) for name, spec in follower.pods.desired().items()}
     expected = model(server.stored)
     for name in [name for name, (*_, engine) in expected.items() if engine == "vlm"]:
         # What it said before counts, if the follower has seen that.

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from router.config import Kubernetes
-from router.discovery.kubernetes import Watch
+from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.pods import pods_of
 from tests.router.kubernetes_api import PODS, SPACE, pod, port
 from tests.router.kubernetes_real import (
@@ -167,7 +167,7 @@ async def test_pods_are_replicas_within_a_second_of_every_change(
 async def test_a_killed_api_server_changes_nothing_and_is_heard_when_it_is_back(
     api: RealApi, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "router.discovery.kubernetes")
+    caplog.set_level(logging.INFO, "router.discovery")
     async with cloud(api, "a", "b") as made:
         await made.kubelet.create("b")
         await made.kubelet.says("b")
@@ -189,7 +189,7 @@ async def test_a_killed_api_server_changes_nothing_and_is_heard_when_it_is_back(
             await made.soon({"a": True, "b": True})
         report(capsys, "after a restart of the API server a change is known after", made.latencies_s)
     assert "keeping the replicas it named" in caplog.text
-    assert "Kubernetes tells of pods space/app=llm again" in caplog.text
+    assert "pods space/app=llm can be read again" in caplog.text
 
 
 async def test_what_happened_while_nobody_could_tell_is_known_within_a_second(
@@ -220,10 +220,10 @@ async def test_what_happened_while_nobody_could_tell_is_known_within_a_second(
 async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
     api: RealApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.discovery.kubernetes")
+    caplog.set_level(logging.INFO, "router.discovery")
     pods = pods_of(SPACE, "app=nobody")
     pods.resource_version = "1"
-    watch = Watch(api.account(), pods)
+    watch = KubernetesDiscovery(api.account(), pods)
     watch._listed = True
     async with following(watch) as said:
         await until(lambda: int(pods.resource_version) > 1)
@@ -252,7 +252,7 @@ def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
 
 async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
     elsewhere = msgspec.structs.replace(api.account(), namespace="default")
-    watch = Watch(elsewhere, pods_of("default", "app=llm"))
+    watch = KubernetesDiscovery(elsewhere, pods_of("default", "app=llm"))
     async with following(watch):
         await until(lambda: watch.problem is not None)
     assert watch.problem == (
@@ -263,10 +263,10 @@ async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
 async def test_bookmarks_let_a_watch_go_on_from_where_nothing_happened(
     api: RealApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.discovery.kubernetes")
+    caplog.set_level(logging.INFO, "router.discovery")
     pods = pods_of(SPACE, "app=nobody")
     with api.asking() as client:
-        async with following(Watch(api.account(), pods, watch_s=5)) as said:
+        async with following(KubernetesDiscovery(api.account(), pods, watch_s=5)) as said:
             await until(lambda: said)
             listed = int(pods.resource_version)
             for number in range(3):
@@ -289,7 +289,7 @@ async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytes
             checked(client.post(PODS, json={"metadata": metadata, "spec": {"containers": [container]}}))
             status = {"status": pod(name)["status"] | {"containerStatuses": []}}
             checked(client.patch(f"{PODS}/{name}/status", json=status, headers=MERGE))
-        async with following(Watch(api.account(), pods_of(SPACE, "app=paged"))) as said:
+        async with following(KubernetesDiscovery(api.account(), pods_of(SPACE, "app=paged"))) as said:
             await until(lambda: said)
             assert sorted(said[0]) == names
         for name in names:
@@ -309,7 +309,7 @@ async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
             "endpoints": [endpoint],
             "ports": [{"name": "http", "port": 8000}, {"name": "events", "port": 5557}],
         }
-        async with following(Watch(api.account(), slices)) as said:
+        async with following(KubernetesDiscovery(api.account(), slices)) as said:
             await until(lambda: said)
             checked(client.post(path, json=content))
             await until(lambda: said[-1])

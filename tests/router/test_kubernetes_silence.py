@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from router.discovery.cluster import Cluster
-from router.discovery.kubernetes import Watch
+from router.discovery.desired import Desired
+from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.pods import pods_of
-from router.discovery.wanted import Wanted
 from tests.chaos.nodes import Node, network, no_nodes
 from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, pod
 
@@ -35,8 +35,8 @@ async def cut_and_restored(server: Node) -> tuple[float, float]:
     api.put(PODS, pod("a"))
     with server.inside():
         await api.start()
-    watch = Watch(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
-    said: list[Wanted] = []
+    watch = KubernetesDiscovery(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
+    said: list[Desired] = []
     following = asyncio.create_task(follow(watch, said))
     await until(lambda: api.watched == 1, 5.0)
     server.cut()
@@ -51,7 +51,7 @@ async def cut_and_restored(server: Node) -> tuple[float, float]:
     return noticed_s, back_s
 
 
-async def follow(watch: Watch, said: list[Wanted]) -> None:
+async def follow(watch: KubernetesDiscovery, said: list[Desired]) -> None:
     async with contextlib.aclosing(watch.watch()) as members:
         async for wanted in members:
             said.append(wanted)

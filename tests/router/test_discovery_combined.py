@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.discovery.backoff import Backoff
-from router.discovery.static import StaticList
-from router.discovery.together import Together
-from router.discovery.wanted import Wanted, difference
+from router.discovery.combined import CombinedDiscovery, StaticReplicas
+from router.discovery.desired import Desired, Discovery, difference
 from router.spec import BadSpec, parse_replica
 from tests.router.loopback import until
 
 SETS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 2))
 
 
-def wanted(**ports: int) -> Wanted:
+def wanted(**ports: int) -> Desired:
     return {name: parse_replica(f"http://h:{port},name={name}") for name, port in ports.items()}
 
 
@@ -42,16 +41,15 @@ def test_waits_grow_and_are_never_the_same_for_all() -> None:
     assert backoff.next_s() <= 1.0
 
 
-class Told:
+class Told(Discovery):
     """A source that says what a test tells it."""
 
     def __init__(self, where: str) -> None:
-        self.where = where
-        self.problem: str | None = None
-        self.says: asyncio.Queue[Wanted] = asyncio.Queue()
+        super().__init__(where)
+        self.says: asyncio.Queue[Desired] = asyncio.Queue()
         self.closed = False
 
-    async def watch(self) -> AsyncGenerator[Wanted, None]:
+    async def watch(self) -> AsyncGenerator[Desired, None]:
         try:
             while True:
                 yield await self.says.get()
@@ -61,9 +59,9 @@ class Told:
 
 async def test_several_sources_make_one_set_and_the_first_wins(caplog: pytest.LogCaptureFixture) -> None:
     first, second = Told("first"), Told("second")
-    static = StaticList([parse_replica("http://h:9,name=s")])
-    together = Together([static, first, second])
-    applied: list[Wanted] = []
+    static = StaticReplicas([parse_replica("http://h:9,name=s")])
+    together = CombinedDiscovery([static, first, second])
+    applied: list[Desired] = []
     task = asyncio.create_task(together.run(applied.append))
     await until(lambda: applied == [wanted(s=9)], "the list is there at once")
     complete = [together.complete]
@@ -84,8 +82,8 @@ async def test_several_sources_make_one_set_and_the_first_wins(caplog: pytest.Lo
 
 async def test_nothing_is_applied_that_changes_nothing() -> None:
     source = Told("source")
-    together = Together([source])
-    applied: list[Wanted] = []
+    together = CombinedDiscovery([source])
+    applied: list[Desired] = []
     task = asyncio.create_task(together.run(applied.append))
     for said in ({}, {}, wanted(a=1), wanted(a=1), wanted(b=1)):
         source.says.put_nowait(said)
@@ -97,14 +95,14 @@ async def test_nothing_is_applied_that_changes_nothing() -> None:
 
 async def test_what_cannot_be_applied_does_not_end_what_comes_after(caplog: pytest.LogCaptureFixture) -> None:
     source = Told("source")
-    applied: list[Wanted] = []
+    applied: list[Desired] = []
 
-    def apply(said: Wanted) -> None:
+    def apply(said: Desired) -> None:
         if "a" in said:
             raise RuntimeError("it cannot be")
         applied.append(said)
 
-    task = asyncio.create_task(Together([source]).run(apply))
+    task = asyncio.create_task(CombinedDiscovery([source]).run(apply))
     source.says.put_nowait(wanted(a=1))
     source.says.put_nowait(wanted(b=1))
     await until(lambda: applied == [wanted(b=1)], "the next is heard")
@@ -115,4 +113,4 @@ async def test_what_cannot_be_applied_does_not_end_what_comes_after(caplog: pyte
 
 def test_a_list_with_one_name_twice_is_refused() -> None:
     with pytest.raises(BadSpec, match="two replicas are named 'a'"):
-        StaticList([parse_replica("http://h:1,name=a"), parse_replica("http://h:2,name=a")])
+        StaticReplicas([parse_replica("http://h:1,name=a"), parse_replica("http://h:2,name=a")])
