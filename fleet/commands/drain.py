@@ -20,9 +20,7 @@ NOT_BEGUN = ("placing", "starting", "failing")
 
 @click.command()
 @click.argument("replica", required=False)
-@click.option(
-    "--node", type=TEXT, metavar="ADDRESS", help="Drain all replicas on the node of this address."
-)
+@click.option("--node", type=TEXT, metavar="ADDRESS", help="Drain all replicas on the node of this address.")
 @click.option(
     "--wait",
     "wait_s",

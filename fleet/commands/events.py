@@ -4,6 +4,6 @@ from events.cli import events
 
 VIEW = "Look at a recording in a browser: the tree at any moment, gaps and restarts over time."
 
-events.table = {**events.table, "view": ("router.dashboard.viewing:view", VIEW)}
+events.table = {**events.table, "view": ("router.dashboard.recording_server:view", VIEW)}
 
 __all__ = ["events"]

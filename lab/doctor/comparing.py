@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from lab.doctor.answers import Decision, Known, Look, OfReplica
-from router.doctor.comparing import Between, own_figures
-from router.doctor.figures import Choice, Figures, Own, Replica, Routed, RouterFigures
+from router.doctor.engine_metrics import MetricsDelta, engine_figures
+from router.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.samples import Samples
 
 ROUTER = "warmroute_router:"
@@ -16,7 +16,7 @@ def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
     router, notes = None, []
     if first.router is not None and last.router is not None:
         readings = [first.router.metrics, *between, last.router.metrics]
-        change = Between(first.router.metrics, last.router.metrics)
+        change = MetricsDelta(first.router.metrics, last.router.metrics)
         replicas = [_known(known, readings, change, first, last) for known in last.router.replicas] + replicas
         router = _router(first, last, change)
         if router.choices is None:
@@ -36,12 +36,12 @@ def _known_urls(look: Look) -> set[str]:
 # ---- a replica
 
 
-def _alone(url: str, first: Look, last: Look) -> Replica:
+def _alone(url: str, first: Look, last: Look) -> ReplicaFigures:
     """Return the figures of a replica without a router."""
     own = _own(first.replicas.get(url), last.replicas[url], None)
     answer = last.replicas[url]
     load = answer.load if isinstance(answer, OfReplica) else None
-    return Replica(
+    return ReplicaFigures(
         name=url.partition("://")[2],
         engine=own.engine if own else "",
         model=load.model if load else "",
@@ -50,13 +50,13 @@ def _alone(url: str, first: Look, last: Look) -> Replica:
     )
 
 
-def _known(known: Known, readings: Sequence[Samples], change: Between, first: Look, last: Look) -> Replica:
+def _known(known: Known, readings: Sequence[Samples], change: MetricsDelta, first: Look, last: Look) -> ReplicaFigures:
     routed = _routed(known, readings, change)
     url = known.url.rstrip("/")
     grown = routed.index_blocks - (change.first.total(f"{ROUTER}index_blocks", replica=known.name, medium=GPU) or 0.0)
     index = (routed.index_blocks, grown) if known.events is not None else None
     own = _own(first.replicas.get(url), last.replicas.get(url), index)
-    return Replica(
+    return ReplicaFigures(
         name=known.name,
         engine=known.engine,
         model=known.models[0] if known.models else "",
@@ -66,7 +66,7 @@ def _known(known: Known, readings: Sequence[Samples], change: Between, first: Lo
     )
 
 
-def _routed(known: Known, readings: Sequence[Samples], change: Between) -> Routed:
+def _routed(known: Known, readings: Sequence[Samples], change: MetricsDelta) -> RoutingFigures:
     name = known.name
 
     def added(metric: str) -> float:
@@ -76,7 +76,7 @@ def _routed(known: Known, readings: Sequence[Samples], change: Between) -> Route
         return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
     there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]
-    return Routed(
+    return RoutingFigures(
         available=known.available,
         why=known.why,
         breaker=known.breaker,
@@ -113,18 +113,20 @@ def _routed(known: Known, readings: Sequence[Samples], change: Between) -> Route
     )
 
 
-def _own(first: OfReplica | str | None, last: OfReplica | str | None, index: tuple[float, float] | None) -> Own | None:
+def _own(
+    first: OfReplica | str | None, last: OfReplica | str | None, index: tuple[float, float] | None
+) -> EngineFigures | None:
     """`index`: how many of its blocks the router knows, and how many more than before."""
     if not isinstance(first, OfReplica) or not isinstance(last, OfReplica):
         return None
     sends_events = None if last.load is None else last.load.endpoints is not None
-    return own_figures(first.metrics, last.metrics, index, sends_events)
+    return engine_figures(first.metrics, last.metrics, index, sends_events)
 
 
 # ---- the router
 
 
-def _router(first: Look, last: Look, change: Between) -> RouterFigures:
+def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
     assert first.router is not None and last.router is not None, "it was asked"
     decisions = _new(first.router.decisions, last.router.decisions)
     chosen = [one for one in decisions or () if one.chosen is not None]
@@ -161,7 +163,7 @@ def _missed(decision: Decision) -> float:
     return max(0.0, others - ours)
 
 
-def _choice(decision: Decision) -> Choice:
+def _choice(decision: Decision) -> DecisionSample:
     ours, others = _held(decision)
     at_s = decision.ts - decision.duration_s
-    return Choice(at_s=at_s, replica=decision.chosen or "", cached=ours > others)
+    return DecisionSample(at_s=at_s, replica=decision.chosen or "", cached=ours > others)

@@ -1,6 +1,6 @@
-"""What the rules of `warmroute doctor` say of this router now: they are judged by two looks at it from within.
+"""Alerts: the rules of `warmroute doctor`, applied to two snapshots of the running router.
 
-What only a replica's own /metrics say is known of small fleets (`asking.py`); elsewhere rules that need it are silent.
+Rules that need a replica's own /metrics apply in small fleets only (`replica_metrics.py`).
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from router.core import Router
-from router.dashboard.asking import Asking
 from router.dashboard.pauses import paused
+from router.dashboard.replica_metrics import ReplicaMetrics
 from router.dashboard.rows import Fleet, Row
-from router.doctor.figures import Choice, Figures, Replica, Routed, RouterFigures
+from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
 from router.members import Member
@@ -26,13 +26,13 @@ from router.request_summary import PastDecision
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
-READINGS = 12  # of queues, which are taken with each frame
-FEW_READINGS = 3  # with fewer, what is behind now may not have been so for long
+READINGS = 12  # of the queues, one per frame
+FEW_READINGS = 3  # with fewer, a lag may be momentary
 MOST_CHOICES = 500
-MOST_CONSIDERED = 200_000  # candidates, of all choices together
+MOST_CONSIDERED = 200_000  # candidates of all decisions together
 MOST_ALERTS = 50
 CONSIDERED_AT_A_TIME = 2000
-ROWS_AT_A_TIME = 500  # which are only read
+ROWS_AT_A_TIME = 500  # rows are cheap to read
 
 
 class Alert(Struct):
@@ -44,15 +44,15 @@ class Alert(Struct):
     anchor: str
 
 
-class Judged(Struct):
+class AlertReport(Struct):
     judged_at: float | None = None
     window_s: float = 0.0
     truncated: int = 0
     alerts: list[Alert] = []
 
 
-class Counted(NamedTuple):
-    """Of one replica, whatever only grows; the names are those of the figures."""
+class ReplicaCounters(NamedTuple):
+    """Counters of one replica, named as in `RoutingFigures`."""
 
     lost_batches: int
     gaps: int
@@ -74,14 +74,14 @@ class Counted(NamedTuple):
     reported_blocks: int
 
 
-NOTHING = Counted(*[0] * len(Counted._fields))
+NOTHING = ReplicaCounters(*[0] * len(ReplicaCounters._fields))
 
 
 class Seen(NamedTuple):
     """One replica at one moment."""
 
     member: Member
-    counted: Counted
+    counted: ReplicaCounters
     gpu_blocks: int
 
 
@@ -100,27 +100,27 @@ class Reading(NamedTuple):
 
 
 class Alerts:
-    """`see` each frame while somebody watches, and `forget` some time after nobody does any more."""
+    """Call `see` for each frame while a dashboard is open, and `forget` some time after the last one closed."""
 
     def __init__(self, router: Router) -> None:
-        self.judged = Judged()
+        self.report = AlertReport()
         self._router = router
-        self._asking = Asking(router)
+        self._metrics = ReplicaMetrics(router)
         self._looks: deque[Look] = deque(maxlen=LOOKS)
         self._readings: deque[dict[str, Reading]] = deque(maxlen=READINGS)
 
     def forget(self) -> None:
-        self.judged = Judged()
+        self.report = AlertReport()
         self._looks.clear()
         self._readings.clear()
-        self._asking.forget()
+        self._metrics.forget()
 
     async def see(self, fleet: Fleet) -> None:
         self._readings.append({row.name: _reading(row) async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)})
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
             self._looks.append(await self._look(fleet.at_s))
             await self._judge(fleet)
-            self._asking.ask()
+            self._metrics.poll()
 
     async def _look(self, at_s: float) -> Look:
         router = self._router
@@ -140,7 +140,7 @@ class Alerts:
         for rule in RULES:
             await asyncio.sleep(0)
             findings += found(rule, figures)
-        self.judged = Judged(
+        self.report = AlertReport(
             judged_at=round(time.time(), 3),
             window_s=round(figures.window_s, 1),
             truncated=max(0, len(findings) - MOST_ALERTS),
@@ -157,20 +157,20 @@ class Alerts:
         router = await self._of_router(first, last)
         return Figures(window_s=max(last.at_s - first.at_s, 1e-3), router=router, replicas=tuple(replicas))
 
-    def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[Replica]:
+    def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[ReplicaFigures]:
         for row in fleet.rows:
             now = last.replicas.get(row.name)
             if now is None or not _is_there(self._router, now.member):
                 continue
             before = first.replicas.get(row.name)
-            if before is None or before.member is not now.member:  # it has come in between
+            if before is None or before.member is not now.member:  # it joined in between
                 before = Seen(now.member, NOTHING, 0)
             follows = row.lag_batches is not None
-            own = self._asking.own(
+            own = self._metrics.figures(
                 now.member, (now.gpu_blocks, now.gpu_blocks - before.gpu_blocks) if follows else None
             )
             readings = [reading[row.name] for reading in self._readings if row.name in reading]
-            yield Replica(
+            yield ReplicaFigures(
                 name=row.name,
                 engine=row.engine,
                 model=row.model or "",
@@ -180,14 +180,14 @@ class Alerts:
             )
 
     async def _of_router(self, first: Look, last: Look) -> RouterFigures:
-        choices: list[Choice] = []
+        choices: list[DecisionSample] = []
         missed = tokens = 0.0
         async for one in paused(self._decided_since(first.newest), by=_choices_at_a_time(self._router)):
             ours, others = held(one)
             missed += max(0.0, others - ours)
             tokens += one.tokens
             begun_s = one.ts - one.duration_s
-            choices.append(Choice(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
+            choices.append(DecisionSample(at_s=begun_s, replica=one.chosen or "", cached=ours > others))
         return RouterFigures(
             policy=self._router.config.policy,
             requests=sum(
@@ -203,7 +203,7 @@ class Alerts:
         )
 
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
-        """Newest first, and no more than can be looked at in passing."""
+        """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
         most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self._router.members)))
         decided = []
         for one in islice(reversed(self._router.decisions), most):
@@ -219,7 +219,7 @@ def _choices_at_a_time(router: Router) -> int:
 
 
 def held(one: PastDecision) -> tuple[float, float]:
-    """How much of its prompt the chosen replica held, and the best of the others that could have taken it."""
+    """Tokens of the prompt that the chosen replica held, and the most that another eligible replica held."""
     decision = one.decision
     matched = decision.question.matched
     ours, others = 0.0, 0.0
@@ -236,7 +236,7 @@ def held(one: PastDecision) -> tuple[float, float]:
 
 
 def _is_there(router: Router, member: Member) -> bool:
-    """It may have left while requests had their turn, and its slot may be another's."""
+    """Tell whether the member is still in the fleet: it may have left during a pause, and its slot been reused."""
     return router.members.by_name.get(member.name) is member
 
 
@@ -244,9 +244,9 @@ def _reading(row: Row) -> Reading:
     return Reading(max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0)
 
 
-def _counted(router: Router, member: Member) -> Counted:
+def _counted(router: Router, member: Member) -> ReplicaCounters:
     feed, tallies, accuracy = router.feeds.state(member.name), member.tallies.values(), member.accuracy
-    return Counted(
+    return ReplicaCounters(
         lost_batches=feed.lost_batches if feed else 0,
         gaps=feed.gaps if feed else 0,
         repairs=feed.repairs if feed else 0,
@@ -268,9 +268,12 @@ def _counted(router: Router, member: Member) -> Counted:
     )
 
 
-def _routed(row: Row, readings: Sequence[Reading], before: Counted, now: Seen) -> Routed:
-    since = {name: max(0, last - first) for name, first, last in zip(Counted._fields, before, now.counted, strict=True)}
-    return Routed(
+def _routed(row: Row, readings: Sequence[Reading], before: ReplicaCounters, now: Seen) -> RoutingFigures:
+    since = {
+        name: max(0, last - first)
+        for name, first, last in zip(ReplicaCounters._fields, before, now.counted, strict=True)
+    }
+    return RoutingFigures(
         available=row.why is None,
         why=row.why,
         breaker=row.breaker,

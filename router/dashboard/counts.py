@@ -1,4 +1,4 @@
-"""What a replica has done, added up over its models, and how much of it since an earlier moment."""
+"""Counters of a replica, summed over its models, and their increase since an earlier moment."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,23 +10,23 @@ from router.feeds import Feeds
 from router.members import Member
 from router.tally import FIRST_TOKEN_S, Tally
 
-FAILED = 500  # of statuses, and those above
+FAILED = 500  # this status and those above
 _NONE = (0,) * (len(FIRST_TOKEN_S) + 1)
 
 
 class Counts(Struct):
-    """Only grows, until the replica is another one."""
+    """Counters that only grow until the replica is replaced."""
 
     requests: int = 0
     errors: int = 0
     prompt_tokens: int = 0
     matched_tokens: int = 0
     reported_tokens: int = 0
-    compared_tokens: int = 0  # of the prompts that those are a part of
+    compared_tokens: int = 0  # prompt tokens of the responses that reported cached tokens
     batches: int = 0
     stored_blocks: int = 0
     removed_blocks: int = 0
-    first_token: Sequence[int] = _NONE  # of times to first token, by FIRST_TOKEN_S
+    first_token: Sequence[int] = _NONE  # histogram of the time to first token, by FIRST_TOKEN_S
 
     def count(self, tally: Tally, block_size: int) -> None:
         for status, requests in tally.statuses.items():
@@ -64,20 +64,20 @@ class Counts(Struct):
             _NONE if self.requests == before.requests else list(map(sub, self.first_token, before.first_token)),
         )
 
-    # ---- what it means
+    # ---- shares and quantiles
 
     def hit_predicted(self) -> float | None:
-        """Of the prompt tokens, those predicted to be cached where they went."""
+        """The share of prompt tokens predicted to be cached."""
         return round(self.matched_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
 
     def hit_reported(self) -> float | None:
-        """Of the prompt tokens of answers that said how many were cached, those; None: no answer said so."""
+        """The share of prompt tokens reported as cached; None if no response reported any."""
         if not self.compared_tokens:
             return None
         return round(min(1.0, self.reported_tokens / self.compared_tokens), 4)
 
     def ttft_s(self, share: float) -> float | None:
-        """What so much of the requests did not wait longer for, within its bucket as if they were spread evenly."""
+        """A quantile of the time to first token, interpolated within its bucket."""
         total = sum(self.first_token)
         if not total:
             return None

@@ -1,54 +1,106 @@
-"""The dashboard of one router: what is kept for it, and who is shown what."""
+"""The dashboard of one router, and its stream of frames as a response."""
 
 import asyncio
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from router.admission import Admitted
 from router.core import Router
-from router.dashboard.feed import Feed
+from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, ReplicaPage, held_prefixes, page_of
-from router.dashboard.rows import Looking, Query
+from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
-from router.dashboard.watching import Watching, Wish
+from router.keys import Key
 from router.members import Member
 from router.sharing import Told, told
 
-TOLD_S = 10.0  # what prompts share is work for a thread, and changes slowly; then it is forgotten
+SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly
+STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a buffering proxy would show nothing
+]
+
+
+class FeedResponse(Response):
+    """Frames as server-sent events, until the client leaves or the stream ends."""
+
+    def __init__(self, broadcast: Broadcast, query: FeedQuery, key: Key | None) -> None:
+        super().__init__()
+        self._key = key
+        self._broadcast = broadcast
+        self._query = query
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raise ApiError before the response starts if there are too many subscribers."""
+        client = scope["client"]
+        subscriber = self._broadcast.join(self._query, self._key, client[0] if client else "")
+        sending = asyncio.create_task(self._send_frames(subscriber, send, scope["state"]["abort"]))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._broadcast.leave(subscriber)
+            sending.cancel()
+            leaving.cancel()
+        await asyncio.wait({sending, leaving})
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_frames(self, subscriber: Subscriber, send: Send, abort: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        async for part in self._broadcast.frames(subscriber):
+            aborting = loop.call_later(STUCK_S, abort)
+            try:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            finally:
+                aborting.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Dashboard:
-    """`run` it for as long as the router lives; `close` it as soon as that is to end."""
+    """Call `run` for the router's lifetime, and `close` when it starts to shut down."""
 
     def __init__(self, router: Router) -> None:
         self.sampling = Sampling(router)
-        looking = Looking(router, self.sampling)
-        self.watching = Watching(router, self.sampling, looking)
+        view = FleetView(router, self.sampling)
+        self.broadcast = Broadcast(router, self.sampling, view)
         self._router = router
-        self._looking = looking
-        self._told: Told | None = None
-        self._telling = asyncio.Lock()
+        self._view = view
+        self._kept: Told | None = None
+        self._computing = asyncio.Lock()
 
     async def run(self) -> None:
         await self.sampling.run()
 
     def close(self) -> None:
-        self.watching.close()
+        self.broadcast.close()
 
-    def feed(self, query: Query, admitted: Admitted) -> Feed:
-        return Feed(self.watching, Wish(query, admitted.admin), admitted.key)
+    def feed(self, query: Query, admitted: Admitted) -> FeedResponse:
+        return FeedResponse(self.broadcast, FeedQuery(query, admitted.admin), admitted.key)
 
     async def prefixes(self, member: Member) -> list[HeldPrefix]:
-        """What it holds of what prompts share. It may have left when this returns."""
+        """The shared prefixes that the member holds. It may have left when this returns."""
         return await held_prefixes(self._router, member, await self._shared())
 
     def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> ReplicaPage:
-        return page_of(self._router, self.sampling, self._looking, member, prefixes)
+        return page_of(self._router, self.sampling, self._view, member, prefixes)
 
     async def _shared(self) -> Told:
-        async with self._telling:
-            if self._told is None:
-                self._told = await told(self._router, MOST_PREFIXES)
-                asyncio.get_running_loop().call_later(TOLD_S, self._forget)
-            return self._told
+        async with self._computing:
+            if self._kept is None:
+                self._kept = await told(self._router, MOST_PREFIXES)
+                asyncio.get_running_loop().call_later(SHARED_S, self._forget)
+            return self._kept
 
     def _forget(self) -> None:
-        self._told = None
+        self._kept = None

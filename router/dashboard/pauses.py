@@ -1,4 +1,4 @@
-"""Work over a whole fleet, in pieces: requests have their turn in between."""
+"""Work over a whole fleet in pieces, so that requests are served in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

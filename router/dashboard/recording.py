@@ -1,6 +1,6 @@
-"""A recording of event streams, as the pages see it: what was held over time, what went wrong, the tree at a moment.
+"""A recording of event streams for its page: cached blocks over time, incidents, and the tree at any moment.
 
-No sockets here: `viewing.py` serves it.
+No sockets: `recording_server.py` serves it.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from events.view import CacheView
 from router.prefixes.shared import Prefix
 
 BUCKETS = 240
-MOST_MARKS = 500  # the first ones; how many there are is said
+MOST_MARKS = 500  # the first ones; the rest are counted
 MOST_PARTS = 300
 SHOWN_TOKENS = 128
 SHOWN_CHARACTERS = 200
@@ -39,7 +39,7 @@ SESSION = "session"
 
 
 class Mark(Struct):
-    """Something that happened to a stream."""
+    """An incident of a stream."""
 
     at: float
     replica: str
@@ -48,7 +48,7 @@ class Mark(Struct):
 
 
 class Timeline(Struct):
-    """Columns of equal length, oldest first; `resident` are the blocks of each replica."""
+    """Columns of equal length, oldest first; `resident` counts the blocks of each replica."""
 
     at: list[float]
     stored: list[int]
@@ -56,7 +56,7 @@ class Timeline(Struct):
     resident: dict[str, list[int]]
 
 
-class About(Struct):
+class RecordingSummary(Struct):
     name: str
     replicas: list[str]
     begin: float
@@ -69,21 +69,21 @@ class About(Struct):
     timeline: Timeline
 
 
-class Held(Struct):
+class ReplicaBlocks(Struct):
     name: str
     blocks: int
-    inexact: str | None  # why it may differ from what the replica held
+    inexact: str | None  # why the count may be wrong
 
 
 class Moment(Struct):
     at: float
-    replicas: list[Held]
-    parts: int  # in all; the largest are in `prefixes`
+    replicas: list[ReplicaBlocks]
+    parts: int  # number of all prefixes; `prefixes` has the largest
     prefixes: list[Prefix]
 
 
 class Ended(Exception):
-    """Nobody waits for it any more."""
+    """The server is shutting down."""
 
 
 def never() -> bool:
@@ -91,7 +91,7 @@ def never() -> bool:
 
 
 def records_of(recording: Recording, is_ended: Callable[[], bool]) -> Iterator[Record]:
-    """To read them all may take minutes: `is_ended` is asked before each. Ended."""
+    """All records; raises Ended, checked before each one, because reading may take minutes."""
     for record in recording.records():
         if is_ended():
             raise Ended
@@ -99,7 +99,7 @@ def records_of(recording: Recording, is_ended: Callable[[], bool]) -> Iterator[R
 
 
 class Player:
-    """Plays a recording from its beginning into a tree, as far as it is asked to."""
+    """Replays a recording from its start into a tree."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Player:
         heard: Callable[[int, Change], None] | None = None,
         is_ended: Callable[[], bool] = never,
     ) -> None:
-        """`heard` is told every change, with the number of its source."""
+        """`heard` is called for every change with the number of its source."""
         self.tree = Tree()
         self._heard = heard
         self._changes: list[Change] = []
@@ -122,12 +122,12 @@ class Player:
         self.at_s = 0.0
 
     def play(self, until_s: float) -> None:
-        """Time goes forward only: for an earlier moment a new player is needed."""
+        """Play up to a time; for an earlier one, make a new player."""
         for _ in self.steps(until_s):
             pass
 
     def steps(self, until_s: float) -> Iterator[Record]:
-        """Each record, once it is played."""
+        """Yield each record after it is played."""
         while (record := self._next or next(self._records, None)) is not None:
             self._next = record
             if record.time > until_s:
@@ -154,12 +154,12 @@ class Player:
 # ---- over time
 
 
-def about(recording: Recording, *, texts: bool, is_ended: Callable[[], bool] = never) -> About:
-    """Plays the whole of it once. Ended."""
+def about(recording: Recording, *, texts: bool, is_ended: Callable[[], bool] = never) -> RecordingSummary:
+    """Replay the whole recording once; raises Ended."""
     begin_s, end_s = span(recording, is_ended)
     names = [source.name for source in recording.sources]
     marks, more_marks, timeline = _played(recording, names, begin_s, end_s, is_ended)
-    return About(
+    return RecordingSummary(
         name=recording.path.name,
         replicas=names,
         begin=begin_s,
@@ -182,7 +182,7 @@ def span(recording: Recording, is_ended: Callable[[], bool] = never) -> tuple[fl
 def _played(
     recording: Recording, names: list[str], begin_s: float, end_s: float, is_ended: Callable[[], bool]
 ) -> tuple[list[Mark], int, Timeline]:
-    counted = [0, 0]  # blocks stored and removed, in this bucket
+    counted = [0, 0]  # blocks stored and removed in this bucket
 
     def heard(_: int, change: Change) -> None:
         if isinstance(change, Stored):
@@ -210,7 +210,7 @@ def _played(
 
 
 class Marking:
-    """Sees by the counters of streams what happened to them."""
+    """Finds incidents by comparing the streams' counters."""
 
     def __init__(self, views: list[CacheView], names: list[str]) -> None:
         self.marks: list[Mark] = []
@@ -220,14 +220,14 @@ class Marking:
         self._before = [dict.fromkeys(KINDS, 0) for _ in views]
 
     def look(self, record: Record) -> None:
-        """To be called after each record is played."""
+        """Call this after each record is played."""
         if record.kind == SESSION:
             self._mark(Mark(record.time, "", SESSION, 1))
             return
         before, stats = self._before[record.source], self._views[record.source].stream.stats
         for name, kind in KINDS.items():
             now: int = getattr(stats, name)
-            # The first snapshot and the first replay are how a stream is begun.
+            # A stream starts with a snapshot or a replay, which is no incident.
             if now > before[name] and not (kind == "repair" and not self._is_begun(record.source)):
                 self._mark(Mark(round(record.time, 3), self._names[record.source], kind, now - before[name]))
             before[name] = now
@@ -245,8 +245,8 @@ class Marking:
 # ---- at a moment
 
 
-class Moments:
-    """The tree at any moment; one that is later than the last is reached by playing on."""
+class TreePlayback:
+    """The tree at any moment. A later moment continues the last replay."""
 
     def __init__(self, recording: Recording, decode: Decode | None, is_ended: Callable[[], bool] = never) -> None:
         self._recording = recording
@@ -255,14 +255,14 @@ class Moments:
         self._reached: tuple[float, Player] | None = None
 
     def at(self, at_s: float) -> Moment:
-        """Ended."""
+        """The tree at this time; raises Ended."""
         player = self._played(at_s)
         prefixes, parts = parts_of(player.tree, at_s, self._recording.sources[0].model, self._decode)
-        held = [Held(view.name, view.resolver.digest().blocks, view.inexact) for view in player.views]
+        held = [ReplicaBlocks(view.name, view.resolver.digest().blocks, view.inexact) for view in player.views]
         return Moment(at=at_s, replicas=held, parts=parts, prefixes=prefixes)
 
     def _played(self, at_s: float) -> Player:
-        reached, self._reached = self._reached, None  # what fails half-way is not played on
+        reached, self._reached = self._reached, None  # do not continue a replay that failed
         if reached is not None and reached[0] <= at_s:
             player = reached[1]
         else:
@@ -273,10 +273,10 @@ class Moments:
 
 
 def parts_of(tree: Tree, at_s: float, model: str, decode: Decode | None) -> tuple[list[Prefix], int]:
-    """The runs of the largest subtrees, each below the one that it goes on from; and how many there are in all."""
+    """The prefixes of the largest subtrees, nested, and the number of all prefixes."""
     found = sizes(tree)
     order = count()
-    # A subtree is never larger than the one it is part of, so that no run comes before its parent.
+    # A subtree is never larger than its parent, so no run comes before its parent.
     pending: list[tuple[int, int, Run, int, frozenset[str] | None, list[Prefix]]] = []
     prefixes: list[Prefix] = []
 

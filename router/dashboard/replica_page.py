@@ -1,4 +1,4 @@
-"""All that the router knows of one replica."""
+"""The dashboard's page of one replica."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from router.core import Router
 from router.dashboard.counts import Counts
-from router.dashboard.rows import Looking, Row
-from router.dashboard.sampling import EVERY_S, OF_REPLICA, REPLICA_POINTS, Sampling
+from router.dashboard.rows import FleetView, Row
+from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
 from router.members import Member
 from router.placement.placement import APPROXIMATE
@@ -21,7 +21,7 @@ from router.status import replica_status
 MOST_PREFIXES = 50
 
 
-class StreamOf(Struct):
+class StreamStats(Struct):
     batches: int
     stored_blocks: int
     removed_blocks: int
@@ -41,7 +41,7 @@ class StreamOf(Struct):
 
 
 class HeldPrefix(Struct):
-    """A beginning that recent prompts share, and how much of it this replica holds."""
+    """A prefix of recent prompts, and how much of it this replica holds."""
 
     model: str
     exact: bool
@@ -51,27 +51,27 @@ class HeldPrefix(Struct):
     prompts: int
     idle_s: float
     held_by: int
-    text: str | None  # how it begins
-    adds: str | None  # to one that is shown, too, and that it goes on from
+    text: str | None  # its beginning
+    adds: str | None  # text that it adds to its parent prefix
 
 
-class Aged(Struct):
-    """Tokens that were last asked for so long ago."""
+class IdleTokens(Struct):
+    """Cached tokens by the time since their last use."""
 
     idle_s: float
     tokens: int
 
 
-class CacheOf(Struct):
+class CacheStats(Struct):
     blocks: dict[str, int]
     block_size: int | None
     empty_tokens: int | None
     total_blocks: int | None
-    ages: list[Aged] | None  # by what was sent there; None: nobody keeps account of it
+    ages: list[IdleTokens] | None  # estimated from the requests sent there; None: not tracked
     prefixes: list[HeldPrefix] | None
 
 
-class CountsOf(Struct):
+class RequestCounts(Struct):
     requests: int
     errors: int
     prompt_tokens: int
@@ -85,19 +85,19 @@ class CountsOf(Struct):
 class ReplicaPage(Struct):
     replica: dict[str, Any]
     row: Row
-    stream: StreamOf | None
-    cache: CacheOf
-    counts: CountsOf
+    stream: StreamStats | None
+    cache: CacheStats
+    counts: RequestCounts
     history: dict[str, Any]
 
 
 def page_of(
-    router: Router, sampling: Sampling, looking: Looking, member: Member, prefixes: list[HeldPrefix] | None
+    router: Router, sampling: Sampling, view: FleetView, member: Member, prefixes: list[HeldPrefix] | None
 ) -> ReplicaPage:
-    """`prefixes`: None for who may not know them."""
-    row, recent = looking.row(member)
+    """The page; `prefixes` is None for readers, who may not see prompts."""
+    row, recent = view.row(member)
     sampled = sampling.sampled(member)
-    series = Series(OF_REPLICA, REPLICA_POINTS) if sampled is None else sampled.series
+    series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
     return ReplicaPage(
         replica=replica_status(router, member),
         row=row,
@@ -108,12 +108,12 @@ def page_of(
     )
 
 
-def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> StreamOf | None:
+def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> StreamStats | None:
     feed, traffic = router.feeds.state(member.name), router.feeds.traffic(member.name)
     if feed is None or traffic is None:
         return None
     age_s = feed.last_event_age_s
-    return StreamOf(
+    return StreamStats(
         batches=traffic.batches,
         stored_blocks=traffic.stored,
         removed_blocks=traffic.removed,
@@ -133,10 +133,10 @@ def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> St
     )
 
 
-def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) -> CacheOf:
+def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) -> CacheStats:
     index = router.placement.guesses if router.feeds.state(member.name) is None else router.placement.index
     empty = member.candidate.empty_tokens
-    return CacheOf(
+    return CacheStats(
         blocks=index.blocks(member.slot),
         block_size=member.block_size or None,
         empty_tokens=None if empty is None else round(empty),
@@ -146,18 +146,18 @@ def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) ->
     )
 
 
-def _ages(router: Router, member: Member) -> list[Aged] | None:
+def _ages(router: Router, member: Member) -> list[IdleTokens] | None:
     ages = member.candidate.ages
-    if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # no other one asks for them
+    if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # other policies do not track ages
         return None
-    return [Aged(round(idle_s, 1), tokens) for idle_s, tokens in ages.held(router.now_s())]
+    return [IdleTokens(round(idle_s, 1), tokens) for idle_s, tokens in ages.held(router.now_s())]
 
 
-def _counts(member: Member) -> CountsOf:
+def _counts(member: Member) -> RequestCounts:
     done = Counts()
     for tally in member.tallies.values():
         done.count(tally, member.block_size)
-    return CountsOf(
+    return RequestCounts(
         requests=done.requests,
         errors=done.errors,
         prompt_tokens=done.prompt_tokens,
@@ -169,13 +169,13 @@ def _counts(member: Member) -> CountsOf:
     )
 
 
-# ---- what it holds
+# ---- shared prefixes
 
 
 async def held_prefixes(router: Router, member: Member, told: Told) -> list[HeldPrefix]:
-    """Those it holds most of what could be saved by first; of models that it does not serve, none.
+    """The shared prefixes of the member's models, the largest saving first.
 
-    None either where it leaves meanwhile: its slot may be another one's then.
+    Empty if the member leaves meanwhile: its slot may be reused.
     """
     found = []
     for run in told.runs[:MOST_PREFIXES]:
@@ -194,7 +194,7 @@ def _held(router: Router, member: Member, kind: Kind, path: Sequence[Run]) -> He
     keys = list(chain.from_iterable(each.keys for each in path))
     index = router.placement.guesses if kind.block_size == APPROXIMATE else router.placement.index
     blocks = index.match(keys, 1 << member.slot).lower.get(member.slot, 0)
-    if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another size are no keys of its blocks
+    if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another block size never match
         blocks = 0
     return HeldPrefix(
         model=prefix.model,

@@ -1,4 +1,4 @@
-"""The whole fleet at one moment: its totals, and a row for each replica, of which a page shows some."""
+"""The fleet at one moment: totals, and a row for each replica, of which a page shows a selection."""
 
 import asyncio
 import time
@@ -22,14 +22,14 @@ MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
 LONGEST_FILTER = 100
 INEXACT = ("partial", "syncing")
-DRAINS = "it drains"  # what a replica says of itself, as the router puts it
+DRAINS = "it drains"  # the router's reason for a replica that reports draining
 STATES = ("exact", *INEXACT, "approximate", "down", "draining")
 
 Order: TypeAlias = Literal["asc", "desc"]
 
 
 class Row(Struct):
-    """One replica; rates and shares are of the last seconds."""
+    """One replica, with rates and shares of the last seconds."""
 
     name: str
     model: str | None
@@ -54,16 +54,16 @@ class Row(Struct):
     lag_batches: int | None
     faults: int
     breaker: str
-    cache_used: float | None = None  # the share of its blocks that hold something
-    heard_age_s: float | None = None  # since its last status, or its last event
-    # Of its event stream; None: it has none.
+    cache_used: float | None = None  # share of its blocks
+    heard_age_s: float | None = None  # since its last status or event
+    # Counters of its event stream; None: it has none.
     gaps: int | None = None
-    repairs: int | None = None  # without the one at the start
+    repairs: int | None = None  # after the first one, which starts the stream
     restarts: int | None = None
     digest_mismatches: int | None = None
     lost_batches: int | None = None
-    overclaim: str | None = None  # more blocks than it can hold
-    trust: float = 1.0  # what its claims of cached tokens count for
+    overclaim: str | None = None  # why its events claim more blocks than it can hold
+    trust: float = 1.0  # weight of its cached tokens
 
 
 class Totals(Struct):
@@ -94,8 +94,8 @@ class Fleet(NamedTuple):
     rows: list[Row]
 
 
-class Looking:
-    """Looks at the whole fleet, with pauses in which requests are served."""
+class FleetView:
+    """Collects rows of all replicas, pausing for requests."""
 
     def __init__(self, router: Router, sampling: Sampling) -> None:
         self._router = router
@@ -105,7 +105,7 @@ class Looking:
         router = self._router
         recent, rows = Counts(), []
         async for member in paused(list(router.members)):
-            if router.members.by_name.get(member.name) is member:  # it may have left while requests had their turn
+            if router.members.by_name.get(member.name) is member:  # it may have left during a pause
                 row, counts = self.row(member)
                 recent.add(counts)
                 rows.append(row)
@@ -192,7 +192,7 @@ def _status(member: Member) -> Literal["up", "down", "draining"]:
 
 
 def _state(member: Member, feed: FeedState | None) -> str:
-    """As `router.status` says it, of a feed that is known already."""
+    """The state as in `router.status`, from the member's feed."""
     if feed is None or member.block_size == APPROXIMATE:
         return "approximate"
     return "exact" if feed.exact else "partial" if feed.partial else "syncing"
@@ -211,7 +211,7 @@ def _heard_age_s(member: Member, feed: FeedState | None, now_s: float) -> float 
 
 
 def _severity(member: Member, status: str, state: str, feed: FeedState | None, recent: Counts) -> int:
-    """2: it serves nobody; 1: something is to be looked at; 0."""
+    """2: serves no requests; 1: needs attention; 0: well."""
     if status == "down" or member.health.breaker == "open":
         return 2
     behind = feed is not None and feed.lag_batches >= LAG_BATCHES
@@ -224,7 +224,7 @@ def _severity(member: Member, status: str, state: str, feed: FeedState | None, r
 
 
 class Query(NamedTuple):
-    """What a page asks to see; equal ones are answered once."""
+    """Sorting, filter and window of the rows that a page shows."""
 
     sort: str = "worst"
     order: Order = "desc"
@@ -233,7 +233,7 @@ class Query(NamedTuple):
     limit: int = MOST_ROWS
 
 
-class Shown(Struct):
+class Selection(Struct):
     sort: str
     order: str
     filter: str
@@ -255,7 +255,7 @@ SORTS = {
     "lag": lambda row: _known(row.lag_batches),
 }
 ORDERS: dict[str, Order] = {"asc": "asc", "desc": "desc"}
-SMALLEST_FIRST = ("name", "accuracy")  # where no order is asked for
+SMALLEST_FIRST = ("name", "accuracy")  # unless the query names an order
 
 
 def _known(value: float | None) -> float:
@@ -263,7 +263,7 @@ def _known(value: float | None) -> float:
 
 
 def query_of(asked: Mapping[str, str]) -> Query:
-    """ApiError where a value cannot be used."""
+    """Parse query parameters; raise ApiError for an invalid value."""
     sort = asked.get("sort") or "worst"
     if sort not in SORTS:
         raise invalid(f"sort is {sort[:20]!r}; use one of {', '.join(SORTS)}", "sort")
@@ -290,12 +290,12 @@ def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: i
     return int(text)
 
 
-def chosen(fleet: Fleet, query: Query) -> tuple[Shown, list[Row]]:
+def select_rows(fleet: Fleet, query: Query) -> tuple[Selection, list[Row]]:
     rows = [row for row in fleet.rows if _fits(row, query.filter)] if query.filter else list(fleet.rows)
-    rows.sort(key=lambda row: row.name)  # so that equal ones stay where they are
+    rows.sort(key=lambda row: row.name)  # ties in order of name
     if query.sort != "name" or query.order == "desc":
         rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
-    return Shown(*query, matching=len(rows)), rows[query.offset : query.offset + query.limit]
+    return Selection(*query, matching=len(rows)), rows[query.offset : query.offset + query.limit]
 
 
 def _fits(row: Row, wanted: str) -> bool:

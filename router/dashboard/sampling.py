@@ -1,4 +1,4 @@
-"""A point for the whole fleet and for each replica every few seconds, kept for a while whether anybody looks or not."""
+"""Records a point of the fleet's and each replica's time series every few seconds."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ from router.members import Member
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-LEAST_S = 1.0  # a rate of less says nothing
+LEAST_S = 1.0  # a rate over less time means nothing
 FLEET_POINTS = 360  # half an hour
 REPLICA_POINTS = 120  # ten minutes
-OF_FLEET = (
+FLEET_SERIES = (
     "ttft_p50_s",
     "ttft_p90_s",
     "ttft_p99_s",
@@ -33,7 +33,7 @@ OF_FLEET = (
     "errors_per_s",
     "replicas_up",
 )
-OF_REPLICA = (
+REPLICA_SERIES = (
     "requests_per_s",
     "prompt_tokens_per_s",
     "hit_predicted",
@@ -43,15 +43,15 @@ OF_REPLICA = (
     "ttft_p50_s",
     "ttft_p99_s",
 )
-UNSERVED = ("no_replica", "queue_full")  # codes of refusals that are the fleet's fault
+UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
 
 
 class Sampled(Struct):
-    """One replica, as it was at the last points."""
+    """One replica at the last points."""
 
     member: Member
     counts: Counts  # at the newest point
-    before: Counts  # at the one before it: rates of now are since then
+    before: Counts  # at the previous point: current rates are since then
     series: Series
 
     def move(self, counts: Counts, at_s: float, values: Sequence[float | None]) -> None:
@@ -60,11 +60,11 @@ class Sampled(Struct):
 
 
 class Sampling:
-    """`run` it for as long as the router lives."""
+    """Call `run` for the router's lifetime."""
 
     def __init__(self, router: Router) -> None:
-        self.fleet = Series(OF_FLEET, FLEET_POINTS)
-        self.taken = 0  # points, since ever
+        self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
+        self.taken = 0  # points since the start
         self.before_s = self._at_s = router.now_s()
         self.unserved_before = self._unserved = 0
         self._router = router
@@ -75,8 +75,8 @@ class Sampling:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.sample()
-            except Exception:  # a page that stands still is no reason to answer nobody
-                log.exception("The dashboard's figures could not be taken: the router's own mistake")
+            except Exception:  # a broken dashboard must not stop the router
+                log.exception("Internal error while sampling for the dashboard")
 
     async def sample(self) -> None:
         router, at_s, now_s = self._router, time.time(), self._router.now_s()
@@ -105,7 +105,7 @@ class Sampling:
             (total.errors + unserved - self._unserved) / over_s,
             up,
         )
-        # All of it or nothing: after a mistake above, the next point is over the longer time for every replica.
+        # All or nothing: after an error above, the next point covers the longer time for every replica.
         for sampled, counts, of_replica in looked:
             sampled.move(counts, at_s, of_replica)
         self.fleet.add(at_s, values)
@@ -114,30 +114,30 @@ class Sampling:
         self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}
         self.taken += 1
 
-    # ---- what is asked
+    # ---- current rates
 
     def recently(self, member: Member) -> Counts:
-        """What it has done since `before_s`."""
+        """The member's counts since `before_s`."""
         counts = counts_of(member, self._router.feeds)
         sampled = self.sampled(member)
         return counts if sampled is None else counts.since(sampled.before)
 
     def over_s(self) -> float:
-        """How long `recently` is: one to two points, but for the first ones."""
+        """The time that `recently` covers: one to two intervals."""
         return max(LEAST_S, self._router.now_s() - self.before_s)
 
     def sampled(self, member: Member) -> Sampled | None:
-        """None: it has come since the last point."""
+        """The member at the last points; None if it joined later."""
         sampled = self._replicas.get(member.name)
         return sampled if sampled is not None and sampled.member is member else None
 
 
 def _unsampled(member: Member) -> Sampled:
-    return Sampled(member, Counts(), Counts(), Series(OF_REPLICA, REPLICA_POINTS))
+    return Sampled(member, Counts(), Counts(), Series(REPLICA_SERIES, REPLICA_POINTS))
 
 
 def _values(member: Member, since: Counts, over_s: float) -> Sequence[float | None]:
-    """In the order of OF_REPLICA."""
+    """In the order of REPLICA_SERIES."""
     return (
         since.requests / over_s,
         since.prompt_tokens / over_s,

@@ -1,14 +1,14 @@
-"""The newest points of a few numbers over time, in a ring that takes the same room however long it runs."""
+"""A time series of the newest points, in a ring buffer of fixed size."""
 
 import math
 from array import array
 from collections.abc import Sequence
 
-DIGITS = 6  # that a number of four bytes has
+DIGITS = 6  # of a four-byte float
 
 
 class Series:
-    """What is not known at some time is None, and kept as NaN."""
+    """A few values over time. Unknown values are None, stored as NaN."""
 
     __slots__ = ("_at_s", "_most", "_next", "_values", "names")
 
@@ -17,7 +17,7 @@ class Series:
         self._most = most
         self._at_s = array("d")
         self._values = array("f")  # point by point
-        self._next = 0  # where the next point goes, once the ring is full
+        self._next = 0  # position of the next point once the ring is full
 
     def __len__(self) -> int:
         return len(self._at_s)
@@ -34,7 +34,7 @@ class Series:
         self._next = (self._next + 1) % self._most
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Oldest first, under `at` and the names."""
+        """Times under `at` and values under their names, oldest first."""
         at_s = [*self._at_s[self._next :], *self._at_s[: self._next]]
         columns: dict[str, list[float | None]] = {"at": [round(one, 3) for one in at_s]}
         width = len(self.names)

@@ -1,1 +1,1 @@
-"""What figures of a router and its replicas say is wrong, and which knob to turn: plain numbers in, findings out."""
+"""Rules that find problems and their remedies in the figures of a router and its replicas."""

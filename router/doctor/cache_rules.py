@@ -1,30 +1,30 @@
-"""Rules about a replica's cache: too small, too full, off, or not used. Each threshold says why it is where it is.
+"""Rules about a replica's cache: too small, too full, disabled, or unused. Each threshold has a reason.
 
-One cause, one finding: a rule is silent where a nearer one explains what it sees.
+One cause, one finding: a rule is silent if a more specific rule explains the figures.
 """
 
-from router.doctor.figures import Figures, Replica
-from router.doctor.findings import Told
+from router.doctor.figures import Figures, ReplicaFigures
+from router.doctor.findings import Diagnosis
 
-ENOUGH_PROMPTS = 10  # with fewer in a look, shares say little
-ENOUGH_MISSES = 50  # prompts; fewer may well have nothing to do with each other
-FULL = 0.95  # a cache in use fills and stays full: below that nothing is evicted but by chance
-REPLACED_PER_MINUTE = 1.0  # the whole cache made new each minute: few come back sooner with their next turn
-RESENT = 0.2  # as much must come again, or a larger cache would gain too little to pay for
-LOST = 0.2  # of the prompt tokens: what a larger cache would save, less is not worth its memory
-FEW_HITS = 0.1  # unrelated prompts share as much by a common template
+ENOUGH_PROMPTS = 10  # fewer prompts say little
+ENOUGH_MISSES = 50  # fewer prompts may be unrelated by chance
+FULL = 0.95  # a cache in use fills and stays full: below that hardly anything is evicted
+REPLACED_PER_MINUTE = 1.0  # the whole cache each minute: few sessions send their next turn sooner
+RESENT = 0.2  # with less, a larger cache gains too little to pay for
+LOST = 0.2  # share of prompt tokens that a larger cache would save: less is not worth the memory
+FEW_HITS = 0.1  # unrelated prompts share as much through a common template
 BUSY_PER_S = 1.0  # prompts; a quiet replica without hits costs nothing
 OPERATING_POINT = 0.9  # above 85 to 90 % a burst finds no room, and requests are preempted
-PREEMPTED = 0.01  # of the prompts; each of them computes its own anew
-LEAST_PREEMPTED = 2  # one can be chance
-TAILS = 0.25  # of the prompt tokens in blocks that are not full: of prompts of two blocks it is a quarter
-OFF_TOKENS = 4096  # computed without one block named: hardly all from prompts of less than a block
+PREEMPTED = 0.01  # share of prompts, each of which is computed again
+LEAST_PREEMPTED = 2  # one may be chance
+TAILS = 0.25  # share of prompt tokens in partial blocks: a quarter for prompts of two blocks
+OFF_TOKENS = 4096  # computed without caching a block: hardly all from prompts shorter than a block
 
 
-# ---- what other rules explain
+# ---- causes that other rules report
 
 
-def is_off(replica: Replica) -> bool:
+def is_off(replica: ReplicaFigures) -> bool:
     own = replica.own
     if own is None:
         return False
@@ -35,42 +35,42 @@ def is_off(replica: Replica) -> bool:
     return unused and long_enough and own.prompt_tokens_ever >= OFF_TOKENS
 
 
-def salts_differ(replica: Replica) -> bool:
-    """As many prompts as matter have a salt that nobody used before: they can hit nothing."""
+def salts_differ(replica: ReplicaFigures) -> bool:
+    """Tell whether many prompts have a new salt, so that they cannot hit."""
     return replica.salted_anew_share >= 0.5
 
 
-def tail_share(replica: Replica) -> float | None:
-    """Of the prompt tokens, those in blocks that the prompt does not fill; None: not known."""
+def tail_share(replica: ReplicaFigures) -> float | None:
+    """The share of prompt tokens in partial blocks; None: unknown."""
     own, size = replica.own, replica.block_tokens
     if not size or not replica.prompt_tokens:
         return None
     if own is not None and own.query_blocks is not None and own.query_tokens:
         return max(0.0, 1 - own.query_blocks * size / own.query_tokens)
     mean_tokens = replica.prompt_tokens / max(1.0, replica.prompts)
-    return min(1.0, size / 2 / mean_tokens)  # half a block at the end of each
+    return min(1.0, size / 2 / mean_tokens)  # half a block per prompt on average
 
 
-def lost_share(replica: Replica) -> float | None:
-    """Of the prompt tokens, those that had been there and were found no more."""
+def lost_share(replica: ReplicaFigures) -> float | None:
+    """The share of prompt tokens that were sent there before and are no longer cached."""
     if replica.resent_share is None or replica.hit_share is None:
         return None
     return replica.resent_share - replica.hit_share
 
 
-def is_full(replica: Replica) -> bool:
+def is_full(replica: ReplicaFigures) -> bool:
     own = replica.own
     return own is not None and own.full is not None and own.full >= FULL and bool(own.evicted_blocks)
 
 
-def replaced_per_minute(replica: Replica, figures: Figures) -> float:
+def replaced_per_minute(replica: ReplicaFigures, figures: Figures) -> float:
     own = replica.own
     if own is None or not own.evicted_blocks or not own.total_blocks:
         return 0.0
     return own.evicted_blocks / own.total_blocks * 60 / figures.window_s
 
 
-def is_thrashing(replica: Replica, figures: Figures) -> bool:
+def is_thrashing(replica: ReplicaFigures, figures: Figures) -> bool:
     hits, resent = replica.hit_share, replica.resent_share
     return (
         replica.prompts >= ENOUGH_PROMPTS
@@ -78,19 +78,19 @@ def is_thrashing(replica: Replica, figures: Figures) -> bool:
         and replaced_per_minute(replica, figures) >= REPLACED_PER_MINUTE
         and hits is not None
         and hits < FEW_HITS
-        and (resent is None or resent >= RESENT)  # without a router nobody knows what comes again
+        and (resent is None or resent >= RESENT)  # only a router knows which prompts come again
     )
 
 
 # ---- the rules
 
 
-def thrashing(replica: Replica, figures: Figures) -> Told | None:
+def thrashing(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     if not is_thrashing(replica, figures):
         return None
     own, resent = replica.own, replica.resent_share
     assert own is not None and own.full is not None, "it was judged by them"
-    told: dict[str, float | str] = {
+    evidence: dict[str, float | str] = {
         "cache_full": own.full,
         "evicted_blocks_per_s": (own.evicted_blocks or 0) / figures.window_s,
         "replaced_per_minute": replaced_per_minute(replica, figures),
@@ -98,9 +98,9 @@ def thrashing(replica: Replica, figures: Figures) -> Told | None:
     }
     if resent is None:
         what = "its cache is full and replaced all the time, and hits nothing: it is too small, or no prompts are alike"
-        return Told(what, "ask a router that knows what comes again (--router), or " + _LARGER, told)
-    told["resent_share"] = resent
-    return Told("prompts come again, but what they need has been evicted by then", _LARGER, told)
+        return Diagnosis(what, "ask a router that knows what comes again (--router), or " + _LARGER, evidence)
+    evidence["resent_share"] = resent
+    return Diagnosis("prompts come again, but what they need has been evicted by then", _LARGER, evidence)
 
 
 _LARGER = (
@@ -109,14 +109,14 @@ _LARGER = (
 )
 
 
-def cache_too_small(replica: Replica, figures: Figures) -> Told | None:
+def cache_too_small(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     lost = lost_share(replica)
     if replica.prompts < ENOUGH_PROMPTS or not is_full(replica) or lost is None or lost < LOST:
         return None
     if is_thrashing(replica, figures) or salts_differ(replica) or is_off(replica):
         return None
     assert replica.own is not None and replica.own.full is not None, "it is full"
-    return Told(
+    return Diagnosis(
         "the prompts that come again need more than the cache holds",
         _LARGER + "; `warmroute size` says what memory holds, `warmroute simulate` what it brings",
         {
@@ -128,34 +128,34 @@ def cache_too_small(replica: Replica, figures: Figures) -> Told | None:
     )
 
 
-def low_hits(replica: Replica, figures: Figures) -> Told | None:
+def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     hits, prompts_per_s = replica.hit_share, replica.prompts / figures.window_s
     if hits is None or hits >= FEW_HITS or prompts_per_s < BUSY_PER_S or replica.prompts < ENOUGH_MISSES:
         return None
     if _explains_low_hits(replica, figures):
         return None
-    told: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}
+    evidence: dict[str, float | str] = {"prompts_per_s": prompts_per_s, "hit_share": hits}
     if replica.own is not None and replica.own.usage is not None:
-        told["kv_usage"] = replica.own.usage
+        evidence["kv_usage"] = replica.own.usage
     router, resent = figures.router, replica.resent_share
     missed = router.missed_tokens / router.chosen_tokens if router and router.chosen_tokens else 0.0
     if missed >= RESENT:
-        told["held_elsewhere_share"] = missed
-        return Told(
+        evidence["held_elsewhere_share"] = missed
+        return Diagnosis(
             "much is asked, and hardly anything hits: other replicas held what prompts needed",
             f"route by prefix: --policy cost instead of {router.policy if router else 'another'}",
-            told,
+            evidence,
         )
     if resent is not None:
-        told["resent_share"] = resent
-    return Told(
+        evidence["resent_share"] = resent
+    return Diagnosis(
         "much is asked, and hardly anything hits: prompts do not begin alike",
         "put what prompts share first (instructions, tools, documents) and what changes last (times, names, ids)",
-        told,
+        evidence,
     )
 
 
-def _explains_low_hits(replica: Replica, figures: Figures) -> bool:
+def _explains_low_hits(replica: ReplicaFigures, figures: Figures) -> bool:
     lost, tails = lost_share(replica), tail_share(replica)
     return (
         is_off(replica)
@@ -166,35 +166,35 @@ def _explains_low_hits(replica: Replica, figures: Figures) -> bool:
     )
 
 
-def kv_nearly_full(replica: Replica, _: Figures) -> Told | None:
+def kv_nearly_full(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     own = replica.own
     if own is None or own.usage is None or own.usage < OPERATING_POINT:
         return None
-    return Told(
+    return Diagnosis(
         "running requests hold nearly all of its KV: it is above the 85 to 90 % where a burst still finds room",
         "let fewer run at once (--max-num-seqs, or --replica-limit of the router), add replicas, or enlarge the cache",
         {"kv_usage": own.usage, "blocks": own.total_blocks},
     )
 
 
-def preemptions(replica: Replica, _: Figures) -> Told | None:
+def preemptions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     count = replica.own.preemptions if replica.own is not None else None
     if count is None or count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:
         return None
-    return Told(
+    return Diagnosis(
         "requests that ran lost their blocks to others, and began anew",
         "let fewer run at once (--max-num-seqs), enlarge the cache, or add replicas",
         {"preemptions": count, "prompts": replica.prompts},
     )
 
 
-def prompts_not_block_aligned(replica: Replica, _: Figures) -> Told | None:
+def prompts_not_block_aligned(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     tails = tail_share(replica)
     if tails is None or tails < TAILS or replica.prompts < ENOUGH_PROMPTS or is_off(replica):
         return None
     mean_tokens = replica.prompt_tokens / replica.prompts
     short = mean_tokens < replica.block_tokens
-    return Told(
+    return Diagnosis(
         "prompts are shorter than a block, so nothing of them is cached"
         if short
         else "much of each prompt is in a last block that it does not fill, which cannot be named and found",
@@ -203,12 +203,12 @@ def prompts_not_block_aligned(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def caching_off(replica: Replica, _: Figures) -> Told | None:
+def caching_off(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if not is_off(replica):
         return None
     assert replica.own is not None, "nobody else can say so"
     said = replica.own.caching is False
-    return Told(
+    return Diagnosis(
         "it says that prefix caching is off"
         if said
         else "it has computed prompts, and has never cached or hit a block",

@@ -1,19 +1,19 @@
-"""What the rules judge by: plain numbers of one look at a router and its replicas. New fields have a default.
+"""Figures of a router and its replicas over a time window, for the rules. New fields have a default.
 
-Whatever is counted is counted over the look, unless its name says `ever`; None means that nobody says so.
+Counters cover the window, unless their name ends with `ever`. None means unknown.
 """
 
 from msgspec import Struct
 
 
-class Own(Struct, frozen=True, kw_only=True):
-    """What a replica says of itself."""
+class EngineFigures(Struct, frozen=True, kw_only=True):
+    """Figures from a replica's own /metrics."""
 
     engine: str = "warmroute"
-    block_tokens: int = 0  # 0: not said
+    block_tokens: int = 0  # 0: unknown
     total_blocks: int = 0
-    usage: float | None = None  # part of its blocks that requests hold, the least of the readings
-    full: float | None = None  # part of its blocks that hold anything
+    usage: float | None = None  # share of its blocks in running requests, the lowest reading
+    full: float | None = None  # share of its blocks that are not empty
     evicted_blocks: float | None = None
     query_tokens: float | None = None
     hit_tokens: float | None = None
@@ -21,8 +21,8 @@ class Own(Struct, frozen=True, kw_only=True):
     prompts: float = 0
     prompt_tokens: float = 0
     preemptions: float | None = None
-    refused: float = 0  # because too many wait
-    caching: bool | None = None  # as it says itself
+    refused: float = 0  # because its queue was full
+    caching: bool | None = None  # its own configuration
     cached_blocks: float | None = None
     prompt_tokens_ever: float = 0
     hit_tokens_ever: float | None = None
@@ -31,18 +31,18 @@ class Own(Struct, frozen=True, kw_only=True):
     sends_events: bool | None = None
 
 
-class Routed(Struct, frozen=True, kw_only=True):
-    """What a router says of one of its replicas."""
+class RoutingFigures(Struct, frozen=True, kw_only=True):
+    """A router's figures of one replica."""
 
     available: bool = True
     why: str | None = None
     breaker: str = "closed"
     state: str = "exact"
     inexact: str | None = None
-    overclaim: str | None = None  # it claims more blocks than it can hold
-    trust: float = 1.0  # what its claims of cached tokens count for, now
+    overclaim: str | None = None  # why its events claim more blocks than it can hold
+    trust: float = 1.0  # current weight of its cached tokens
     has_events: bool = True
-    lag_batches: int = 0  # the least of the readings: more than that was behind all the time
+    lag_batches: int = 0  # the lowest reading
     lost_batches: float = 0
     gaps: float = 0
     repairs: float = 0
@@ -62,17 +62,17 @@ class Routed(Struct, frozen=True, kw_only=True):
     new_salts: float = 0
     reported_blocks: float = 0
     index_blocks: float = 0
-    busy: tuple[float, ...] = ()  # requests that run or wait there, reading by reading
-    queued_tokens: tuple[float, ...] = ()  # prefill ahead of a new request, reading by reading
+    busy: tuple[float, ...] = ()  # running and waiting requests, per reading
+    queued_tokens: tuple[float, ...] = ()  # prefill ahead of a new request, per reading
 
 
-class Replica(Struct, frozen=True, kw_only=True):
+class ReplicaFigures(Struct, frozen=True, kw_only=True):
     name: str
     engine: str = "warmroute"
     model: str = ""
     block_tokens: int = 0
-    own: Own | None = None  # None: its /metrics cannot be had
-    routed: Routed | None = None  # None: no router was asked, or it does not know this one
+    own: EngineFigures | None = None  # None: its /metrics cannot be read
+    routed: RoutingFigures | None = None  # None: no router knows it
 
     @property
     def prompts(self) -> float:
@@ -84,7 +84,7 @@ class Replica(Struct, frozen=True, kw_only=True):
 
     @property
     def hit_share(self) -> float | None:
-        """Of the prompt tokens, those found in the cache; by itself, else by its answers, as the router read them."""
+        """The share of prompt tokens found in the cache, by the engine's metrics or else by its responses."""
         if self.own is not None and self.own.query_tokens and self.own.hit_tokens is not None:
             return self.own.hit_tokens / self.own.query_tokens
         if self.routed is not None and self.routed.predictions and self.routed.prompt_tokens:
@@ -93,23 +93,23 @@ class Replica(Struct, frozen=True, kw_only=True):
 
     @property
     def resent_share(self) -> float | None:
-        """Of the prompt tokens, those with which an earlier prompt began that went there, too."""
+        """The share of prompt tokens that begin an earlier prompt sent there."""
         if self.routed is None or not self.routed.prompt_tokens:
             return None
         return self.routed.resent_tokens / self.routed.prompt_tokens
 
     @property
     def salted_anew_share(self) -> float:
-        """Of its prompts, those with a cache salt that it had not been sent before."""
+        """The share of prompts with a cache salt that is new there."""
         return self.routed.new_salts / self.routed.requests if self.routed and self.routed.requests else 0.0
 
 
-class Choice(Struct, frozen=True, kw_only=True):
-    """One decision of the router."""
+class DecisionSample(Struct, frozen=True, kw_only=True):
+    """The outcome of one decision of the router."""
 
     at_s: float
     replica: str
-    cached: bool = False  # the replica held more of the prompt than others: the choice explains itself
+    cached: bool = False  # the replica held more of the prompt than others, which explains the choice
 
 
 class RouterFigures(Struct, frozen=True, kw_only=True):
@@ -117,13 +117,13 @@ class RouterFigures(Struct, frozen=True, kw_only=True):
     requests: float = 0
     refused: dict[str, float] = {}  # by code
     approximate: dict[str, float] = {}  # prompts by reason
-    missed_tokens: float = 0  # that another replica than the chosen one held, of the choices below
-    chosen_tokens: float = 0  # of the choices below
-    choices: tuple[Choice, ...] | None = None  # None: they may not be read
+    missed_tokens: float = 0  # prompt tokens in `choices` that only another replica held
+    chosen_tokens: float = 0  # prompt tokens in `choices`
+    choices: tuple[DecisionSample, ...] | None = None  # None: no permission to read them
 
 
 class Figures(Struct, frozen=True, kw_only=True):
     window_s: float
     router: RouterFigures | None = None
-    replicas: tuple[Replica, ...] = ()
-    notes: tuple[str, ...] = ()  # what could not be asked
+    replicas: tuple[ReplicaFigures, ...] = ()
+    notes: tuple[str, ...] = ()  # sources that could not be read

@@ -1,26 +1,26 @@
-"""A finding, and the places where it is told."""
+"""Rules and their findings."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from router.doctor.figures import Figures, Replica
+from router.doctor.figures import Figures, ReplicaFigures
 
 PAGE = "docs/troubleshooting.md"
 
 
-class Told(NamedTuple):
-    """What a rule says when it has found something."""
+class Diagnosis(NamedTuple):
+    """A problem, its remedy, and the figures that show it."""
 
-    what: str  # is wrong
-    turn: str  # which knob, and which way
-    figures: dict[str, float | str]  # that it judged by
+    what: str
+    turn: str  # the option to change, and which way
+    figures: dict[str, float | str]
 
 
 class Finding(Struct, frozen=True):
     rule: str
-    replica: str | None  # None: it is about the router, or all replicas together
+    replica: str | None  # None: about the router, or all replicas together
     what: str
     turn: str
     figures: dict[str, float | str]
@@ -30,18 +30,18 @@ class Finding(Struct, frozen=True):
         return f"{PAGE}#{self.rule}"
 
 
-class OfReplica(NamedTuple):
+class ReplicaRule(NamedTuple):
     """A rule about one replica; its name is the anchor in the page."""
 
     name: str
-    judge: Callable[[Replica, Figures], Told | None]
+    judge: Callable[[ReplicaFigures, Figures], Diagnosis | None]
 
 
-class OfRouter(NamedTuple):
+class RouterRule(NamedTuple):
     """A rule about the router, or about its replicas together."""
 
     name: str
-    judge: Callable[[Figures], Told | None]
+    judge: Callable[[Figures], Diagnosis | None]
 
 
-Rule: TypeAlias = OfReplica | OfRouter
+Rule: TypeAlias = ReplicaRule | RouterRule

@@ -1,25 +1,25 @@
-"""Rules about what a router knows of a replica's cache: events missing, late or lost, and wrong predictions."""
+"""Rules about the router's index of a replica: events missing, late or lost, and wrong predictions."""
 
 from router.doctor.cache_rules import is_off
-from router.doctor.figures import Figures, Replica
-from router.doctor.findings import Told
+from router.doctor.figures import Figures, ReplicaFigures
+from router.doctor.findings import Diagnosis
 
-LAG_BATCHES = 20  # behind at every reading: some seconds of an engine's steps
-LOST_BATCHES = 1  # what could not be had again stays wrong until a snapshot
-GAPS = 2  # one may be a router's or a switch's hiccup, and was repaired
-TRUSTED = 1.0  # less is a run of wrong claims, not an eviction on the way
-WRONG = 0.05  # of the predictions; those that arrive while others evict are a per cent or two
+LAG_BATCHES = 20  # at every reading: a few seconds of an engine's steps
+LOST_BATCHES = 1  # the index stays wrong until the next snapshot
+GAPS = 2  # one may be a hiccup of the network, and was repaired
+TRUSTED = 1.0  # less means repeated wrong claims, not an eviction in flight
+WRONG = 0.05  # share of predictions; evictions in flight cause one or two per cent
 PREDICTIONS = 20
-APPROXIMATE = 0.01  # of the prompts: some have parts that no tokenizer sees (images)
+APPROXIMATE = 0.01  # share of prompts: some have parts without tokens (images)
 MISMATCH = "the tokenizer here is not that of"
 
 
-def _routed(replica: Replica) -> bool:
-    """Whether it matters now what the router knows of it."""
+def _routed(replica: ReplicaFigures) -> bool:
+    """Tell whether the router sends requests to the replica."""
     return replica.routed is not None and replica.routed.available
 
 
-def no_events(replica: Replica, _: Figures) -> Told | None:
+def no_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     own, routed = replica.own, replica.routed
     if routed is not None:
         missing = routed.available and not routed.has_events
@@ -32,7 +32,7 @@ def no_events(replica: Replica, _: Figures) -> Told | None:
         "vllm": "start it with --kv-events-config, and tell the router: --replica url=URL,engine=vllm,events=tcp://HOST:PORT",
         "sglang": "start it with --kv-events-config, and tell the router: events=tcp://HOST:PORT",
     }.get(replica.engine, "tell the router where its events are (events=tcp://HOST:PORT), if it sends any")
-    return Told(
+    return Diagnosis(
         "the router follows no events of it, and guesses what it has cached"
         if routed is not None
         else "it sends no events: a router can only guess what it has cached",
@@ -41,11 +41,11 @@ def no_events(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def false_claims(replica: Replica, _: Figures) -> Told | None:
+def false_claims(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or not _routed(replica) or not _claims_falsely(replica):
         return None
-    return Told(
+    return Diagnosis(
         f"its events cannot be true: {routed.overclaim}"
         if routed.overclaim is not None
         else "its answers find far less in its cache than its events claim, again and again: they draw fewer requests",
@@ -55,12 +55,12 @@ def false_claims(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def _claims_falsely(replica: Replica) -> bool:
+def _claims_falsely(replica: ReplicaFigures) -> bool:
     routed = replica.routed
     return routed is not None and (routed.overclaim is not None or routed.trust < TRUSTED)
 
 
-def index_inexact(replica: Replica, _: Figures) -> Told | None:
+def index_inexact(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if (
         routed is None
@@ -70,7 +70,7 @@ def index_inexact(replica: Replica, _: Figures) -> Told | None:
         or routed.state not in ("partial", "syncing")
     ):
         return None
-    return Told(
+    return Diagnosis(
         f"the router knows only a part of its cache: {routed.inexact or routed.state}",
         "give the router its replay socket (replay=tcp://HOST:PORT; vLLM: replay_endpoint), its model's name and block "
         "size, or POST /replicas/NAME/resync",
@@ -78,24 +78,24 @@ def index_inexact(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def event_lag(replica: Replica, _: Figures) -> Told | None:
+def event_lag(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or not _routed(replica) or routed.lag_batches < LAG_BATCHES:
         return None
-    return Told(
+    return Diagnosis(
         "its events come late: the router chooses by a cache as it was some time ago",
         "look at the router's CPU and at the network between them; run it on a faster core, or for fewer replicas",
         {"lag_batches": routed.lag_batches},
     )
 
 
-def event_losses(replica: Replica, _: Figures) -> Told | None:
+def event_losses(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or not _routed(replica):
         return None
     if routed.lost_batches < LOST_BATCHES and routed.gaps < GAPS and not routed.digest_mismatches:
         return None
-    return Told(
+    return Diagnosis(
         "events of it are lost on the way" + ("" if routed.lost_batches else ", and had to be asked for again"),
         "look at the network between them; enlarge what the replica keeps for replay (vLLM: buffer_steps) and its "
         "send queue (hwm), and give the router the replay socket",
@@ -108,14 +108,14 @@ def event_losses(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def wrong_predictions(replica: Replica, _: Figures) -> Told | None:
+def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or is_off(replica) or not _routed(replica) or _says_why_it_is_wrong(replica):
         return None
     often = routed.predictions >= PREDICTIONS and routed.wrong_predictions >= WRONG * routed.predictions
     if not often and not routed.resyncs:
         return None
-    return Told(
+    return Diagnosis(
         "it finds another number of cached blocks than its events let expect",
         "give the router the tokenizer and chat template that the replica uses (--model-dir, --chat-template); "
         "if the cache is nearly full, blocks go while a request is on its way",
@@ -128,14 +128,14 @@ def wrong_predictions(replica: Replica, _: Figures) -> Told | None:
     )
 
 
-def _says_why_it_is_wrong(replica: Replica) -> bool:
+def _says_why_it_is_wrong(replica: ReplicaFigures) -> bool:
     routed = replica.routed
     if routed is None or _claims_falsely(replica):
         return True
     return routed.state in ("partial", "syncing") or routed.lag_batches >= LAG_BATCHES
 
 
-def approximate_prompts(figures: Figures) -> Told | None:
+def approximate_prompts(figures: Figures) -> Diagnosis | None:
     router = figures.router
     if router is None:
         return None
@@ -149,9 +149,9 @@ def approximate_prompts(figures: Figures) -> Told | None:
     else:
         what = "prompts are matched by their bytes, not by their tokens"
         turn = "give the router the model's tokenizer: --model-dir MODEL=DIR"
-    return Told(what, turn, {"prompts": count, "requests": router.requests, "reason": reason})
+    return Diagnosis(what, turn, {"prompts": count, "requests": router.requests, "reason": reason})
 
 
-def _has_tokens(replica: Replica) -> bool:
-    """Whether exact prompts would be of use: without events there is nothing to compare them with."""
+def _has_tokens(replica: ReplicaFigures) -> bool:
+    """Tell whether exact prompts would help: without events there are no tokens to match."""
     return replica.routed is not None and replica.routed.has_events

@@ -1,74 +1,74 @@
-"""Rules about a router and about replicas side by side: who takes requests, who gets them, and what is refused."""
+"""Rules about a router and its replicas together: availability, load and refusals."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from router.doctor.figures import Choice, Figures, Replica
-from router.doctor.findings import Told
+from router.doctor.figures import DecisionSample, Figures, ReplicaFigures
+from router.doctor.findings import Diagnosis
 
-REFUSED = 0.01  # of the requests: less is a burst
-CROWDED = ("queue_full", "rate_limit_exceeded")  # codes of refusals because of how much was asked
-TURN_S = 0.5  # two reports of a replica's queue: what all see at once, all follow at once
-CHOICES_IN_A_TURN = 8  # with fewer, most of them on one replica are chance
+REFUSED = 0.01  # share of requests: less is a burst
+CROWDED = ("queue_full", "rate_limit_exceeded")  # error codes that mean too much load
+TURN_S = 0.5  # the time of two load reports: routers that see the same report choose alike
+CHOICES_IN_A_TURN = 8  # fewer may fall on one replica by chance
 TURNS = 4
-BUNCHED = 0.8  # of a turn's choices on one replica, though no cache draws them there
-QUEUE_TOKENS = 2048  # half a second of prefill on a slow device: shorter queues may lie anywhere
+BUNCHED = 0.8  # share of a turn's choices on one replica that its cache does not explain
+QUEUE_TOKENS = 2048  # half a second of prefill on a slow device: shorter queues mean nothing
 QUEUE_READINGS = 5
 QUEUE_CHANGES = 3  # of the replica with the longest queue; a hot replica stays the same
-HOT_BUSY = 8.0  # requests at once: fewer wait for nobody
-HOT_TIMES = 4.0  # as many as the others have in the mean: cost lets a warm replica have some more, not that
+HOT_BUSY = 8.0  # concurrent requests: fewer do not wait
+HOT_TIMES = 4.0  # the mean of the other replicas: cost gives a warm replica some more, but not as many
 SALTED_PROMPTS = 20
-NEW_SALTS = 0.5  # a tenant's salt is new once, and then comes again
+NEW_SALTS = 0.5  # a tenant's salt is new only once
 
 
-def replica_down(replica: Replica, _: Figures) -> Told | None:
+def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or routed.available or _drains(replica):
         return None
-    return Told(
+    return Diagnosis(
         f"it takes no requests: {routed.why or 'the router does not say why'}",
         "look at its log (`warmroute logs` in a fleet), and at whether the router can reach its address",
         {"why": routed.why or "", "breaker": routed.breaker, "faults": routed.faults},
     )
 
 
-def _drains(replica: Replica) -> bool:
+def _drains(replica: ReplicaFigures) -> bool:
     own, routed = replica.own, replica.routed
     said = routed.why if routed is not None and not routed.available else None
     return said in ("draining", "it drains") or (own is not None and own.draining)
 
 
-def replica_draining(replica: Replica, _: Figures) -> Told | None:
+def replica_draining(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if not _drains(replica):
         return None
     by_operator = replica.routed is not None and replica.routed.why == "draining"
-    return Told(
+    return Diagnosis(
         "it drains: the others have its share of the requests" + ("" if by_operator else "; it says so itself"),
         "to end that: `warmroute drain --undo` in a fleet, POST /replicas/NAME/undrain at the router",
         {"by": "an operator" if by_operator else "itself"},
     )
 
 
-def replica_unsteady(replica: Replica, figures: Figures) -> Told | None:
+def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     routed = replica.routed
     if routed is None or not routed.available or not (routed.faults or routed.restarts or routed.breaker != "closed"):
         return None
     restarted = "; it began anew with an empty cache" if routed.restarts else ""
-    return Told(
+    return Diagnosis(
         f"it takes requests, and has failed within the last {figures.window_s:.0f} s{restarted}",
         "look at its log and at its memory for what ends it; --connect-timeout and --breaker-faults say what counts",
         {"faults": routed.faults, "restarts": routed.restarts, "breaker": routed.breaker},
     )
 
 
-def no_replicas(figures: Figures) -> Told | None:
+def no_replicas(figures: Figures) -> Diagnosis | None:
     if figures.router is None or any(replica.routed is not None for replica in figures.replicas):
         return None
-    return Told("it knows no replica", "name some with --replica or --replicas-file", {"replicas": 0})
+    return Diagnosis("it knows no replica", "name some with --replica or --replicas-file", {"replicas": 0})
 
 
-def requests_refused(figures: Figures) -> Told | None:
+def requests_refused(figures: Figures) -> Diagnosis | None:
     router = figures.router
     by_code = {code: count for code, count in router.refused.items() if code in CROWDED and count} if router else {}
     by_replica = {one.name: count for one in figures.replicas if (count := _refused(one))}
@@ -82,24 +82,24 @@ def requests_refused(figures: Figures) -> Told | None:
         turn = "add replicas, or let more wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     else:
         turn = "add replicas, or let more wait in each of them (--max-waiting)"
-    told: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
-    return Told("requests are refused with status 429", turn, told)
+    evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
+    return Diagnosis("requests are refused with status 429", turn, evidence)
 
 
-def _refused(replica: Replica) -> float:
-    """What a router could send to another one in time, it did: no client was refused."""
+def _refused(replica: ReplicaFigures) -> float:
+    """Requests refused to clients: a router retries at another replica in time."""
     if replica.routed is not None:
         return replica.routed.refused
     return replica.own.refused if replica.own is not None else 0.0
 
 
-def salt_per_request(figures: Figures) -> Told | None:
+def salt_per_request(figures: Figures) -> Diagnosis | None:
     routed = [one.routed for one in figures.replicas if one.routed is not None]
     requests = sum(one.requests for one in routed)
     salted, new = sum(one.salted for one in routed), sum(one.new_salts for one in routed)
     if salted < SALTED_PROMPTS or new < NEW_SALTS * salted or new < NEW_SALTS * requests:
         return None
-    return Told(
+    return Diagnosis(
         "prompts have a cache salt that was never used before: no cache can be hit",
         "let clients send one cache_salt for each tenant, or none; keys that may share a cache belong into one group",
         {"requests": requests, "salted": salted, "new_salts": new},
@@ -109,30 +109,30 @@ def salt_per_request(figures: Figures) -> Told | None:
 # ---- side by side
 
 
-def herding(figures: Figures) -> Told | None:
+def herding(figures: Figures) -> Diagnosis | None:
     groups = _by_model(figures)
     choices = figures.router.choices if figures.router is not None and groups else None
-    told = _bunched(choices or ()) or next(filter(None, map(_oscillating, groups)), {})
-    if not told:
+    evidence = _bunched(choices or ()) or next(filter(None, map(_oscillating, groups)), {})
+    if not evidence:
         return None
-    return Told(
+    return Diagnosis(
         "requests turn to one replica all at once, and then all to another: queues swing instead of being shared",
         "use --policy cost, have replicas report their load (warmroute's do), and run fewer routers side by side",
-        told,
+        evidence,
     )
 
 
-def _by_model(figures: Figures) -> list[list[Replica]]:
-    """Those that a request can choose between."""
-    groups: dict[str, list[Replica]] = defaultdict(list)
+def _by_model(figures: Figures) -> list[list[ReplicaFigures]]:
+    """Groups of available replicas with the same model."""
+    groups: dict[str, list[ReplicaFigures]] = defaultdict(list)
     for one in figures.replicas:
         if one.routed is not None and one.routed.available:
             groups[one.model].append(one)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _bunched(choices: Sequence[Choice]) -> dict[str, float | str]:
-    """Turns in which nearly all choices were one replica's, another one's each time, and no cache says why."""
+def _bunched(choices: Sequence[DecisionSample]) -> dict[str, float | str]:
+    """Figures of turns that each sent nearly all requests to one, changing replica without a cached prefix."""
     turns: dict[int, Counter[str]] = defaultdict(Counter)
     for choice in choices:
         if not choice.cached:
@@ -147,8 +147,8 @@ def _bunched(choices: Sequence[Choice]) -> dict[str, float | str]:
     return {"turns_of_half_a_second": len(full), "of_each_on_one_replica": share}
 
 
-def _oscillating(replicas: Sequence[Replica]) -> dict[str, float | str]:
-    """Long queues at one replica and hardly any elsewhere, and at another one each time."""
+def _oscillating(replicas: Sequence[ReplicaFigures]) -> dict[str, float | str]:
+    """Figures of long queues at one, changing replica and hardly any elsewhere."""
     readings = list(zip(*(one.routed.queued_tokens for one in replicas if one.routed is not None), strict=False))
     long = [reading for reading in readings if sum(reading) >= QUEUE_TOKENS]
     if len(long) < QUEUE_READINGS:
@@ -164,11 +164,11 @@ def _changes(names: Sequence[str]) -> int:
     return sum(one != other for one, other in pairwise(names))
 
 
-def hot_replica(figures: Figures) -> Told | None:
+def hot_replica(figures: Figures) -> Diagnosis | None:
     return next(filter(None, map(_hottest, _by_model(figures))), None)
 
 
-def _hottest(replicas: Sequence[Replica]) -> Told | None:
+def _hottest(replicas: Sequence[ReplicaFigures]) -> Diagnosis | None:
     readings = list(zip(*(one.routed.busy for one in replicas if one.routed is not None), strict=False))
     if not readings:
         return None
@@ -178,7 +178,7 @@ def _hottest(replicas: Sequence[Replica]) -> Told | None:
     always = all(reading[hottest] == max(reading) for reading in readings)
     if not always or means[hottest] < HOT_BUSY or means[hottest] < HOT_TIMES * others:
         return None
-    return Told(
+    return Diagnosis(
         f"{replicas[hottest].name} has far more to do than the others, all the time",
         "use --policy cost, set --replica-limit, or let sessions that all go there have other x-session-id's; "
         "a prefix that most requests share needs to be warm on more replicas",

@@ -1,4 +1,4 @@
-"""What a /metrics said at one moment: values by name and labels."""
+"""Samples of a Prometheus /metrics response."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class BadMetrics(Exception):
-    """It is not Prometheus' text format."""
+    """The text is not in Prometheus' format."""
 
 
 class _Sample(NamedTuple):
@@ -16,20 +16,20 @@ class _Sample(NamedTuple):
 
 
 class Samples:
-    """Of several names for the same thing the first that is there counts: engines have renamed some."""
+    """Values by name and labels. Of several names, the first one present counts: engines renamed some metrics."""
 
     def __init__(self, text: str = "") -> None:
         self._samples: dict[str, list[_Sample]] = defaultdict(list)
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    if sample.value == sample.value:  # what is nan says nothing
+                    if sample.value == sample.value:  # not NaN
                         self._samples[sample.name].append(_Sample(sample.labels, sample.value))
-        except (ValueError, KeyError, IndexError) as error:  # whatever the parser trips over
+        except (ValueError, KeyError, IndexError) as error:  # all that the parser raises
             raise BadMetrics(f"it answers no metrics: {error}") from error
 
     def total(self, *names: str, **labels: str) -> float | None:
-        """Added up over all that have these labels; None: there are none."""
+        """The sum of the samples with these labels; None: there are none."""
         found = self._found(names, labels)
         return sum(found) if found else None
 
@@ -37,7 +37,7 @@ class Samples:
         return max(self._found(names, labels), default=None)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Added up for each value of a label."""
+        """The sums by the values of a label."""
         sums: dict[str, float] = defaultdict(float)
         for sample in self._samples.get(name, ()):
             sums[sample.labels.get(label, "")] += sample.value

@@ -17,7 +17,7 @@ from api.http.answers import json_response
 from api.http.bodies import Bodies, declared_size
 from api.responses import Model, ModelList
 from router.core import Router
-from router.dashboard import files
+from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
 from router.exchange import too_large
@@ -167,7 +167,7 @@ class Endpoints:
     # ---- the dashboard
 
     async def dashboard_index(self, request: Request) -> Response:
-        return _file(request, files.INDEX)
+        return _file(request, static_files.INDEX)
 
     async def dashboard_without_slash(self, _: Request) -> Response:
         return RedirectResponse("../dashboard", 308)
@@ -208,10 +208,10 @@ def _some(names: Collection[str]) -> str:
 
 
 def _file(request: Request, path: str) -> Response:
-    found = files.find(path)
+    found = static_files.find(path)
     if found is None:
         raise not_found(request.scope["path"])
-    headers = files.HEADERS | {"ETag": found.etag}
+    headers = static_files.HEADERS | {"ETag": found.etag}
     if request.headers.get("if-none-match") == found.etag:
         return Response(status_code=304, headers=headers)
     return Response(found.content, headers=headers, media_type=found.content_type)

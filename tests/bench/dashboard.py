@@ -26,11 +26,11 @@ import uvloop
 from router.admission import Admitted
 from router.config import RouterConfig
 from router.core import Router
-from router.dashboard import files
+from router.dashboard import static_files
+from router.dashboard.broadcast import FeedQuery, Subscriber
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import Query
 from router.dashboard.sampling import EVERY_S
-from router.dashboard.watching import Watcher, Wish
 from router.front import Front
 from router.http.explaining import explained
 from router.placement.cost import Question
@@ -185,17 +185,17 @@ async def _answering(rounds: int) -> None:
     heading(f"{len(router.members):,} replicas, {ENTRIES:,} entries in the index")
 
     def shown(*queries: Query) -> Callable[[], Awaitable[Any]]:
-        watchers = [Watcher(Wish(query, admin=True)) for query in queries]
-        dashboard.watching._watchers = set(watchers)
-        return dashboard.watching._show_all
+        watchers = [Subscriber(FeedQuery(query, admin=True)) for query in queries]
+        dashboard.broadcast._subscribers = set(watchers)
+        return dashboard.broadcast._show_all
 
     async def first() -> bytes:
-        dashboard.watching._alerts.forget()
+        dashboard.broadcast._alerts.forget()
         await shown(Query())()
         return b""
 
     async def replica() -> bytes:
-        dashboard._told = None
+        dashboard._kept = None
         return msgspec.json.encode(dashboard.replica(member, await dashboard.prefixes(member)))
 
     async def decision() -> bytes:
@@ -205,7 +205,7 @@ async def _answering(rounds: int) -> None:
         return msgspec.json.encode(await explained(router, body, Admitted("bench")))
 
     async def page() -> bytes:
-        found = files.find(files.INDEX)
+        found = static_files.find(static_files.INDEX)
         assert found is not None
         return found.content
 

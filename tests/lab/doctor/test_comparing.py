@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from lab.doctor.answers import Candidate, Decision, Events, Known, Loaded, Look, OfReplica, OfRouter
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import figures_in_words, lines, summary
-from router.doctor.comparing import Between
+from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.figures import Figures
 from router.doctor.rules import findings
 from router.doctor.samples import BadMetrics, Samples
@@ -175,12 +175,12 @@ def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=2))
 def test_a_counter_that_fell_was_begun_anew(values: list[float]) -> None:
     before, now = values
-    grown = Between(Samples(f"a_total {before}\n"), Samples(f"a_total {now}\n")).grown("a_total")
+    grown = MetricsDelta(Samples(f"a_total {before}\n"), Samples(f"a_total {now}\n")).grown("a_total")
     assert grown == (now - before if now >= before else now)
 
 
 def test_what_nobody_counts_is_not_0() -> None:
-    assert Between(Samples(""), Samples("")).grown("a_total", "b_total") is None
+    assert MetricsDelta(Samples(""), Samples("")).grown("a_total", "b_total") is None
 
 
 def test_of_two_names_the_first_that_is_there_counts() -> None:

@@ -10,9 +10,9 @@ from msgspec.structs import asdict, replace
 from lab.doctor.answers import Look
 from lab.doctor.asking import Asking as Doctor
 from lab.doctor.comparing import figures_of
-from router.dashboard import alerts, asking, watching
+from router.dashboard import alerts, broadcast, replica_metrics
 from router.dashboard.alerts import Alerts
-from router.doctor.figures import Figures, Routed
+from router.doctor.figures import Figures, RoutingFigures
 from router.doctor.findings import PAGE
 from router.doctor.rules import RULES
 from tests.router.dashboard.watching import Page, watched
@@ -26,7 +26,7 @@ HEADINGS = {line.strip("# `") for line in LINES if line.startswith("#")}
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "FRAME_S", 0.02)
+    monkeypatch.setattr(broadcast, "FRAME_S", 0.02)
     monkeypatch.setattr(alerts, "EVERY_S", 0.1)
 
 
@@ -86,12 +86,12 @@ async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
 
 
 async def test_nothing_is_judged_and_nothing_kept_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LINGER_S", 0.01)
+    monkeypatch.setattr(broadcast, "LINGER_S", 0.01)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
-        judging = running.front.dashboard.watching._alerts
+        judging = running.front.dashboard.broadcast._alerts
 
         def was_judged() -> bool:
-            return judging.judged.judged_at is not None
+            return judging.report.judged_at is not None
 
         assert not was_judged()
         async with watched(running) as page:
@@ -107,7 +107,7 @@ async def test_who_comes_back_at_once_finds_the_alerts_of_before() -> None:
             await page.next("fleet")
             running.router.counts.refused["queue_full"] += 1000
             await told(page, "requests-refused")
-        await until(lambda: not running.front.dashboard.watching, "nobody watches any more")
+        await until(lambda: not running.front.dashboard.broadcast, "nobody watches any more")
         async with watched(running, "?sort=name") as page:
             assert "requests-refused" in rules_of(await page.next("fleet"))
 
@@ -126,14 +126,14 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         judging = Alerts(running.router)
         await ask(running, 5)
         before = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.watching._looking.look()
+        fleet = await running.front.dashboard.broadcast._view.look()
         first = await judging._look(fleet.at_s)
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
         running.router.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.watching._looking.look()
+        fleet = await running.front.dashboard.broadcast._view.look()
         ours = await judging._figures(fleet, first, await judging._look(fleet.at_s))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3
@@ -158,7 +158,7 @@ def looked(port: int) -> Look:
 def routed(figures: Figures) -> dict[str, dict[str, object]]:
     found = {}
     for one in figures.replicas:
-        assert isinstance(one.routed, Routed)
+        assert isinstance(one.routed, RoutingFigures)
         found[one.name] = asdict(replace(one.routed, busy=(), queued_tokens=(), lag_batches=0))
     return found
 
@@ -222,20 +222,20 @@ async def test_one_that_says_nothing_of_use_is_judged_by_the_router_alone(replic
 
 
 async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MOST_REPLICAS", 0)
+    monkeypatch.setattr(replica_metrics, "MOST_REPLICAS", 0)
     replica = says_of_itself(CACHING_OFF)
     async with served(replica) as running, watched(running) as page:
-        judged = {(await page.next("fleet"))["alerts"]["judged_at"] for _ in range(20)}
-        assert len(judged) > 1
+        report = {(await page.next("fleet"))["alerts"]["judged_at"] for _ in range(20)}
+        assert len(report) > 1
         assert "/metrics" not in replica.asked
 
 
 async def test_nobody_is_asked_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LINGER_S", 0.01)
+    monkeypatch.setattr(broadcast, "LINGER_S", 0.01)
     replica = says_of_itself(CACHING_OFF)
     async with served(replica) as running:
         async with watched(running) as page:
             await told(page, "caching-off")
-        asking_for: Any = running.front.dashboard.watching._alerts._asking
-        await until(lambda: not asking_for._said, "nothing is kept when nobody watches any more")
-        assert asking_for._asking is None
+        asking_for: Any = running.front.dashboard.broadcast._alerts._metrics
+        await until(lambda: not asking_for._samples, "nothing is kept when nobody watches any more")
+        assert asking_for._polling is None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from api.errors import ApiError
 from events.native import Load
-from router.dashboard import feed, sampling, watching
+from router.dashboard import broadcast, dashboard, sampling
 from router.dashboard.counts import Counts, counts_of
 from router.dashboard.rows import Query
 from router.feeds import Feeds
@@ -30,7 +30,7 @@ KEYS = tuple(keys_from_options(["client-key"], "admin-key"))
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "FRAME_S", 0.02)
+    monkeypatch.setattr(broadcast, "FRAME_S", 0.02)
 
 
 async def ask(running: Served, count: int, **headers: str) -> None:
@@ -40,7 +40,7 @@ async def ask(running: Served, count: int, **headers: str) -> None:
 
 
 def count_of(running: Served) -> int:
-    return len(running.front.dashboard.watching)
+    return len(running.front.dashboard.broadcast)
 
 
 def newest(running: Served, name: str) -> float:
@@ -51,8 +51,8 @@ def newest(running: Served, name: str) -> float:
 
 async def alone(running: Served) -> None:
     await until(lambda: count_of(running) == 0, "nobody watches any more")
-    assert running.front.dashboard.watching._showing is None
-    assert running.front.dashboard.watching._fleet is None
+    assert running.front.dashboard.broadcast._showing is None
+    assert running.front.dashboard.broadcast._fleet is None
     running.router.admission.check()
 
 
@@ -67,7 +67,7 @@ async def test_a_page_is_greeted_and_told_the_past_and_the_present() -> None:
             hello, history, fleet = [await page.event() for _ in range(3)]
         assert [hello.name, history.name, fleet.name] == ["hello", "history", "fleet"]
         assert (hello.content["role"], hello.content["keyed"], hello.content["models"]) == ("admin", False, ["m"])
-        assert set(history.content) == {"at", "interval_s", *sampling.OF_FLEET}
+        assert set(history.content) == {"at", "interval_s", *sampling.FLEET_SERIES}
         assert {len(column) for column in history.content.values() if isinstance(column, list)} == {1}
         totals = fleet.content["totals"]
         assert (totals["replicas"], totals["up"], totals["in_flight"]) == (2, 2, 0)
@@ -306,7 +306,7 @@ def fields_of(key: Key) -> dict[str, Any]:
 
 
 async def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(broadcast, "MOST_WATCHERS", 2)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as one:
             async with watched(running) as other, connect(running.port) as client:
@@ -325,7 +325,7 @@ async def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.Mo
 async def test_readers_leave_room_for_others_and_for_administrators(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    monkeypatch.setattr(watching, name, most)
+    monkeypatch.setattr(broadcast, name, most)
     keys = tuple(keys_from_options(["client-key", "another-key"], "admin-key"))
     async with AsyncExitStack() as open_pages:
         running = await open_pages.enter_async_context(
@@ -343,21 +343,21 @@ async def test_readers_leave_room_for_others_and_for_administrators(
 
 
 async def test_without_keys_readers_are_told_apart_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(broadcast, "MOST_OF_ONE", 1)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
-        wish, owner = watching.Wish(Query(), admin=False), running.front.dashboard.watching
-        watchers = [owner.join(wish, None, address) for address in ("10.0.0.8", "10.0.0.9")]
+        query, owner = broadcast.FeedQuery(Query(), admin=False), running.front.dashboard.broadcast
+        watchers = [owner.join(query, None, address) for address in ("10.0.0.8", "10.0.0.9")]
         with pytest.raises(ApiError, match="one reader"):
-            owner.join(wish, None, "10.0.0.9")
-        for watcher in watchers:
-            owner.leave(watcher)
+            owner.join(query, None, "10.0.0.9")
+        for subscriber in watchers:
+            owner.leave(subscriber)
         await alone(running)
 
 
 async def test_those_who_ask_the_same_are_shown_one_frame() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         made = 0
-        owner: Any = running.front.dashboard.watching
+        owner: Any = running.front.dashboard.broadcast
         frame = owner._frame
 
         def counting(*arguments: Any) -> Any:
@@ -406,17 +406,17 @@ def large() -> list[Scripted]:
 async def test_a_page_that_does_not_read_is_kept_one_frame_and_then_gets_the_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watching, "FRAME_S", 0.005)
+    monkeypatch.setattr(broadcast, "FRAME_S", 0.005)
     async with served(*large()) as running:
-        owner: Any = running.front.dashboard.watching
+        owner: Any = running.front.dashboard.broadcast
         shown: list[float] = []  # when
-        show = watching.Watcher.show
+        show = broadcast.Subscriber.show
 
-        def noting(watcher: watching.Watcher, frame: bytes) -> None:
+        def noting(subscriber: broadcast.Subscriber, frame: bytes) -> None:
             shown.append(owner._fleet.at)
-            show(watcher, frame)
+            show(subscriber, frame)
 
-        monkeypatch.setattr(watching.Watcher, "show", noting)
+        monkeypatch.setattr(broadcast.Subscriber, "show", noting)
         asking = await stuck(running)
         before = len(shown)
         await until(lambda: len(shown) >= before + 20, "many frames have been made meanwhile")
@@ -444,7 +444,7 @@ async def test_who_does_not_read_keeps_nobody_waiting_and_leaves_nothing() -> No
 
 
 async def test_who_has_not_read_for_long_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "STUCK_S", 1.0)
+    monkeypatch.setattr(dashboard, "STUCK_S", 1.0)
     async with served(*large()) as running:
         asking = await stuck(running)
         assert count_of(running) == 1
@@ -505,7 +505,7 @@ async def test_a_mistake_in_a_frame_ends_neither_the_stream_nor_the_router(caplo
         await page.next("fleet")
         member = running.member("r0")
         models, member.models = member.models, None
-        await until(lambda: "The dashboard could not be shown" in caplog.text, "it is logged")
+        await until(lambda: "making frames for the dashboard" in caplog.text, "it is logged")
         member.models = models
         mended = time.time()
         while (await page.next("fleet"))["at"] <= mended:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from router.dashboard import files
+from router.dashboard import static_files
 from tests.router.loopback import until
 from tests.router.scripted import Answer, connect, served
 
-STATIC = Path(files.__file__).parent / "static"
+STATIC = Path(static_files.__file__).parent / "static"
 ALL = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
 # Where one file names another: in attributes, and in imports of scripts and styles.
 REFERENCE = re.compile(r"""(?:src|href)="([^"#]+)"|(?:from|import)\s*\(?\s*["'](\.[^"']+)["']|url\(["']?([^"')#]+)""")
@@ -37,24 +37,24 @@ async def get(path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 def test_each_file_has_a_type_that_is_served() -> None:
-    assert files.INDEX in ALL
+    assert static_files.INDEX in ALL
     for name in ALL:
-        found = files.find(name)
-        assert found is not None, f"{name} would not be served; see files.TYPES"
+        found = static_files.find(name)
+        assert found is not None, f"{name} would not be served; see static_files.TYPES"
         assert found.content == (STATIC / name).read_bytes()
 
 
 @pytest.mark.parametrize(("name", "wanted"), sorted(set(referenced())))
 def test_what_a_file_names_is_there(name: str, wanted: str) -> None:
     assert "://" not in wanted and not wanted.startswith("//"), f"{name} would load something from elsewhere"
-    assert files.find(wanted) is not None, f"{name} names {wanted}"
+    assert static_files.find(wanted) is not None, f"{name} names {wanted}"
 
 
 async def test_the_page_and_its_files_are_served_with_their_types() -> None:
-    for path, name in (("/dashboard", files.INDEX), *((f"/dashboard/{name}", name) for name in ALL[:3])):
+    for path, name in (("/dashboard", static_files.INDEX), *((f"/dashboard/{name}", name) for name in ALL[:3])):
         answer = await get(path)
         assert (answer.status, answer.body) == (200, (STATIC / name).read_bytes()), path
-        assert answer.headers["content-type"] == files.TYPES[name.rpartition(".")[2]]
+        assert answer.headers["content-type"] == static_files.TYPES[name.rpartition(".")[2]]
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-cache"
@@ -99,10 +99,10 @@ async def test_nothing_else_is_to_be_had(path: str) -> None:
     "path",
     [
         "/dashboard//index.html",
-        "/dashboard/../files.py",
+        "/dashboard/../static_files.py",
         "/dashboard/..%2ffiles.py",
         "/dashboard/%2e%2e/files.py",
-        "/dashboard/js/../../files.py",
+        "/dashboard/js/../../static_files.py",
         "/dashboard/js/..%5c..%5cindex.html",
         "/dashboard/js%2fmain.js",
         "/dashboard/index.html%00.js",
@@ -122,16 +122,23 @@ def test_what_is_hidden_or_no_page_is_not_to_be_had(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in ("page.txt", "js/page.js", ".hidden.txt", "page.py", ".git/page.txt"):
         (tmp_path / name).write_text(name)
-    assert {path: file.content for path, file in files.read(tmp_path)} == {
+    assert {path: file.content for path, file in static_files.read(tmp_path)} == {
         "page.txt": b"page.txt", "js/page.js": b"js/page.js"
     }  # fmt: skip
 
 
 def test_no_name_leads_out_of_the_folder() -> None:
     """The negative control: the file is there."""
-    assert (STATIC / "../files.py").is_file() and (STATIC / files.INDEX).is_file()
-    for name in ("../files.py", f"./{files.INDEX}", f"js/../{files.INDEX}", str(STATIC / files.INDEX), "", "/"):
-        assert files.find(name) is None, name
+    assert (STATIC / "../static_files.py").is_file() and (STATIC / static_files.INDEX).is_file()
+    for name in (
+        "../static_files.py",
+        f"./{static_files.INDEX}",
+        f"js/../{static_files.INDEX}",
+        str(STATIC / static_files.INDEX),
+        "",
+        "/",
+    ):
+        assert static_files.find(name) is None, name
 
 
 async def test_a_page_is_only_read() -> None:

@@ -19,8 +19,8 @@ from events.records import Record
 from events.tool.options import Target
 from events.tool.watch import Watch
 from router.dashboard import recording as told
-from router.dashboard.recording import Ended, Moments, Player, about, span
-from router.dashboard.viewing import Pages, build_app, view
+from router.dashboard.recording import Ended, Player, TreePlayback, about, span
+from router.dashboard.recording_server import Pages, build_app, view
 from router.prefixes.shared import Prefix
 from tests.events.processes import DEADLINE_S
 from tests.events.recorded import SOURCE, record_incident
@@ -29,7 +29,7 @@ ENDLESS = """
 import itertools
 import sys
 from events.recording import Recording
-from router.dashboard.viewing import view
+from router.dashboard.recording_server import view
 
 def endless(self):
     print("playing", flush=True)
@@ -71,7 +71,7 @@ def test_timeline_ends_with_what_is_held_at_the_end(incident: Recording) -> None
 def test_moment_is_the_same_from_before_and_from_behind(incident: Recording) -> None:
     begin_s, end_s = span(incident)
     middle_s = (begin_s + end_s) / 2
-    forward, back = Moments(incident, None), Moments(incident, None)
+    forward, back = TreePlayback(incident, None), TreePlayback(incident, None)
     forward.at(begin_s)
     back.at(end_s)
     found = forward.at(middle_s)
@@ -81,7 +81,7 @@ def test_moment_is_the_same_from_before_and_from_behind(incident: Recording) -> 
 
 def test_moment_has_every_block_of_the_tree(incident: Recording) -> None:
     _, end_s = span(incident)
-    found = Moments(incident, None).at(end_s)
+    found = TreePlayback(incident, None).at(end_s)
     player = Player(incident)
     player.play(end_s)
     assert sum(each.tokens for each in flat(found.prefixes)) == sum(node.tokens for node in player.tree.nodes.values())
@@ -100,18 +100,18 @@ def test_tree_is_that_of_the_other_tools(incident: Recording) -> None:
 
 def test_largest_parts_are_shown_of_many(incident: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     _, end_s = span(incident)
-    whole = Moments(incident, None).at(end_s)
+    whole = TreePlayback(incident, None).at(end_s)
     monkeypatch.setattr(told, "MOST_PARTS", 3)
-    some = Moments(incident, None).at(end_s)
+    some = TreePlayback(incident, None).at(end_s)
     assert len(flat(some.prefixes)) == 3 < some.parts == whole.parts
     assert {each.id for each in some.prefixes} <= {each.id for each in whole.prefixes}
 
 
 def test_text_is_that_of_the_tokenizer(incident: Recording) -> None:
     _, end_s = span(incident)
-    found = Moments(incident, lambda ids: f"{len(ids)} words").at(end_s)
+    found = TreePlayback(incident, lambda ids: f"{len(ids)} words").at(end_s)
     assert {each.text for each in flat(found.prefixes)} >= {"4 words"}
-    assert all(each.text is None for each in flat(Moments(incident, None).at(end_s).prefixes))
+    assert all(each.text is None for each in flat(TreePlayback(incident, None).at(end_s).prefixes))
 
 
 def test_marks_beyond_what_is_shown_are_counted(incident: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,18 +131,18 @@ def test_a_moment_that_failed_half_way_is_played_from_the_beginning(
     incident: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, end_s = span(incident)
-    moments, broken = Moments(incident, None), failing(*islice(incident.records(), 9))
+    moments, broken = TreePlayback(incident, None), failing(*islice(incident.records(), 9))
     with monkeypatch.context() as patch:
         patch.setattr(incident, "records", lambda: broken)
         with pytest.raises(ZeroDivisionError):
             moments.at(end_s)
-    assert moments.at(end_s) == Moments(incident, None).at(end_s)
+    assert moments.at(end_s) == TreePlayback(incident, None).at(end_s)
 
 
 def test_playing_stops_when_nobody_waits_for_it_any_more(incident: Recording) -> None:
     asked = count()
     with pytest.raises(Ended):
-        Moments(incident, None, lambda: next(asked) == 9).at(math.inf)
+        TreePlayback(incident, None, lambda: next(asked) == 9).at(math.inf)
     with pytest.raises(Ended):
         about(incident, texts=False, is_ended=lambda: True)
 

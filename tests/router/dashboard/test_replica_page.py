@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from router.dashboard.replica_page import held_prefixes
-from router.dashboard.sampling import OF_REPLICA
+from router.dashboard.sampling import REPLICA_SERIES
 from router.keys import keys_from_options
 from router.sharing import told
 from tests.router.http.test_app import LOCAL, bearer
@@ -57,7 +57,7 @@ async def test_a_replica_is_told_with_what_it_has_done_and_its_past() -> None:
         assert page["counts"]["prompt_tokens"] > 100
         assert page["stream"] is None  # it sends no events
         assert page["cache"]["ages"] is None
-        assert set(page["history"]) == {"at", "interval_s", *OF_REPLICA}
+        assert set(page["history"]) == {"at", "interval_s", *REPLICA_SERIES}
         assert len(page["history"]["at"]) == 1 and page["history"]["requests_per_s"][0] > 0
         assert page["history"]["hit_reported"] == [None]
         replicas = (await get(running, "/replicas")).json["replicas"]
@@ -147,9 +147,9 @@ async def test_who_is_not_there_is_not_found() -> None:
 
 async def test_one_that_leaves_while_it_is_asked_about_is_not_found() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
-        async with running.front.dashboard._telling:  # its prefixes have to wait
+        async with running.front.dashboard._computing:  # its prefixes have to wait
             asking = asyncio.create_task(get(running, "/dashboard/replicas/r1"))
-            await until(lambda: running.front.dashboard._telling._waiters, "it waits")
+            await until(lambda: running.front.dashboard._computing._waiters, "it waits")
             running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
         assert (await asking).error["code"] == "replica_not_found"
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from api.errors import ApiError
-from router.dashboard.rows import Fleet, Query, Row, Totals, chosen, query_of
+from router.dashboard.rows import Fleet, Query, Row, Totals, query_of, select_rows
 
 QUIET = Row(
     name="r0", model="m", models=1, engine="warmroute", status="up", why=None, state="exact", inexact=None, severity=0,
@@ -32,8 +32,8 @@ FLEET = fleet(WELL, DOWN, LATE)
 
 
 def test_the_worst_come_first_unless_another_order_is_asked_for() -> None:
-    assert names(chosen(FLEET, query_of({}))[1]) == ["down", "late", "well"]
-    assert names(chosen(FLEET, query_of({"order": "asc"}))[1]) == ["well", "late", "down"]
+    assert names(select_rows(FLEET, query_of({}))[1]) == ["down", "late", "well"]
+    assert names(select_rows(FLEET, query_of({"order": "asc"}))[1]) == ["well", "late", "down"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_worst_come_first_unless_another_order_is_asked_for() -> None:
     ],
 )
 def test_each_column_has_an_order_of_its_own(sort: str, first: str) -> None:
-    assert names(chosen(FLEET, query_of({"sort": sort}))[1])[0] == first
+    assert names(select_rows(FLEET, query_of({"sort": sort}))[1])[0] == first
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_each_column_has_an_order_of_its_own(sort: str, first: str) -> None:
      ("exact", ["down", "well"]), ("draining", []), ("  ", ["down", "late", "well"]), ("nobody", [])],
 )  # fmt: skip
 def test_a_filter_names_a_state_or_a_part_of_a_name(wanted: str, found: list[str]) -> None:
-    shown, rows = chosen(FLEET, query_of({"filter": wanted, "sort": "name"}))
+    shown, rows = select_rows(FLEET, query_of({"filter": wanted, "sort": "name"}))
     assert (names(rows), shown.matching) == (found, len(found))
 
 
 def test_a_window_moves_over_the_rows_and_never_shows_more_than_is_asked() -> None:
     many = fleet(*[replace(QUIET, name=f"r{number:04d}") for number in range(1000)])
-    shown, rows = chosen(many, query_of({"sort": "name", "offset": "250", "limit": "20"}))
+    shown, rows = select_rows(many, query_of({"sort": "name", "offset": "250", "limit": "20"}))
     assert names(rows) == [f"r{number:04d}" for number in range(250, 270)]
     assert (shown.matching, shown.offset, shown.limit) == (1000, 250, 20)
-    assert len(chosen(many, query_of({}))[1]) == 100
-    assert chosen(many, query_of({"offset": "1000"}))[1] == []
+    assert len(select_rows(many, query_of({}))[1]) == 100
+    assert select_rows(many, query_of({"offset": "1000"}))[1] == []
 
 
 @pytest.mark.parametrize(

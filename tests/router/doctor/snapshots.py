@@ -4,12 +4,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from router.doctor.figures import Choice, Figures, Own, Replica, Routed, RouterFigures
+from router.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 
 READINGS = 21
 WINDOW_S = 10.0
 
-OWN = Own(
+OWN = EngineFigures(
     block_tokens=16,
     total_blocks=1000,
     usage=0.4,
@@ -27,7 +27,7 @@ OWN = Own(
     events_ever=1e4,
     sends_events=True,
 )
-ROUTED = Routed(
+ROUTED = RoutingFigures(
     predictions=100.0,
     wrong_predictions=1.0,
     wrong_blocks=3.0,
@@ -42,17 +42,19 @@ ROUTED = Routed(
 )
 
 
-def choices(pattern: str, *, each: int = 1, every_s: float = 0.05, cached: bool = False) -> tuple[Choice, ...]:
+def choices(pattern: str, *, each: int = 1, every_s: float = 0.05, cached: bool = False) -> tuple[DecisionSample, ...]:
     """One letter, or `each` of it, after the other."""
     names = [f"r{'abc'.index(letter)}" for letter in pattern for _ in range(each)]
-    return tuple(Choice(at_s=number * every_s, replica=name, cached=cached) for number, name in enumerate(names))
+    return tuple(
+        DecisionSample(at_s=number * every_s, replica=name, cached=cached) for number, name in enumerate(names)
+    )
 
 
 ROUTER = RouterFigures(policy="cost", requests=300.0, chosen_tokens=300_000.0, choices=choices("abc" * 60))
 
 
-def replica(name: str = "r0", own: dict[str, Any] | None = None, **routed: Any) -> Replica:
-    return Replica(
+def replica(name: str = "r0", own: dict[str, Any] | None = None, **routed: Any) -> ReplicaFigures:
+    return ReplicaFigures(
         name=name,
         model="m",
         block_tokens=16,
@@ -61,7 +63,7 @@ def replica(name: str = "r0", own: dict[str, Any] | None = None, **routed: Any) 
     )
 
 
-def fleet(first: Replica | None = None, *, router: RouterFigures = ROUTER, **others: Any) -> Figures:
+def fleet(first: ReplicaFigures | None = None, *, router: RouterFigures = ROUTER, **others: Any) -> Figures:
     """Three replicas, of which the first is as given."""
     rest = (replica("r1", **others), replica("r2", **others))
     return Figures(window_s=WINDOW_S, router=router, replicas=(first or replica(), *rest))

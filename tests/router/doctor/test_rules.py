@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.doctor import cache_rules, index_rules, routing_rules
-from router.doctor.figures import Figures, Own, Replica
+from router.doctor.figures import EngineFigures, Figures, ReplicaFigures
 from router.doctor.findings import PAGE
 from router.doctor.rules import RULES, findings
 from tests.router.doctor.snapshots import (
@@ -217,14 +217,14 @@ def test_every_finding_has_figures_and_a_knob(rule: str, figures: Figures) -> No
 
 
 def test_without_a_router_thrashing_is_told_from_nothing_but_the_cache() -> None:
-    alone = Replica(name="r", block_tokens=16, own=replace(replica().own or Own(), **THRASHING))
+    alone = ReplicaFigures(name="r", block_tokens=16, own=replace(replica().own or EngineFigures(), **THRASHING))
     [finding] = findings(replace(fleet(), router=None, replicas=(alone,)))
     assert finding.rule == "thrashing"
     assert "no prompts are alike" in finding.what
 
 
 def test_a_replica_that_says_that_it_sends_no_events_is_named_without_a_router() -> None:
-    alone = Replica(name="r", block_tokens=16, own=replace(replica().own or Own(), sends_events=False))
+    alone = ReplicaFigures(name="r", block_tokens=16, own=replace(replica().own or EngineFigures(), sends_events=False))
     assert named(replace(fleet(), router=None, replicas=(alone,))) == {"no-events"}
 
 

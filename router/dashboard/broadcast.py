@@ -1,6 +1,6 @@
-"""Who watches, and what they are shown: one frame each second for all that ask the same, made only while somebody does.
+"""Sends frames to open dashboards: one per second and query, made only while a dashboard is open.
 
-A watcher that reads slowly gets the newest frame when it is ready for one; nothing is kept for it meanwhile.
+A slow subscriber gets the newest frame when it is ready for one; frames in between are dropped.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from api.errors import ApiError, draining
 from router.core import Router
-from router.dashboard.alerts import Alerts, Judged
-from router.dashboard.rows import Fleet, Looking, Query, Row, Shown, Totals, chosen
+from router.dashboard.alerts import AlertReport, Alerts
+from router.dashboard.rows import Fleet, FleetView, Query, Row, Selection, Totals, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
 from router.keys import Key
 from router.request_summary import PastDecision
@@ -24,7 +24,7 @@ from router.request_summary import PastDecision
 log = logging.getLogger(__name__)
 
 FRAME_S = 1.0
-LINGER_S = 10.0  # after the last one has left, who may only want to see other rows: what it is judged by takes time
+LINGER_S = 10.0  # keep alerts after the last one leaves: it may come back at once with another query
 MOST_WATCHERS = 64
 MOST_READERS = 48  # of those, so that an administrator always finds room
 MOST_OF_ONE = 8  # of a reader's key, or of an address where readers have none
@@ -33,7 +33,7 @@ MOST_DECISIONS = 20
 MOST_MODELS = 100
 
 
-class Decided(Struct):
+class DecisionRow(Struct):
     at: float
     request_id: str
     model: str
@@ -54,28 +54,28 @@ class Frame(Struct):
     at: float
     totals: Totals
     states: dict[str, int]
-    shown: Shown
+    shown: Selection
     replicas: list[Row]
-    decisions: list[Decided] | None
-    alerts: Judged
+    decisions: list[DecisionRow] | None
+    alerts: AlertReport
     models: list[str]
 
 
-class Wish(NamedTuple):
-    """What a frame depends on."""
+class FeedQuery(NamedTuple):
+    """Everything that a frame depends on."""
 
     query: Query
     admin: bool
 
 
-class Watcher:
-    """One stream; `frames` is what it sends."""
+class Subscriber:
+    """One open dashboard."""
 
-    def __init__(self, wish: Wish, key: Key | None = None, address: str = "") -> None:
-        self.wish = wish
+    def __init__(self, query: FeedQuery, key: Key | None = None, address: str = "") -> None:
+        self.query = query
         self.key = key
         self.whose = address if key is None else key.digest
-        self.ends: str | None = None  # why
+        self.ends: str | None = None  # reason
         self._newest: bytes | None = None
         self._ready = asyncio.Event()
 
@@ -88,7 +88,7 @@ class Watcher:
         self._ready.set()
 
     async def frame(self) -> bytes | None:
-        """The newest that it has not had; None: there will be no more."""
+        """Wait for a new frame; None at the end of the stream."""
         await self._ready.wait()
         if self.ends is not None:
             return None
@@ -97,74 +97,74 @@ class Watcher:
         return frame
 
 
-class Watching:
-    """Owns the task that makes frames; it runs while there are watchers."""
+class Broadcast:
+    """Owns the task that makes frames while there are subscribers."""
 
-    def __init__(self, router: Router, sampling: Sampling, looking: Looking) -> None:
+    def __init__(self, router: Router, sampling: Sampling, view: FleetView) -> None:
         self._router = router
         self._sampling = sampling
-        self._looking = looking
+        self._view = view
         self._alerts = Alerts(router)
-        self._watchers: set[Watcher] = set()
+        self._subscribers: set[Subscriber] = set()
         self._fleet: Fleet | None = None
         self._showing: asyncio.Task[None] | None = None
         self._forgetting: asyncio.TimerHandle | None = None
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._watchers)
+        return len(self._subscribers)
 
-    def join(self, wish: Wish, key: Key | None = None, address: str = "") -> Watcher:
-        """ApiError: there are too many, or the router ends. To be given back with `leave`."""
+    def join(self, query: FeedQuery, key: Key | None = None, address: str = "") -> Subscriber:
+        """Add a subscriber, to be removed with `leave`. Raises ApiError if there are too many or the router ends."""
         if self._closed or self._router.draining:
             raise draining()
-        watcher = Watcher(wish, key, address)
-        self._check_room(watcher)
+        subscriber = Subscriber(query, key, address)
+        self._check_room(subscriber)
         if self._fleet is not None:
-            watcher.show(self._frame(self._fleet, wish))
-        self._watchers.add(watcher)
+            subscriber.show(self._frame(self._fleet, query))
+        self._subscribers.add(subscriber)
         if self._forgetting is not None:
             self._forgetting.cancel()
             self._forgetting = None
         if self._showing is None:
             self._showing = asyncio.create_task(self._show())
-        return watcher
+        return subscriber
 
-    def _check_room(self, watcher: Watcher) -> None:
-        if len(self._watchers) >= MOST_WATCHERS:
+    def _check_room(self, subscriber: Subscriber) -> None:
+        if len(self._subscribers) >= MOST_WATCHERS:
             raise _too_many(f"{MOST_WATCHERS} dashboards are open")
-        if watcher.wish.admin:
+        if subscriber.query.admin:
             return
-        readers = [one for one in self._watchers if not one.wish.admin]
+        readers = [one for one in self._subscribers if not one.query.admin]
         if len(readers) >= MOST_READERS:
             raise _too_many(f"{MOST_READERS} dashboards of readers are open")
-        if sum(one.whose == watcher.whose for one in readers) >= MOST_OF_ONE:
+        if sum(one.whose == subscriber.whose for one in readers) >= MOST_OF_ONE:
             raise _too_many(f"{MOST_OF_ONE} dashboards of one reader are open")
 
-    def leave(self, watcher: Watcher) -> None:
-        self._watchers.discard(watcher)
-        if not self._watchers and self._showing is not None:
+    def leave(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
+        if not self._subscribers and self._showing is not None:
             self._showing.cancel()
             self._showing = self._fleet = None
             self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self._alerts.forget)
 
     def close(self) -> None:
-        """Every stream ends, and none begins."""
+        """End every stream, and refuse new ones."""
         self._closed = True
-        for watcher in self._watchers:
-            watcher.end("the router ends")
+        for subscriber in self._subscribers:
+            subscriber.end("the router ends")
 
-    # ---- what is sent
+    # ---- frames
 
-    async def frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
-        yield event("hello", self._hello(watcher.wish.admin))
+    async def frames(self, subscriber: Subscriber) -> AsyncIterator[bytes]:
+        yield event("hello", self._hello(subscriber.query.admin))
         seen = -1
-        while (frame := await watcher.frame()) is not None:
+        while (frame := await subscriber.frame()) is not None:
             if (taken := self._sampling.taken) != seen:
                 yield self._history(seen)
                 seen = taken
             yield frame
-        yield event("end", {"why": watcher.ends})
+        yield event("end", {"why": subscriber.ends})
 
     def _hello(self, admin: bool) -> dict[str, Any]:
         router = self._router
@@ -184,7 +184,7 @@ class Watching:
         return list(islice(self._router.members.models, MOST_MODELS))
 
     def _history(self, seen: int) -> bytes:
-        """The newest point for who has all others; who has missed some gets them all again."""
+        """The newest point, or all points if the subscriber missed some."""
         columns = self._sampling.fleet.columns()
         if seen >= 0 and self._sampling.taken == seen + 1:
             return event("point", {name: column[-1] for name, column in columns.items()})
@@ -196,28 +196,28 @@ class Watching:
             begun_s = loop.time()
             try:
                 await self._show_all()
-            except Exception:  # whoever watches sees that it stands still; nobody else need notice
-                log.exception("The dashboard could not be shown: the router's own mistake")
+            except Exception:  # a broken dashboard must not stop the router
+                log.exception("Internal error while making frames for the dashboard")
             await asyncio.sleep(max(0.0, begun_s + FRAME_S - loop.time()))
 
     async def _show_all(self) -> None:
-        for watcher in self._watchers:
-            if not self._router.admission.knows(watcher.key, admin=watcher.wish.admin):
-                watcher.end("its API key is not valid any more")
-        fleet = self._fleet = await self._looking.look()
+        for subscriber in self._subscribers:
+            if not self._router.admission.knows(subscriber.key, admin=subscriber.query.admin):
+                subscriber.end("its API key is not valid any more")
+        fleet = self._fleet = await self._view.look()
         await asyncio.sleep(0)
         await self._alerts.see(fleet)
         await asyncio.sleep(0)
-        for wish in {watcher.wish for watcher in self._watchers}:
-            frame = self._frame(fleet, wish)
-            for watcher in self._watchers:
-                if watcher.wish == wish:
-                    watcher.show(frame)
+        for query in {subscriber.query for subscriber in self._subscribers}:
+            frame = self._frame(fleet, query)
+            for subscriber in self._subscribers:
+                if subscriber.query == query:
+                    subscriber.show(frame)
             await asyncio.sleep(0)
 
-    def _frame(self, fleet: Fleet, wish: Wish) -> bytes:
-        shown, rows = chosen(fleet, wish.query)
-        decisions = islice(reversed(self._router.decisions), MOST_DECISIONS) if wish.admin else None
+    def _frame(self, fleet: Fleet, query: FeedQuery) -> bytes:
+        shown, rows = select_rows(fleet, query.query)
+        decisions = islice(reversed(self._router.decisions), MOST_DECISIONS) if query.admin else None
         frame = Frame(
             at=fleet.at,
             totals=fleet.totals,
@@ -225,7 +225,7 @@ class Watching:
             shown=shown,
             replicas=rows,
             decisions=None if decisions is None else [_decided(one) for one in decisions],
-            alerts=self._alerts.judged,
+            alerts=self._alerts.report,
             models=self._models(),
         )
         return event("fleet", frame)
@@ -235,8 +235,8 @@ def event(name: str, content: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
 
 
-def _decided(one: PastDecision) -> Decided:
-    return Decided(
+def _decided(one: PastDecision) -> DecisionRow:
+    return DecisionRow(
         at=round(one.ts, 3),
         request_id=one.request_id,
         model=one.model,

@@ -1,4 +1,4 @@
-"""`warmroute events view`: a small server for this machine alone, whose page looks at a recording."""
+"""`warmroute events view`: a local server for the page of a recording."""
 
 import asyncio
 import math
@@ -17,8 +17,8 @@ from events.tool.options import StreamOptions, Target, is_endpoint, open_target
 from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode
 from router.admission import is_local
-from router.dashboard import files
-from router.dashboard.recording import About, Ended, Moments, about, never
+from router.dashboard import static_files
+from router.dashboard.recording import Ended, RecordingSummary, TreePlayback, about, never
 
 PAGE = "recording.html"
 LOOPBACK = "127.0.0.1"
@@ -32,10 +32,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 )
 @tokenizer_option
 def view(file: str, port: int, tokenizer: str | None) -> None:
-    """Look at a recording in a browser: the tree at any moment, gaps and restarts over time.
+    """Show a recording in a browser: the tree at any moment, gaps and restarts over time.
 
-    FILE is a recording made by `record`. The page is for browsers on this machine alone. Of a redacted recording, or
-    without --tokenizer, there is no text. Ctrl-C ends it.
+    FILE is a recording made by `record`. Only browsers on this machine can open the page. A redacted recording shows
+    no text, nor does any without --tokenizer. Press Ctrl-C to stop.
 
     \b
     Examples:
@@ -75,22 +75,22 @@ def build_app(pages: "Pages") -> Starlette:
 
 
 def guarded(endpoint: Endpoint) -> Endpoint:
-    """A recording holds prompts: pages of other sites may not read it, whatever name they have for this machine."""
+    """Refuse pages of other sites: a recording holds prompts."""
 
     async def answer(request: Request) -> Response:
         client = request.client.host if request.client else None
         if not is_local(request.scope["headers"], client, request.scope["http_version"]):
-            return refusal(403, "this page is only for browsers on the machine that it runs on, by its own address")
+            return refusal(403, "open this page on the machine that runs it, at 127.0.0.1 or localhost")
         try:
             return await endpoint(request)
         except (Ended, asyncio.CancelledError):
-            return refusal(503, "the server ends")
+            return refusal(503, "the server is shutting down")
 
     return answer
 
 
 async def failed(_: Request, error: Exception) -> Response:
-    """Our own mistake; it is logged as well."""
+    """The response to an internal error, which the server logs too."""
     return refusal(500, f"the recording could not be played: {type(error).__name__}: {error}", "server_error")
 
 
@@ -99,10 +99,10 @@ class Pages:
         assert target.recording is not None
         self._recording = target.recording
         self._texts = decode is not None and not self._recording.header.redacted
-        self._moments = Moments(self._recording, decode if self._texts else None, is_ended)
+        self._moments = TreePlayback(self._recording, decode if self._texts else None, is_ended)
         self._is_ended = is_ended
-        self._about: About | None = None
-        self._playing = asyncio.Lock()  # playing is work for a thread: one at a time
+        self._about: RecordingSummary | None = None
+        self._playing = asyncio.Lock()  # one replay in a thread at a time
 
     async def index(self, _: Request) -> Response:
         return shown(PAGE)
@@ -130,10 +130,10 @@ class Pages:
 
 
 def shown(path: str) -> Response:
-    found = files.find(path)
+    found = static_files.find(path)
     if found is None:
         return refusal(404, f"there is no file {path[:100]!r}")
-    return Response(found.content, headers=files.HEADERS, media_type=found.content_type)
+    return Response(found.content, headers=static_files.HEADERS, media_type=found.content_type)
 
 
 def as_json(content: object) -> Response:

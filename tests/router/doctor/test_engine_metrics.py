@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.doctor.comparing import READ, needed, own_figures
+from router.doctor.engine_metrics import READ, engine_figures, relevant_lines
 from router.doctor.samples import Samples
 
 FIRST = """\
@@ -65,25 +65,27 @@ class Recording(Samples):
 @pytest.mark.parametrize(("first", "last"), [(FIRST, LAST), (FIRST, FIRST), (SGLANG, SGLANG), ("", LAST)])
 def test_the_lines_that_are_needed_say_all_that_is_read(first: str, last: str) -> None:
     index = (10.0, 2.0)
-    whole = own_figures(Samples(first), Samples(last), index)
+    whole = engine_figures(Samples(first), Samples(last), index)
     assert whole is not None
-    assert own_figures(Samples(needed(first.encode())), Samples(needed(last.encode())), index) == whole
+    assert (
+        engine_figures(Samples(relevant_lines(first.encode())), Samples(relevant_lines(last.encode())), index) == whole
+    )
 
 
 @pytest.mark.parametrize("text", [FIRST, SGLANG])
 def test_every_name_that_is_read_is_among_those_needed(text: str) -> None:
     samples = Recording(text)
-    own_figures(samples, samples, (10.0, 2.0))
+    engine_figures(samples, samples, (10.0, 2.0))
     assert samples.asked <= READ
     assert not [name for name in samples.asked if name.startswith("vllm:time")]
 
 
 def test_what_nobody_reads_is_not_kept() -> None:
-    assert "time_to_first_token" not in needed(FIRST.encode())
-    assert "#" not in needed(FIRST.encode())
-    assert needed(b"\xff\xfe nothing\n") == ""
+    assert "time_to_first_token" not in relevant_lines(FIRST.encode())
+    assert "#" not in relevant_lines(FIRST.encode())
+    assert relevant_lines(b"\xff\xfe nothing\n") == ""
 
 
 def test_what_is_no_engine_has_no_figures() -> None:
-    nothing: Any = own_figures(Samples(""), Samples("other_total 1\n"))
+    nothing: Any = engine_figures(Samples(""), Samples("other_total 1\n"))
     assert nothing is None

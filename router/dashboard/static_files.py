@@ -1,4 +1,4 @@
-"""The dashboard's own files, as the package has them: no build step, nothing from elsewhere."""
+"""The dashboard's static files, served from the package without a build step."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -22,7 +22,7 @@ TYPES = {
     "woff2": "font/woff2",
 }
 INDEX = "index.html"
-# Nothing but what the router itself serves is loaded, run or sent anywhere, whatever text a page shows.
+# A page loads, runs and sends nothing but the router's own files, whatever prompts it shows.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -41,18 +41,18 @@ class File(NamedTuple):
 
 
 def find(path: str) -> File | None:
-    """None: there is no such file, or none that is meant to be had."""
+    """The file at a path of the page; None if there is none."""
     return _all().get(path)
 
 
 @cache
 def _all() -> dict[str, File]:
-    """Read once: whatever path is asked for, it is never one of the machine's."""
+    """All files, read once: a request's path is never used on the file system."""
     return dict(read(STATIC))
 
 
 def read(folder: Traversable, above: str = "") -> Iterator[tuple[str, File]]:
-    """Each file that is meant to be had, by its path."""
+    """Yield each public file with its path."""
     for entry in folder.iterdir():
         path, content_type = above + entry.name, TYPES.get(entry.name.rpartition(".")[2])
         if entry.name.startswith("."):

@@ -1,9 +1,9 @@
-"""Two readings of a replica's /metrics become figures. Pure; a counter that fell was begun anew in between.
+"""Figures from two samples of an engine's /metrics. A counter that fell was reset in between.
 
-A name that is read here for the first time is added to READ, too.
+Add each metric that is read here to READ.
 """
 
-from router.doctor.figures import Own
+from router.doctor.figures import EngineFigures
 from router.doctor.samples import Samples
 
 USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
@@ -41,14 +41,14 @@ READ = frozenset(
 _READ = {name.encode() for name in READ}
 
 
-class Between:
-    """What has changed from one reading of a /metrics to another."""
+class MetricsDelta:
+    """Changes between two samples of /metrics."""
 
     def __init__(self, first: Samples, last: Samples) -> None:
         self.first, self.last = first, last
 
     def grown(self, *names: str, **labels: str) -> float | None:
-        """None: nobody counts it."""
+        """The increase of a counter; None if there is no such counter."""
         now = self.last.total(*names, **labels)
         before = self.first.total(*names, **labels) or 0.0
         return None if now is None else now if now < before else now - before
@@ -62,19 +62,19 @@ class Between:
         return {key: change for key, change in grown.items() if change > 0}
 
 
-def needed(metrics: bytes) -> str:
-    """The lines of a /metrics that are read here: to parse all of them would take many times as long."""
+def relevant_lines(metrics: bytes) -> str:
+    """The lines of /metrics that are read here: parsing all of them takes many times as long."""
     kept = [line for line in metrics.split(b"\n") if line.partition(b"{")[0].partition(b" ")[0] in _READ]
     return b"\n".join([*kept, b""]).decode(errors="replace")
 
 
-def own_figures(
+def engine_figures(
     first: Samples, now: Samples, index: tuple[float, float] | None = None, sends_events: bool | None = None
-) -> Own | None:
-    """`index`: how many of its blocks the router knows, and how many more than before."""
-    change = Between(first, now)
+) -> EngineFigures | None:
+    """Figures of an engine. `index`: its blocks in the router's index, and their increase."""
+    change = MetricsDelta(first, now)
     if now.total(*PROMPT_TOKENS) is None:
-        return None  # something else has such an address
+        return None  # not an engine
     engine = _engine(now)
     block_tokens, total_blocks = _cache_size(now)
     full = _full(now, total_blocks)
@@ -82,7 +82,7 @@ def own_figures(
         full = min(1.0, index[0] / total_blocks)
     queries, hits = change.grown(*QUERIES), change.grown(*HITS)
     usages = [one for one in (first.most(*USAGE), now.most(*USAGE)) if one is not None]
-    return Own(
+    return EngineFigures(
         engine=engine,
         block_tokens=block_tokens,
         total_blocks=total_blocks,
@@ -113,15 +113,15 @@ def _engine(metrics: Samples) -> str:
 
 
 def _cache_size(metrics: Samples) -> tuple[int, int]:
-    """Tokens in a block, and blocks; 0: not said."""
+    """Tokens per block and number of blocks; 0: unknown."""
     names = (
         ("vllm:cache_config_info", "block_size", "num_gpu_blocks"),
         ("sglang:cache_config_info", "page_size", "num_pages"),
     )
     for name, size, count in names:
-        said = (metrics.label(name, size) or "", metrics.label(name, count) or "")
-        if said[0].isdecimal():
-            return int(said[0]), int(said[1]) if said[1].isdecimal() else 0
+        tokens, blocks = metrics.label(name, size) or "", metrics.label(name, count) or ""
+        if tokens.isdecimal():
+            return int(tokens), int(blocks) if blocks.isdecimal() else 0
     return 0, 0
 
 
@@ -132,8 +132,8 @@ def _full(metrics: Samples, total_blocks: int) -> float | None:
     return 1 - (free - reusable) / total_blocks
 
 
-def _evicted(change: Between, block_tokens: int, index: tuple[float, float] | None) -> float | None:
-    """In blocks. What nobody counts is what came in and did not make the cache grow."""
+def _evicted(change: MetricsDelta, block_tokens: int, index: tuple[float, float] | None) -> float | None:
+    """Evicted blocks. Without a counter, they are the stored blocks that did not make the cache grow."""
     counted = change.grown("warmroute:evictions_total")
     if counted is not None or not block_tokens:
         return counted

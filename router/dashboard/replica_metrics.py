@@ -1,0 +1,63 @@
+"""Polls the replicas' own /metrics in a small fleet, while a dashboard is open."""
+
+import asyncio
+import logging
+from collections import deque
+
+from router.core import Router
+from router.doctor.engine_metrics import engine_figures, relevant_lines
+from router.doctor.figures import EngineFigures
+from router.doctor.samples import BadMetrics, Samples
+from router.fetch import fetch
+from router.members import Member
+from router.upstream import Broken
+
+log = logging.getLogger(__name__)
+
+MOST_REPLICAS = 32  # a larger fleet would take too long to poll
+TIMEOUT_S = 2.0
+KEPT = 3  # samples of each replica; the oldest is compared with the newest
+
+
+class ReplicaMetrics:
+    """Call `poll` regularly, and `forget` when the last dashboard closed."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._samples: dict[Member, deque[Samples]] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    def poll(self) -> None:
+        """Start a poll in the background, unless one is running."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_all())
+
+    def forget(self) -> None:
+        self._samples.clear()
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
+
+    def figures(self, member: Member, index: tuple[float, float] | None) -> EngineFigures | None:
+        """`index`: the member's blocks in the router's index, and their increase."""
+        samples = self._samples.get(member)
+        return engine_figures(samples[0], samples[-1], index) if samples else None
+
+    async def _poll_all(self) -> None:
+        try:
+            members = list(self._router.members)
+            if len(members) > MOST_REPLICAS:
+                members = []
+            self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
+            await asyncio.gather(*map(self._poll, members))
+        except Exception:  # rules without figures are silent
+            log.exception("Internal error while polling the replicas' metrics")
+
+    async def _poll(self, member: Member) -> None:
+        try:
+            answer = await fetch(member.upstream, "/metrics", lines=member.key_line, timeout_s=TIMEOUT_S)
+            samples = Samples(relevant_lines(answer.body) if answer.status == 200 else "")
+        except (Broken, BadMetrics):
+            self._samples.pop(member, None)
+            return
+        self._samples.setdefault(member, deque(maxlen=KEPT)).append(samples)
