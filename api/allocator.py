@@ -1,4 +1,4 @@
-"""Makes the C library give the memory of large bodies back."""
+"""Makes the C library return the memory of large bodies to the system."""
 
 import ctypes
 import sys
@@ -11,13 +11,13 @@ _C = ctypes.CDLL(None)
 
 
 def give_back() -> None:
-    """Have the C library return what is free within its heap, between blocks that are not."""
+    """Return free memory within the C library's heap to the system."""
     if (trim := getattr(_C, "malloc_trim", None)) is not None:  # of glibc
         trim(0)
 
 
 def map_large_blocks() -> None:
-    """Have every larger block mapped by itself, so that it is unmapped when it is freed.
+    """Map each large block by itself, so that freeing it returns its memory.
 
     Otherwise glibc raises its threshold to the size of each such block that is freed, up to 32 MB: the next bodies come
     from its heap, which shrinks only from its end. The threshold is below what is read at once from a fast client; with

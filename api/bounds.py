@@ -1,4 +1,4 @@
-"""How much text one token stands for at most, so that what cannot fit a model is refused before it is encoded.
+"""Bounds the text that one token stands for, to refuse a text that cannot fit before it is encoded.
 
 The bound is never less than what a token can stand for, but for the tokenizers that drop text without a trace (white
 space between words, a word that is not known): for them there is no such bound, and `DROPPED` is a guess.
@@ -60,7 +60,7 @@ def _keeps(pre_tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _shrinking(normalizer: Mapping[str, Any]) -> float:
-    """How many times longer a text can be than what becomes of it."""
+    """How many times longer a text can be than its normalized form."""
     match normalizer:
         case {"type": "NFC" | "NFD" | "NFKC" | "NFKD"}:
             return NORMAL_FORMS

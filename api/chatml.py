@@ -1,4 +1,4 @@
-"""ChatML for the byte tokenizer: a list of segments, so that no text of a client can stand for a special token."""
+"""ChatML for the byte tokenizer, as segments, so that a client's text never becomes a special token."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def _json(value: Any) -> str:
 
 
 def size(segment: Segment) -> int:
-    """How many tokens it has."""
+    """The number of tokens of a segment."""
     return 1 if isinstance(segment, int) else len(segment.encode())
 
 
@@ -56,5 +56,5 @@ def encode(shown: Iterable[Segment]) -> list[int]:
 
 
 def text(shown: Iterable[Segment]) -> str:
-    """For people to read: here a special token and the same text look alike."""
+    """The segments as text for people; a special token looks like its text."""
     return "".join(ByteTokenizer.specials[segment - 256] if isinstance(segment, int) else segment for segment in shown)

@@ -1,4 +1,4 @@
-"""Refuses what has too many entries by counting them in the JSON, before a list or an object of each is built.
+"""Counts entries in raw JSON, to refuse too many of them before they are decoded.
 
 Thirty megabytes of JSON can be fifteen million token ids, which take twenty times as much memory as objects. Only what
 would be refused in any case is refused here; whatever cannot be counted is left to the reading proper.
@@ -18,7 +18,7 @@ _SPACE = b" \t\r\n"
 
 
 class Countable(Protocol):
-    """The fields of a request whose entries are counted, as they stand in its JSON."""
+    """The raw JSON of a request's fields whose entries are counted."""
 
     messages: Raw
     prompt: Raw
@@ -40,7 +40,7 @@ _decode_list = msgspec.json.Decoder(list[Raw]).decode
 
 
 def check_body(body: bytes, max_model_len: int | None, *, chat: bool) -> None:
-    """As `check_counts`, for a body that may be anything: what cannot be read is not refused here."""
+    """Apply `check_counts` to any body; one that cannot be read is left to the decoder."""
     try:
         counted = _decode_counted(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -49,7 +49,7 @@ def check_body(body: bytes, max_model_len: int | None, *, chat: bool) -> None:
 
 
 def check_counts(counted: Countable, max_model_len: int | None, *, chat: bool) -> None:
-    """ApiError 400 or 413 that quotes the number of entries and the limit. Only fields of such a request count."""
+    """Raise ApiError 400 or 413 with the number of entries and the limit, for the fields of such a request."""
     _check_most(_commas(counted.logit_bias), MAX_LOGIT_BIAS, "logit_bias")
     _check_most(_commas(counted.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids")
     if chat:
@@ -64,7 +64,7 @@ def _check_most(entries: int, most: int, param: str) -> None:
 
 
 def _commas(raw: Raw) -> int:
-    """The entries of a list or an object in which only numbers may stand."""
+    """The number of entries in a list or object of numbers."""
     return bytes(raw).count(b",") + 1
 
 
@@ -76,7 +76,7 @@ def _length(raw: Raw) -> int:
 
 
 def _check_token_ids(json: bytes, max_model_len: int | None, param: str) -> None:
-    """A list of token ids, or of lists of them; in a text a comma means nothing."""
+    """Check a list of token ids, or of lists of them; commas in a text mean nothing."""
     if not json.startswith(b"[") or b'"' in json:
         return
     _check_most(json.count(b"[") - 1, MAX_PROMPTS, param)

@@ -1,4 +1,4 @@
-"""Where a text may be cut so that its pieces, encoded one by one, have the tokens of the whole.
+"""Finds tokens at which a text may be cut so that its pieces, encoded separately, have the tokens of the whole.
 
 `tokenizers` takes added tokens out of a text first, from left to right and the longest of those that begin at one
 place. What stands between them is then normalized and split on its own, and only the very beginning of a text is
@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 
 
 def safe_cuts(added: Iterable[AddedToken]) -> tuple[str, ...]:
-    """In the order of their length; for each of them alone the rule above holds."""
+    """The safe tokens, shortest first."""
     taken_first = [token for token in added if not token.normalized and token.content]
     texts = [token.content for token in taken_first]
     safe = (token.content for token in taken_first if _stands_alone(token))

@@ -1,4 +1,4 @@
-"""Token ids to text while they come, never half a character.
+"""Turns a stream of token ids into text, never half a character.
 
 What has been emitted after a sequence of tokens depends only on that sequence, never on how it was cut into calls: a
 request that is resumed on another replica feeds the tokens it had and carries on.
@@ -25,18 +25,18 @@ class Detokenizer:
         self._text = _JoinedBytes(tokenizer) if tokenizer.joins_bytes else _Window(tokenizer)
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """The text completed by these tokens."""
         if not self._skipped.isdisjoint(token_ids):
             token_ids = [i for i in token_ids if i not in self._skipped]
         return self._text.feed(token_ids)
 
     def finish(self) -> str:
-        """What is left of a character that was never completed."""
+        """The rest of a character that was never completed."""
         return self._text.finish()
 
 
 class _JoinedBytes:
-    """Every token stands for some bytes; the last ones may be half a character."""
+    """Joins the bytes of tokens; the last ones may be half a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = tokenizer.token_bytes
@@ -50,7 +50,7 @@ class _JoinedBytes:
 
 
 class _Window:
-    """A decoder that looks at the tokens around: decode a few tokens again, and emit what is new.
+    """Decodes the last few tokens again with each new one, for decoders that depend on context.
 
     tokens  [ ... | shown already, for context | new ones ]
                   ^ 0 .................. shown ^

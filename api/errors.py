@@ -1,4 +1,4 @@
-"""What a client is told instead of an answer, in OpenAI's shape. A message quotes the value and names the fix."""
+"""Error responses in OpenAI's shape. A message quotes the value and names the fix."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
-    """An answer other than 2xx."""
+    """A response other than 2xx."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ApiError(Exception):
 
 
 def quoted(value: object) -> str:
-    """A value as it stands in an error: JSON, and never long."""
+    """A value as it appears in an error: JSON, shortened."""
     try:
         text = _encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -82,7 +82,7 @@ def draining(retry_after_s: float = 1.0) -> ApiError:
 
 
 def internal() -> ApiError:
-    """Says nothing of the cause: that stands in the log."""
+    """An error that does not say its cause, which is in the log."""
     return ApiError(500, "the server failed; its log says why", "server_error", code="internal_error")
 
 

@@ -14,7 +14,7 @@ PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; at once if that is over already."""
+    """Have the kernel kill this process when its parent's thread ends; exit at once if it has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if orphaned(parent_pid):
@@ -22,7 +22,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def orphaned(parent_pid: int) -> bool:
-    """Whether the parent is gone; to be asked now and then where the kernel does not tell."""
+    """Tell whether the parent is gone; for polling, where the kernel does not signal it."""
     return os.getppid() != parent_pid
 
 

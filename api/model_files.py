@@ -1,4 +1,4 @@
-"""The text files of a model's folder: read whole, and never without a bound."""
+"""Reads the text files of a model's folder, with a limit of their size."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MOST_TEMPLATE_BYTES = 1024 * 1024  # the largest in use have some 30 KB
 
 
 def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Links are followed, as the hub's cache is made of them. ValueError where it is too large, or not UTF-8."""
+    """Read a file, following links, as the hub's cache uses them. Raises ValueError if too large or not UTF-8."""
     check_size(file, most_bytes)
     with file.open("rb") as opened:
         content = opened.read(most_bytes + 1)  # it may be longer than it says, as those in /proc are
@@ -18,7 +18,7 @@ def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def check_size(file: Path, most_bytes: int) -> None:
-    """Refuses what is no regular file, too: some have no end."""
+    """Refuse a file that is too large, or not a regular one: some have no end."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is no file")
     if (size := file.stat().st_size) > most_bytes:

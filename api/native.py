@@ -1,4 +1,4 @@
-"""What a router and a native replica say to each other beyond OpenAI's API. New fields go last, with defaults.
+"""The protocol of router and native replicas beside OpenAI's API. New fields go last, with defaults.
 
 A request: `u32 LE: header length | Native as msgpack | the client's JSON body, untouched`.
 An answer: frames of `u32 LE: choice index | u32 LE: number of token ids | u32 LE: number of bytes | ids | bytes`; an id
@@ -27,7 +27,7 @@ _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
 
 
 class Native(Struct, omit_defaults=True):
-    """What the router adds to a client's request."""
+    """The router's additions to a client's request."""
 
     prompts: list[bytes] = []  # token ids, packed, one per prompt
     resume_token_ids: list[bytes] = []  # what another replica has generated already, packed, one per choice
@@ -51,7 +51,7 @@ def unpack_ids(packed: bytes) -> list[int]:
 
 
 def envelope(native: Native) -> bytes:
-    """Return the bytes in front of the client's body."""
+    """The bytes in front of the client's body."""
     header = _encode(native)
     return _LENGTH.pack(len(header)) + header
 
@@ -99,7 +99,7 @@ def encode_frame(index: int, token_ids: Sequence[int], payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes back into frames; raises ValueError for one that is larger than the limit."""
+    """Splits a stream of bytes into frames; raises ValueError for a frame above the limit."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -108,7 +108,7 @@ class FrameReader:
 
     @property
     def pending_bytes(self) -> int:
-        """How much of an unfinished frame has come; 0 at a clean end."""
+        """The received bytes of an unfinished frame; 0 at a clean end."""
         return len(self._rest)
 
     def feed(self, chunk: bytes) -> list[Frame]:

@@ -1,4 +1,4 @@
-"""How settings reach a command: flags, then the environment, then a TOML file, then the defaults."""
+"""Reads settings from flags, then the environment, then a TOML file, then defaults."""
 
 import os
 import re
@@ -26,10 +26,10 @@ def option(flag: str, metavar: str, help: str, *, name: str | None = None, **res
 
 
 class SettingOption(click.Option):
-    """An option whose errors name the place its value came from."""
+    """An option whose errors name the source of its value."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Click takes an empty variable for none, and a server whose key went missing would be open to everybody."""
+        """Refuse an empty variable: click ignores it, and a server whose key is missing would be open to everyone."""
         if isinstance(self.envvar, str) and os.environ.get(self.envvar) == "" and not ctx.resilient_parsing:
             raise Unusable(f"{self.envvar} in the environment is empty; give it a value, or unset it")
         return super().resolve_envvar_value(ctx)
@@ -44,7 +44,7 @@ class SettingOption(click.Option):
         return super().get_error_hint(ctx)
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """The default, and the range where it has two ends; the variable's name follows from the option's."""
+        """The default, and a range with two ends; the variable's name follows from the option's."""
         extra = super().get_help_extra(ctx)
         extra.pop("envvars", None)
         if getattr(self.type, "max", None) in (None, LARGEST):  # which is there only for the sake of the types
@@ -55,7 +55,7 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are the settings of a table, shown in their groups."""
+    """A command with the settings of a table as options, shown in groups."""
 
     def __init__(self, *arguments: Any, table: Table, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -105,7 +105,7 @@ def config_option(table: Table) -> click.Option:
 
 
 def nested_fields(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are fields of the configuration, as nested objects; what is not given is left out."""
+    """The settings with a field in the configuration, as nested objects, without those not given."""
     nested: dict[str, Any] = {}
     for setting in table.all.values():
         if setting.field and values[setting.key] is not None:
@@ -124,7 +124,7 @@ class SettingsFile(NamedTuple):
     text: str
 
     def place(self, key: str) -> str:
-        """The file, and the line that begins with the key, as a value or as a table."""
+        """The file and the line that begins with the key, as a value or a table."""
         found = re.search(rf"""^[ \t]*(?:\[*[ \t]*)["']?{re.escape(key)}["']?[ \t]*[=.\]]""", self.text, re.MULTILINE)
         if found is None:
             return self.path

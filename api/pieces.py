@@ -1,4 +1,4 @@
-"""Which bytes a token stands for, read from the decoder of a tokenizer.json.
+"""The bytes that a token stands for, from the decoder in tokenizer.json.
 
 Where the text of a sequence of tokens is the concatenation of their bytes, text can be streamed by decoding UTF-8
 incrementally, and no token need be looked at twice.
@@ -11,7 +11,7 @@ Piece: TypeAlias = Callable[[str], bytes]
 
 
 def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
-    """How this decoder turns one token into bytes; None where it depends on the tokens around it.
+    """A function from a token to its bytes; None if the decoder depends on neighbouring tokens.
 
     What is done only at the beginning of a text (a space is stripped) is left out: generated text continues a prompt.
     """
@@ -55,7 +55,7 @@ def _sentencepiece(replacements: list[tuple[str, str]], byte_fallback: bool) -> 
 
 
 def _fallback_byte(token: str) -> bytes | None:
-    """`<0x0A>` stands for one byte."""
+    """The byte of a token such as `<0x0A>`."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return None
     try:
@@ -65,7 +65,7 @@ def _fallback_byte(token: str) -> bytes | None:
 
 
 def byte_level(token: str) -> bytes:
-    """GPT-2's alphabet, where every byte is one printable character; other text stands for itself."""
+    """Decode GPT-2's alphabet, which has a printable character for every byte; other text is kept."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:

@@ -1,8 +1,7 @@
-"""Requests to token ids: the one place where router and replica agree on a prompt's tokens.
+"""Turns requests into token ids, the same for router and replica.
 
-A chat template makes one string of the messages. So with a `tokenizer.json` a message that spells a special token
-becomes that token, as in every server of such models, or is refused (`api.spelled`). With the byte tokenizer it is
-neither.
+A chat template renders the messages as one string. With a `tokenizer.json`, text that spells a special token becomes
+that token, as in every server of such models, or is refused (`api.special_tokens`). The byte tokenizer does neither.
 """
 
 import json
@@ -14,13 +13,13 @@ import msgspec
 from api import chatml
 from api.errors import ApiError, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
-from api.spelled import SpecialTokensInText, SpelledTokens
+from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
 
 
 class Prompts:
-    """A tokenizer and its chat template. Safe to use from several threads.
+    """A tokenizer and its chat template. Thread-safe.
 
     `template` is a source that stands instead of the tokenizer's own, and `template_name` what errors call it.
     `vocab_size` is the model's, where that is larger than the tokenizer's.
@@ -47,12 +46,12 @@ class Prompts:
         self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
 
     def chat(self, request: ChatRequest, max_model_len: int | None = None) -> list[int]:
-        """ApiError 413, before anything is encoded, for a prompt that leaves no room within the model's length."""
+        """The prompt's token ids; raise ApiError 413 early if the prompt leaves no room in the model's length."""
         text = self.chat_text(request, max_model_len)
         return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
 
     def chat_text(self, request: ChatRequest, max_model_len: int | None = None) -> str | list[int]:
-        """What `chat` encodes, checked; or its token ids, where they are given or no text can express them."""
+        """The checked text that `chat` encodes; or token ids, if given or if no text can express them."""
         self._check(request)
         if request.prompt_token_ids is not None:
             if self._spelled is not None:  # a router may have made them of the messages
@@ -62,7 +61,7 @@ class Prompts:
         return self._conversation_text(request, max_model_len)
 
     def completion(self, request: CompletionRequest, max_model_len: int | None = None) -> list[list[int]]:
-        """One prompt after the other; ApiError 413 as in `chat`."""
+        """The token ids of each prompt; raise ApiError 413 as `chat` does."""
         add_special_tokens = request.add_special_tokens is not False
         texts = self.completion_texts(request, max_model_len)
         return [
@@ -71,7 +70,7 @@ class Prompts:
         ]
 
     def completion_texts(self, request: CompletionRequest, max_model_len: int | None = None) -> list[str | list[int]]:
-        """What `completion` encodes, checked; token ids where the prompts are such."""
+        """The checked texts that `completion` encodes; token ids for prompts of token ids."""
         self._check(request)
         given = request.prompt_token_ids
         prompts: Sequence[str | list[int]] = request.prompts if given is None else given
@@ -95,7 +94,7 @@ class Prompts:
         return self.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
     def render(self, request: ChatRequest | TokenizeRequest) -> str:
-        """The text that the chat template makes of the messages."""
+        """The text that the chat template makes from the messages."""
         shown = self._shown(request)
         return shown if isinstance(shown, str) else chatml.text(shown)
 
@@ -137,7 +136,7 @@ class Prompts:
         return template is not None and "developer" in template.source
 
     def _check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
-        """What is certain before a text is encoded."""
+        """Refuse a prompt that is certainly too long, before it is encoded."""
         if isinstance(prompt, list):
             check_room(len(prompt), max_model_len, param)
         elif max_model_len is not None:
@@ -162,7 +161,7 @@ class Prompts:
 
 
 def check_room(prompt_tokens: int, max_model_len: int | None, param: str, *, exact: bool = True) -> None:
-    """ApiError 413 where a prompt leaves no room for an answer; without a limit there is always room."""
+    """Raise ApiError 413 if a prompt leaves no room for a response; without a limit there always is."""
     if max_model_len is None or prompt_tokens < max_model_len:
         return
     found = f"{prompt_tokens}" if exact else f"{prompt_tokens} or more"
@@ -202,7 +201,7 @@ def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Co
 
 
 def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
-    """A message as templates know it: text joined, arguments of calls parsed, and what was not given left out."""
+    """A message for templates: text joined, arguments of calls parsed, missing fields left out."""
     seen: dict[str, Any] = msgspec.to_builtins(message)
     if message.content is not None:
         seen["content"] = message.text

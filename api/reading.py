@@ -1,4 +1,4 @@
-"""Reads a body into a request type; whatever the bytes are, nothing but ApiError comes out."""
+"""Reads a body into a request type, raising nothing but ApiError for any bytes."""
 
 import re
 from functools import cache
@@ -23,7 +23,7 @@ _UNKNOWN = object()
 
 
 def read(body: bytes, request_type: type[RequestType]) -> RequestType:
-    """The request, or ApiError 400 that names the field."""
+    """The request; raise ApiError 400 that names the field."""
     try:
         request: RequestType = _decoder(request_type).decode(body)
     except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ def _lower_first(text: str) -> str:
 
 
 def _at(body: bytes, path: str) -> object:
-    """The value at a path of the body, for the message."""
+    """The value at a path of the body, for the error message."""
     try:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(path):

@@ -1,4 +1,4 @@
-"""What clients may ask for. Fields that nobody knows are ignored, as in vLLM.
+"""The requests that clients may send. Unknown fields are ignored, as in vLLM.
 
 Where a rule spans several fields, say it in `api.schema` too: a test compares the two. Numbers stay within what the
 engine's messages can hold.
@@ -43,7 +43,7 @@ class StreamOptions(Struct, kw_only=True, frozen=True):
 
 
 class Sampled(Unsupported, kw_only=True):
-    """What completions and chat completions have in common."""
+    """Fields that completions and chat completions share."""
 
     model: str
     temperature: Nullable[Annotated[float, Meta(ge=0)]] = 1.0
@@ -101,17 +101,17 @@ class Sampled(Unsupported, kw_only=True):
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens to generate that the client named."""
+        """The limit of generated tokens named by the client."""
         raise NotImplementedError
 
     @property
     def usual_output(self) -> int | None:
-        """The most tokens to generate for a client that names none; None: all that the model's length has room for."""
+        """The default limit of generated tokens; None: as many as fit the model's length."""
         return None
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to report beside each token's log probability; None: no log probabilities."""
+        """The number of alternatives beside each token's log probability; None: no log probabilities."""
         raise NotImplementedError
 
     @property
@@ -120,7 +120,7 @@ class Sampled(Unsupported, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Tell whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def _check_resumed(self, choices: int) -> None:
@@ -216,7 +216,7 @@ class Function(Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(Struct):
-    """What a tool must be. A request keeps it as it was sent: templates show all its fields in their order."""
+    """The required fields of a tool. The request keeps the tool as sent: templates show all its fields in order."""
 
     type: Literal["function"]
     function: Function
@@ -279,7 +279,7 @@ def check_conversation(messages: list[Message], generation_prompt: bool | None, 
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Either a prompt or messages."""
+    """A prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -315,7 +315,7 @@ def _fill_nulls(request: Struct) -> None:
 
 @cache
 def _defaults(request_type: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """The fields that null resets, each with its default or what makes one."""
+    """The fields that null resets, with their defaults or factories."""
     made = [
         (info.name, info.default_factory if info.default is msgspec.NODEFAULT else info.default)
         for info in msgspec.structs.fields(request_type)

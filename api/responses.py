@@ -1,4 +1,4 @@
-"""What is answered, in OpenAI's shapes with vLLM's additions. An UNSET field is left out; None is sent as null."""
+"""The responses, in OpenAI's shapes with vLLM's additions. UNSET fields are omitted; None is sent as null."""
 
 import math
 import secrets

@@ -1,4 +1,4 @@
-"""Jinja's sandbox for chat templates, which counts what a template makes: one that makes too much is stopped.
+"""Jinja's sandbox for chat templates, with a budget for the output and time of a template.
 
 A template is a program of a model's author, run on a client's data. It has a budget of characters: every round of a
 loop, every call of a macro, and every value that is made costs some. The clock is looked at as the budget is spent.
@@ -38,7 +38,7 @@ _WIDE = re.compile(r"\d{5,}|\*")  # a width in a format
 
 
 class TooMuch(jinja2.TemplateError):
-    """A template made more than it may."""
+    """The template exceeded its budget."""
 
 
 class Budget:
@@ -64,7 +64,7 @@ _current = _budget.get
 
 
 def grant() -> None:
-    """Begins one rendering or compilation on this thread."""
+    """Start the budget of a rendering or compilation on this thread."""
     _budget.set(Budget())
 
 
@@ -76,14 +76,14 @@ def charge(characters: int) -> None:
 
 
 def sized(value: Any) -> Any:
-    """The value, paid for: a text, or a container of what was paid for before."""
+    """Charge for a value: a text, or a container of values charged before."""
     if isinstance(value, (str, *_CONTAINERS)):
         charge(len(value))
     return value
 
 
 def built(value: Any) -> Any:
-    """A new container, which costs what is in those that it holds, too: none can double without end."""
+    """Charge for a new container, including its nested containers: none can double without end."""
     charge(_weight(value))
     return value
 
@@ -92,7 +92,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsVie
 
 
 def _weight(value: Any, *, texts: bool = False) -> int:
-    """How many values it holds, as often as it holds them; with `texts`, about how long it is written down."""
+    """The number of nested values, counted repeatedly; with `texts`, about the length of the written value."""
     weight, look_at, pending = 0, LOOK_EVERY, [value]
     while pending:
         each = pending.pop()
@@ -114,7 +114,7 @@ def _weight(value: Any, *, texts: bool = False) -> int:
 
 
 def _size(value: Any) -> int:
-    """How long it may take to compare the value with another, or to hash it."""
+    """The cost of comparing or hashing the value."""
     if type(value) is str:
         return len(value) + 1
     return _weight(value, texts=True) if isinstance(value, (str, *_CONTAINERS)) else 1
@@ -174,7 +174,7 @@ _TESTS = {
 
 
 def chained(value: Any, *others: tuple[str, Callable[[], Any]]) -> Any:
-    """The result of `a < b < c`; what stands behind a comparison that fails is not computed."""
+    """The result of `a < b < c`; operands after a false comparison are not computed."""
     found: Any = True
     for how, later in others:
         other = later()
@@ -186,7 +186,7 @@ def chained(value: Any, *others: tuple[str, Callable[[], Any]]) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as text: every expression that is shown or joined by `~` comes by here."""
+    """A value as text: every expression that is output or joined by `~` passes through here."""
     if type(value) is str:
         budget = _current()  # as in `charge`: nothing is done as often
         left = budget.left = budget.left - len(value)
@@ -198,7 +198,7 @@ def shown(value: Any) -> str:
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Jinja's, with a cost at the beginning of what may be repeated, and around what may grow."""
+    """Jinja's code generator, with charges at the start of repeated code and around values that may grow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -308,7 +308,7 @@ def _constant_characters(node: jinja2.nodes.Node) -> int:
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with two short ways that lead to the same place: most of what a template does is `message.role`."""
+    """The sandbox, with shortcuts for the most frequent operation, `message.role`."""
 
     code_generator_class = _CodeGenerator
     intercepted_binops = frozenset(("*", "**", "%"))
@@ -382,7 +382,7 @@ def _check_format(text: str, mark: str, values: Iterable[Any]) -> None:
 
 
 def _check_arguments(name: str, of: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Pays for what a method or a filter will make, where that may be much more than what it is given."""
+    """Charge for the result of a method or filter that may be much larger than its input."""
     values = (*args, *kwargs.values())
     if any(isinstance(value, int) and value > LARGEST_WIDTH for value in values):
         raise TooMuch(f"it calls {name} with a number above {LARGEST_WIDTH}")
@@ -402,13 +402,13 @@ def _check_arguments(name: str, of: Any, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _check_sum(_attribute: Any = None, start: Any = 0) -> None:
-    """Where a sum begins with a number, each of what is added must be one: lists are copied again and again."""
+    """Require numbers in a sum that starts with a number: adding lists would copy them again and again."""
     if not isinstance(start, (int, float)):
         raise TooMuch(f"it sums from {type(start).__name__}; give a number")
 
 
 def _longest(table: Any) -> int:
-    """The length of the longest text that `translate` may put in a character's place."""
+    """The length of the longest text that `translate` may substitute for a character."""
     if not isinstance(table, dict):
         raise TooMuch(f"it translates with {type(table).__name__}; give a dict")
     charge(len(table))
@@ -451,7 +451,7 @@ _SHALLOW = frozenset(
 
 
 def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is paid for: what it is given, what it will make, and what it has made."""
+    """A filter whose input, expected output and actual output are charged for."""
     as_long = name in _AS_LONG
     at = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # where its value stands
 
@@ -479,7 +479,7 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant says, for training; here it changes nothing."""
+    """`{% generation %}`, which marks assistant text for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class declares it
 
@@ -510,7 +510,7 @@ def _dict(*args: Any, **kwargs: Any) -> Any:
 
 
 def _check_layout(value: Any, indent: int | None, separators: tuple[str, str] | None) -> None:
-    """Pays for what stands between values in JSON. The values are paid for, so that their number has a bound."""
+    """Charge for the separators in JSON; the values are charged, so their number is bounded."""
     if indent is None and separators is None:
         return
     if isinstance(indent, str) or (isinstance(indent, int) and indent > LARGEST_INDENT):

@@ -1,4 +1,4 @@
-"""The request and answer types as OpenAPI 3.1 says them, as strict as `read` where a schema can be."""
+"""OpenAPI 3.1 schemas of the request and response types, as strict as `read` where a schema can be."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -23,7 +23,7 @@ ANSWERS: tuple[type[Struct], ...] = (Completion, ChatCompletion, Tokens, Detoken
 
 
 def components() -> dict[str, Any]:
-    """For `components.schemas` of the OpenAPI document."""
+    """The schemas for `components.schemas` of the OpenAPI document."""
     return _components()
 
 
@@ -32,7 +32,7 @@ def reference(type_: type[Struct]) -> dict[str, str]:
 
 
 def operation(request_type: type[Struct] | None, answer_type: type[Struct] | None) -> dict[str, Any]:
-    """For `openapi_extra` of a FastAPI route: its body, and its answer."""
+    """The request body and response for `openapi_extra` of a FastAPI route."""
     extra: dict[str, Any] = {"responses": {"default": _answer("An error", Error)}}
     if request_type is not None:
         extra["requestBody"] = {"required": True, "content": _json(request_type)}
@@ -81,13 +81,13 @@ def _has(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _when(given: tuple[str, str], **needed: bool) -> dict[str, Any]:
-    """Where a field has this type, another one must have this value."""
+    """A rule: if a field has this type, another one must have this value."""
     [(name, value)] = needed.items()
     return {"if": _has(given[0], {"type": given[1]}), "then": _has(name, {"const": value})}
 
 
 def _given(name: str, other: str) -> dict[str, Any]:
-    """One field is there, and the other is not or is null."""
+    """A rule: one field is present, and the other is absent or null."""
     return _has(name, {"not": {"type": "null"}}) | {"not": _has(other, {"not": {"type": "null"}})}
 
 

@@ -1,4 +1,4 @@
-"""What settings are made of: a row for each, and the types that replicas and routers have in common.
+"""The table of settings of a command, and the types that replicas and routers share.
 
 Which settings a command has is said in a table of its own (`replica.settings`, `router.settings`); how a value gets
 from the command line, the environment or a file into it is in `api.options`.
@@ -15,13 +15,13 @@ LARGEST = 2**31 - 1  # where nothing else limits a number; not worth showing
 
 
 class Unusable(click.ClickException):
-    """Settings that cannot be used; said in one line."""
+    """An invalid setting, explained in one line."""
 
     exit_code = 2
 
 
 class FiniteRange(click.FloatRange):
-    """A range that neither nan nor inf is in."""
+    """A range that excludes nan and inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -34,7 +34,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Text(click.ParamType[str]):
-    """Text that is not empty (an empty key or name would be taken for none), and that can be sent."""
+    """Text that is neither empty, as an empty key or name would count as none, nor invalid UTF-8."""
 
     name = "text"
 

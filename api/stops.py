@@ -1,4 +1,4 @@
-"""Ends a text where a stop string is complete, and shows nothing that may become part of one.
+"""Ends a text at a stop string, and holds back text that may become part of one.
 
 What has been shown after a text depends only on that text, never on how it was cut into pieces: a request that is
 resumed on another replica relies on it. So the stop string that is complete first wins, and of several that are
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of one choice, and the end of its text that is held back."""
+    """The stop strings of one choice, and the text held back."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         if "" in stops:
@@ -20,7 +20,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What may be shown now that this text has come."""
+        """Add text; return the text that may be shown now."""
         if not self._stops:
             return text
         if self.stopped is not None:
@@ -35,7 +35,7 @@ class StopStrings:
         return text[:shown]
 
     def finish(self) -> str:
-        """What was held back, now that no more text comes."""
+        """Return the text held back, at the end of the output."""
         held, self._held = self._held, ""
         return held
 
@@ -46,7 +46,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the beginning of the stop string."""
+    """The length of the longest start of the stop string at the end of the text."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:
         if stop.startswith(text[start:]):

@@ -1,4 +1,4 @@
-"""Chat templates, rendered as transformers renders them, in Jinja's sandbox.
+"""Chat templates, rendered as transformers does, in Jinja's sandbox.
 
 The sandbox keeps a template from Python's internals, and from taking more time and memory than `api.sandbox` grants.
 """
@@ -20,7 +20,7 @@ _END_OF_MESSAGE = "END_OF_THE_CONTINUED_MESSAGE "
 
 
 class Conversation(Struct, kw_only=True):
-    """What is rendered: messages and tools as templates know them."""
+    """The input of a chat template: messages and tools."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ class Conversation(Struct, kw_only=True):
 
 
 class ChatTemplate:
-    """One compiled template. Raises ValueError, with the name that it is known by, when its source is not one."""
+    """A compiled template; raise ValueError with its name if the source is invalid."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template") -> None:
         self.source = source
@@ -49,7 +49,7 @@ class ChatTemplate:
         self._try(name)
 
     def _try(self, name: str) -> None:
-        """Refuses what no message could be shown with."""
+        """Refuse a template that cannot render any message."""
         fields = dict.fromkeys(("tools", "documents")) | {"add_generation_prompt": True} | self._special_tokens
         try:
             grant()

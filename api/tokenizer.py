@@ -1,4 +1,4 @@
-"""Text to token ids and back: by bytes, or by a `tokenizer.json`. Safe to use from several threads."""
+"""Text to token ids and back: by bytes, or with a `tokenizer.json`. Thread-safe."""
 
 import json
 import os
@@ -32,40 +32,40 @@ class Tokenizer(Protocol):
     def special_token_ids(self) -> frozenset[int]: ...
     @property
     def special_texts(self) -> tuple[str, ...]:
-        """Texts that `encode` makes special tokens of."""
+        """Texts that `encode` turns into special tokens."""
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """`bos_token`, `eos_token` and so on, as chat templates know them."""
+        """`bos_token`, `eos_token` and so on, by their names in chat templates."""
 
     @property
     def chat_template(self) -> str | None:
-        """None: it has none, or (bytes) one that no string can express."""
+        """The chat template; None: there is none, or (bytes) no string can express it."""
 
     @property
     def tool_chat_template(self) -> str | None:
-        """The template to use instead where tools are given; None: the same one."""
+        """The template to use with tools; None: the same one."""
 
     @property
     def joins_bytes(self) -> bool:
-        """Whether the text of a sequence is the bytes of its tokens, joined (but for a space at the beginning)."""
+        """Tell whether a sequence's text is the concatenation of its tokens' bytes (except for a leading space)."""
 
     @property
     def max_bytes_per_token(self) -> int:
-        """How many bytes of a text one token stands for at most; `api.bounds` says how far this can be trusted."""
+        """The most bytes of text that one token stands for; `api.bounds` says how reliable this is."""
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Tokens before each of which a text may be cut: its pieces have the tokens of the whole (`api.cuts`)."""
+        """Tokens at which a text may be cut so that its pieces have the tokens of the whole (`api.cuts`)."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token stands for in the middle of a text; none for an id that does not exist."""
+        """The token's bytes in the middle of a text; empty for an id that does not exist."""
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes, and the special tokens follow. No text, whatever it says, encodes to a special token."""
+    """Ids 0 to 255 are bytes, followed by special tokens. No text encodes to a special token."""
 
     name = "bytes"
     specials = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
@@ -96,7 +96,7 @@ class ByteTokenizer:
 
 
 class HfTokenizer:
-    """A `tokenizer.json`, and what the files beside it say of special tokens and the chat template."""
+    """A `tokenizer.json`, with the special tokens and the chat template from the files beside it."""
 
     def __init__(self, path: str | Path) -> None:
         file = _tokenizer_file(Path(path))
@@ -158,7 +158,7 @@ class HfTokenizer:
 
 
 def _decoder(tokenizer: Tokenizers) -> dict[str, Any] | None:
-    """As it stands in the file. (Its pickle; all of `tokenizer.to_str()` is 17 MB for a large vocabulary.)"""
+    """The decoder's JSON, from its pickle: all of `tokenizer.to_str()` is 17 MB for a large vocabulary."""
     decoder = tokenizer.decoder
     return None if decoder is None else json.loads(decoder.__getstate__())
 
@@ -169,14 +169,14 @@ def load_tokenizer(path: str | Path | None) -> Tokenizer:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end an output, as the files of a model say."""
+    """The ids that end an output, from the files of a model."""
     generation, model = (_read_json(folder / name) for name in ("generation_config.json", "config.json"))
     named = generation.get("eos_token_id", model.get("eos_token_id"))
     return tuple(i for i in (named if isinstance(named, list) else [named]) if _is_token_id(i))
 
 
 def _is_token_id(value: object) -> TypeGuard[int]:
-    """Some files say -1 for none; what no token can have ends no output."""
+    """Tell whether a value is a token id; some files say -1 for none."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_IDS
 
 
@@ -208,14 +208,14 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Of two files that may name special tokens the old one has the last word, unless the new one lists all tokens."""
+    """The tokenizer's configuration. The older file of special tokens wins, unless the newer one lists all tokens."""
     config = _read_json(folder / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
     return config | older
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """By name: the usual ones, then those of this model alone (`image_token`)."""
+    """Special tokens by name: the usual ones, then those of this model (`image_token`)."""
     extra = config.get("extra_special_tokens")
     own = {name: token for name, token in config.items() if name.endswith("_token") and name not in SPECIAL_TOKENS}
     named = {name: config.get(name) for name in SPECIAL_TOKENS} | own | (extra if isinstance(extra, dict) else {})
@@ -224,13 +224,13 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str | None:
-    """Each token stands there as a string or as an object with its content."""
+    """The text of a token, given as a string or as an object with its content."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _add_tokens(tokenizer: Tokenizers, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """What the files beside `tokenizer.json` name, and it does not have: its next ids, as in transformers."""
+    """Add the special tokens that only other files name, with the next ids, as transformers does."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     others = map(_content, extra if isinstance(extra, list) else ())
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -246,7 +246,7 @@ def read_template(file: Path) -> str:
 
 
 def _chat_templates(folder: Path, configured: Any) -> tuple[str | None, str | None]:
-    """The template, and the one to use with tools. A file of its own wins over the configuration."""
+    """The template, and the one for tools. A separate file overrides the configuration."""
     if (file := folder / "chat_template.jinja").is_file():
         with_tools = folder / "additional_chat_templates" / "tool_use.jinja"
         return read_template(file), read_template(with_tools) if with_tools.is_file() else None

@@ -1,4 +1,4 @@
-"""Fields that clients of OpenAI and vLLM know, and whose effect we cannot give: they are seen, and refused by name.
+"""Fields of OpenAI's and vLLM's clients that have no effect here, and are refused by name.
 
 A field is here twice, as a field and in the table; a test compares the two.
 """
@@ -40,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 class Unsupported(Struct, kw_only=True):
-    """The fields of `UNSUPPORTED`, so that they are seen and refused."""
+    """The fields of `UNSUPPORTED`, decoded in order to be refused."""
 
     allowed_token_ids: Any = None
     audio: Any = None

@@ -1,4 +1,4 @@
-"""Which attention is used: asked for by name, or the first of ORDER that works here.
+"""Chooses the attention backend: by name, or the first of ORDER that works here.
 
 A backend is a row in ORDER. What is tried may fail as ImportError, OSError (a library that cannot be loaded) or
 RuntimeError (an operator that is not there, or cannot compute this); nowhere else are these caught.
@@ -21,8 +21,8 @@ class Backend(NamedTuple):
     load: "Callable[[torch.dtype, int], Attention[Any]]"  # for such numbers, in blocks of such a size
 
 
-class Choice(NamedTuple):
-    """What was chosen, and why not those that come before it."""
+class ChosenAttention(NamedTuple):
+    """The chosen backend, and why earlier ones were not usable."""
 
     attention: "Attention[Any]"
     passed: dict[str, str]
@@ -82,15 +82,15 @@ ORDER = (
 NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in ORDER))
 
 
-def choose(name: str, device: str, dtype: "torch.dtype", block_size: int) -> Choice:
-    """ValueError if nothing works, or what was asked for does not."""
+def choose(name: str, device: str, dtype: "torch.dtype", block_size: int) -> ChosenAttention:
+    """Load the named backend, or the first that works; raise ValueError if none does."""
     there = [backend for backend in ORDER if backend.device == device]
     passed: dict[str, str] = {}
     for backend in there:
         if name not in (AUTO, backend.name):
             continue
         try:
-            return Choice(backend.load(dtype, block_size), passed)
+            return ChosenAttention(backend.load(dtype, block_size), passed)
         except (ImportError, OSError, RuntimeError) as error:
             passed[backend.name] = str(error)
     reasons = "; ".join(f"{backend}: {reason}" for backend, reason in passed.items())

@@ -1,4 +1,4 @@
-"""A step for a CPU: each sequence by itself, with the places of all its tokens."""
+"""A step for a CPU: each sequence by itself, with the slots of all its tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from kernels.spans import Span
 
 
 class Context(NamedTuple):
-    """One sequence up to this step's last token: the slots of each, and which of them are rows."""
+    """One sequence up to this step's last token: all its slots, and the range of its rows."""
 
     slots: Tensor
     start: int

@@ -1,4 +1,4 @@
-"""Attention on a CPU: each sequence's KV is gathered from its slots, and its rows are computed against that.
+"""Attention on a CPU: gathers each sequence's KV from its slots and computes the sequence's rows against it.
 
 In float32 a row's result is the same to the last bit, whatever chunk or batch it stands in and whatever of its KV came
 from the cache (decision 0009). Three rules make it so, and whoever edits `exact` keeps them:
@@ -42,7 +42,7 @@ class CpuAttention(Attention[ContextStep]):
 
 
 def exact(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
-    """A sequence's rows, [rows, heads, head_dim]."""
+    """Attention of one sequence's rows, [rows, heads, head_dim]."""
     rows, heads, head_dim = queries.shape
     kv_heads = cache.keys.shape[2]
     queries = (queries * head_dim**-0.5).view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
@@ -57,7 +57,7 @@ def exact(queries: Tensor, cache: LayerCache, context: Context) -> Tensor:
 
 
 class Piecewise:
-    """A sequence's keys or values from its slots; a partition is there until the next one is asked for."""
+    """One sequence's keys or values, gathered from its slots; a partition is valid until the next one is read."""
 
     def __init__(self, memory: Tensor, context: Context) -> None:
         self._memory = memory.flatten(0, 1)
@@ -73,7 +73,7 @@ class Piecewise:
 
 
 class Whole:
-    """The same, gathered at once."""
+    """All of one sequence's keys or values, gathered at once."""
 
     def __init__(self, memory: Tensor, context: Context) -> None:
         self._gathered = memory.new_empty(_grains(context.length), *memory.shape[2:])
@@ -85,7 +85,7 @@ class Whole:
 
 
 def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, start: int) -> Tensor:
-    """Some rows, [kv_heads, rows, group, head_dim], of which the first is the token `start`."""
+    """Attention of rows, [kv_heads, rows, group, head_dim]; the first row is the token `start`."""
     kv_heads, rows, group, head_dim = queries.shape
     matrix = queries.reshape(kv_heads, rows * group, head_dim)
     missing = max(0, MIN_ROWS - rows * group)
@@ -117,12 +117,12 @@ def _hide_later_tokens(scores: Tensor, start: int, rows: int, group: int) -> Non
 
 
 def _grains(tokens: int) -> int:
-    """So many tokens and what it takes to fill the last grain."""
+    """Round up to whole grains."""
     return -(-tokens // GRAIN) * GRAIN
 
 
 def _summed(part: Tensor) -> Tensor:
-    """The rows' sums, [kv_heads, rows, 1]; always of as many grains, and always of as many sums of grains."""
+    """Row sums, [kv_heads, rows, 1], always over the same numbers of grains, so that rounding does not vary."""
     grains = part.unflatten(-1, (-1, GRAIN)).sum(-1)
     return functional.pad(grains, (0, PARTITION // GRAIN - grains.shape[2])).sum(-1, keepdim=True)
 
@@ -131,7 +131,7 @@ def _summed(part: Tensor) -> Tensor:
 
 
 def decode_fused(query: Tensor, cache: LayerCache, context: Context) -> Tensor:
-    """The group of heads that share a KV head becomes the query's rows; in float32, which is faster here."""
+    """Fold the heads that share a KV head into the query's rows, in float32, which is faster here."""
     _, heads, head_dim = query.shape
     keys, values = (_gathered(memory, context).float().transpose(0, 1)[None] for memory in cache)
     rows = query.float().view(1, keys.shape[1], heads // keys.shape[1], head_dim)

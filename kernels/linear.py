@@ -1,4 +1,4 @@
-"""Matrix products with weights that stay: packed once for the CPU, where that saves a third of a decoding step.
+"""Matrix products with constant weights, packed once for the CPU, which saves a third of a decoding step.
 
 oneDNN makes code of about a megabyte for every number of rows that it meets with a matrix, and keeps it. So rows are
 filled up with zeros to one of SIZES, and many rows are computed TILE by TILE.
@@ -22,7 +22,7 @@ SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, TILE)
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x -> x @ weight.T + bias, for x of [rows, inputs]; the weight may be given up when this has been made."""
+    """x -> x @ weight.T + bias for x of [rows, inputs]; the caller may drop the weight afterwards."""
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return lambda rows: functional.linear(rows, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -37,7 +37,7 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch has been built with oneDNN, and the processor computes this type at all."""
+    """Tell whether torch has oneDNN and the processor supports this type."""
     operations = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_reorder_linear_weight"):
         return False

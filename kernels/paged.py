@@ -1,4 +1,4 @@
-"""What an engine asks of attention over paged KV memory; `kernels.reference` says what every backend must compute.
+"""The interface of attention over paged KV memory; `kernels.reference` specifies the result of every backend.
 
 A step's rows are tokens: first one of each sequence that decodes, then the prefills, sequence by sequence. A step goes
 
@@ -27,23 +27,23 @@ class LayerCache(NamedTuple):
 
 
 class Step(Protocol):
-    """What the layers of one step have in common; made once for all of them."""
+    """The inputs that all layers of one step share; made once per step."""
 
     @property
     def positions(self) -> Tensor:
-        """Of the rows, in their sequences."""
+        """Positions of the rows in their sequences."""
 
     @property
     def slots(self) -> Tensor:
-        """Of the rows."""
+        """KV slots of the rows."""
 
     @property
     def decoding(self) -> int:
-        """The first rows: so many sequences decode."""
+        """The number of decoding sequences, which have the first rows."""
 
     @property
     def prefilling(self) -> int:
-        """The other rows."""
+        """The number of prefill rows, which follow."""
 
 
 AnyStep = TypeVar("AnyStep", bound=Step)
@@ -51,20 +51,20 @@ OwnStep = TypeVar("OwnStep", bound=Step, contravariant=True)
 
 
 class Attention(ABC, Generic[OwnStep]):
-    """One way to compute attention; queries and results are [rows, heads, head_dim], heads of a group side by side."""
+    """One implementation of attention; queries and results are [rows, heads, head_dim], grouped by KV head."""
 
     name: str
 
     @abstractmethod
     def decode(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """Each row of a sequence that decodes against all of its KV."""
+        """Attend each decoding row to the KV of its sequence."""
 
     @abstractmethod
     def prefill(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """The rows of the prefills, one after the other, each against the KV up to its own token."""
+        """Attend the prefill rows, in order, each to the KV up to its own token."""
 
     def attend(self, queries: Tensor, cache: LayerCache, step: OwnStep) -> Tensor:
-        """All rows of a step."""
+        """Attend all rows of a step."""
         if not step.prefilling:
             return self.decode(queries, cache, step)
         if not step.decoding:

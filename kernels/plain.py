@@ -1,4 +1,4 @@
-"""Attention over tables with nothing but torch, in float32: slow, on any device, with shapes that no length changes.
+"""Attention over block tables in plain torch and float32: slow, for any device, with shapes that no length changes.
 
 It is the last resort of a GPU without Triton, and stands in for the others where there is no GPU. Rows see as many
 tokens as they may: all else is masked before it is computed with, for what was never written may be no number.
@@ -29,7 +29,7 @@ class PlainAttention(Attention[TableStep]):
 
 
 def _attended(queries: Tensor, cache: LayerCache, tables: Tensor, visible: Tensor, longest: int) -> Tensor:
-    """Each row against the first tokens of its own table, as many as are visible."""
+    """Attend each row to the visible first tokens of its own table."""
     tiles = [slice(first, first + ROWS) for first in range(0, len(queries), ROWS)]
     return torch.cat([_tile(queries[tile], cache, tables[tile], visible[tile], longest) for tile in tiles])
 

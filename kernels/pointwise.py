@@ -1,4 +1,4 @@
-"""What is done to each row alone, and to the KV memory, between matrix products and attention.
+"""Operations on single rows and on KV memory, between matrix products and attention.
 
 These are the steps that a GPU fuses; here they are for any device, and for a CPU, in float32, to the last bit the same
 whatever rows stand beside (decision 0009).
@@ -16,7 +16,7 @@ from kernels.spans import Copy
 
 
 class Heads(NamedTuple):
-    """The shape of one layer's attention, and what its queries and keys go through first."""
+    """The shape of one layer's attention, and the norms of its queries and keys."""
 
     queries: int
     keys: int  # of queries a multiple
@@ -29,17 +29,17 @@ class Pointwise:
     name = "torch"
 
     def add_norm(self, rows: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The rows with `delta`, and the RMSNorm of that, which is computed in float32. May take over `rows`."""
+        """Return the rows plus `delta`, and their RMSNorm computed in float32. May reuse `rows`."""
         total = rows if delta is None else rows + delta
         return total, normed(total, weight, eps)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """silu(first half) * second half, of each row."""
+        """silu(first half) * second half of each row."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate).mul_(up)
 
     def turn_and_store(self, qkv: Tensor, heads: Heads, turn: Tensor, cache: LayerCache, step: Step) -> Tensor:
-        """The queries of projected rows, [rows, heads, head_dim]; their keys and values go into memory.
+        """Return the rotated queries, [rows, heads, head_dim]; store the rotated keys and the values.
 
         `turn` has each row's cosines and sines, [rows, 2, 1, head_dim / 2]. May take over `qkv`.
         """
@@ -52,12 +52,12 @@ class Pointwise:
         return rotate(queries, turn)
 
     def store(self, keys: Tensor, values: Tensor, cache: LayerCache, step: Step) -> None:
-        """Keep the rows' KV, [rows, kv_heads, head_dim]."""
+        """Store the rows' KV, [rows, kv_heads, head_dim]."""
         for rows, memory in ((keys, cache.keys), (values, cache.values)):
             memory.flatten(0, 1).index_copy_(0, step.slots, rows)
 
     def copy(self, caches: Sequence[LayerCache], copies: Sequence[Copy]) -> None:
-        """In this order, in all layers. No source is the target of an earlier copy."""
+        """Copy within all layers, in this order. No source is the target of an earlier copy."""
         for cache in caches:
             for memory in cache:
                 for copy in copies:
@@ -69,14 +69,14 @@ def normed(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu(gate: Tensor) -> Tensor:
-    """gate / (1 + exp(-gate)). torch's own rounds the ends of what a thread computes otherwise, and cuts rows there."""
+    """gate / (1 + exp(-gate)). torch's own rounds the last values of a thread's share differently."""
     if gate.dtype != torch.float32:
         return functional.silu(gate)
     return gate / gate.neg().exp_().add_(1)
 
 
 def rotate(heads: Tensor, turn: Tensor) -> Tensor:
-    """[rows, heads, head_dim], turned by each row's cosines and sines; a pair is a dimension of either half."""
+    """Rotate [rows, heads, head_dim] by each row's cosines and sines; a pair is a dimension of either half."""
     cosines, sines = turn.unbind(1)
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

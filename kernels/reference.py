@@ -20,7 +20,7 @@ class ReferenceAttention(Attention[ContextStep]):
 
 
 def attend_one(query: Tensor, cache: LayerCache, context: Context, position: int) -> Tensor:
-    """One row, [heads, head_dim], against its sequence's KV up to and with the token at `position`."""
+    """Attend one row, [heads, head_dim], to its sequence's KV up to and including `position`."""
     slots = context.slots[: position + 1]
     keys, values = (memory.flatten(0, 1)[slots].double() for memory in cache)  # [tokens, kv_heads, head_dim]
     group = query.shape[0] // keys.shape[1]  # so many query heads share a KV head

@@ -1,4 +1,4 @@
-"""From logits to tokens, all rows at once, and nothing is asked of the device: for one without Triton.
+"""From logits to tokens for all rows at once without synchronizing the device, for devices without Triton.
 
 A row draws as one does in `replica.sampling` that no client has shaped; only what rounds may fall otherwise.
 """
@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5  # of the temperature, as in vLLM
 def draw(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, wheres: Tensor, out: Tensor
 ) -> None:
-    """Each row's token into `out`, int64. A `top_k` below 1 is all; `wheres` are points of [0, 1), in float64."""
+    """Write each row's token to `out`, int64. A `top_k` below 1 means all; `wheres` are float64 points in [0, 1)."""
     best = logits.nan_to_num(nan=-torch.inf).argmax(1)
     peaks = logits.amax(1, keepdim=True)
     certain = (temperatures < GREEDY_BELOW) | ~peaks.squeeze(1).isfinite()  # or broken
@@ -32,7 +32,7 @@ def draw(
 
 
 def _nucleus_ends(largest: Tensor, top_ps: Tensor) -> Tensor:
-    """Of weights in descending order, the smallest of the fewest that together have `top_p` of the whole."""
+    """The smallest weight within `top_p` of the whole, for weights in descending order."""
     sums = largest.cumsum(1)
     places = torch.searchsorted(sums, top_ps * sums[:, -1:])
     ends = largest.gather(1, places.clamp(max=largest.shape[1] - 1))
@@ -40,7 +40,7 @@ def _nucleus_ends(largest: Tensor, top_ps: Tensor) -> Tensor:
 
 
 def _picked(weights: Tensor, wheres: Tensor) -> Tensor:
-    """The places whose share of the whole holds these points; never one of weight 0."""
+    """The positions whose share of the whole holds these points; their weight is never 0."""
     sums = weights.cumsum(1)
     places = torch.searchsorted(sums, wheres * sums[:, -1:], right=True).clamp(max=weights.shape[1] - 1)
     numbers = torch.arange(weights.shape[1], device=weights.device)

@@ -1,11 +1,11 @@
-"""What a step asks of attention, without torch: parts of sequences, and what to copy before it."""
+"""A step's work for attention, without torch: spans of sequences, and block copies that come first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """In this step, the tokens `start` to `start + tokens` of one sequence, whose KV lies in `blocks`."""
+    """Tokens `start` to `start + tokens` of one sequence in this step; its KV lies in `blocks`."""
 
     blocks: Sequence[int]
     start: int
@@ -13,7 +13,7 @@ class Span(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The KV of the first `tokens` of one block, to the same places of another."""
+    """Copy the KV of the first `tokens` of one block to another block."""
 
     source: int
     target: int

@@ -1,4 +1,4 @@
-"""A step for a GPU: all sequences in tensors on the device, which a graph can be captured with.
+"""A step for a GPU: all sequences as tensors on the device, ready to be captured in a graph.
 
 Nothing here depends on the host knowing a length: `longest` only says how many tokens a sequence may have at most.
 """
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Mixed(NamedTuple):
-    """Of a graph of steps with prompts: then `decoding` of the step is 0, and all of its rows are `prefilling`."""
+    """The split of a graph that has prompts: the step's own `decoding` is 0, and all rows count as `prefilling`."""
 
     decoding: Tensor  # int32 [1]: so many sequences decode
     prompts: int  # sequences behind those, at most
 
 
 class TableStep(NamedTuple):
-    """The sequences that decode stand first. One of length 0 is nobody's: its rows come out as anything finite.
+    """Block tables, decoding sequences first. A sequence of length 0 is padding: its results are finite but undefined.
 
     Behind the last sequence there may be rows, which come out as anything, and sequences without rows.
     """

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from api.errors import ApiError, unauthorized
-from api.http.routes import Who
+from api.http.routes import Role
 from router.keys import Key, Keys, parse_keys
 from router.watched_file import WatchedFile
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as ASGI has them
 Address: TypeAlias = Sequence[Any]  # of a socket; its first part is the host
 
-ANYONE, CLIENT = Who.ANYONE, Who.CLIENT  # every request is compared with them
+ANYONE, CLIENT = Role.ANYONE, Role.CLIENT  # every request is compared with them
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
@@ -99,7 +99,7 @@ class Admission:
     def admit(
         self,
         headers: Headers,
-        who: Who,
+        who: Role,
         client: Address | None,
         now_s: float,
         *,
@@ -167,7 +167,7 @@ class Admission:
             return given.decode("ascii")
         return f"{self._prefix}{next(self._numbers)}"
 
-    def _is_admin(self, key: Key | None, who: Who, path: str, *, local: bool) -> bool:
+    def _is_admin(self, key: Key | None, who: Role, path: str, *, local: bool) -> bool:
         """Raises ApiError where only an administrator may go on."""
         if self._admin_exists:
             if key is not None and key.admin:
@@ -177,7 +177,7 @@ class Admission:
             if local:
                 return True
             refused = "is only for clients on the router's own machine; start it with --admin-key"
-        if who is Who.READER:
+        if who is Role.READER:
             return False
         raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from api.prompts import Prompts
-from api.spelled import SpecialTokensInText
+from api.special_tokens import SpecialTokensInText
 from api.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
 from router.tokens import Tokens
 

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, read
-from api.spelled import is_refusal
+from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
 from router.piece_cache import LookUp, PieceCache, best_cut, difference, tries

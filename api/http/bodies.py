@@ -1,4 +1,4 @@
-"""How much memory the request bodies of all connections may take together."""
+"""Limits the memory that request bodies of all connections take together."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ LARGE_SHARE = 0.75  # of the limit; the rest is kept for bodies of at most MEDIU
 
 
 class Bodies:
-    """Counts the bodies in progress, from their first bytes until their requests are over."""
+    """Counts bodies from their first byte until their requests end."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
     def check(self, size: int, held_bytes: int = 0) -> None:
-        """ApiError 429 if there is no room for a body of this size, of which `held_bytes` are counted already."""
+        """Raise ApiError 429 unless a body of this size fits, of which `held_bytes` are counted already."""
         if size <= SMALL_BYTES:
             return
         limit = self.limit_bytes if size <= MEDIUM_BYTES else int(self.limit_bytes * LARGE_SHARE)
@@ -30,7 +30,7 @@ class Bodies:
             raise _no_room(taken, size, limit)
 
     def claim(self, size: int, held_bytes: int) -> int:
-        """Count a body that has grown to this size, and return how many of its bytes are counted; ApiError as above."""
+        """Count a body that grew to this size, and return its counted bytes; raise ApiError as `check` does."""
         if size > held_bytes:
             self.check(size, held_bytes)
         counted = size if size > SMALL_BYTES else 0
@@ -42,7 +42,7 @@ class Bodies:
 
 
 def declared_size(value: bytes | str) -> int | None:
-    """Read a Content-Length, None if it is no number; ApiError 400 for more digits than any length has."""
+    """Parse a Content-Length; None if it is no number. Raises ApiError 400 for too many digits."""
     if not (value.isascii() and value.isdigit()):
         return None
     if len(value) > MOST_DIGITS:  # leading zeros, which parsers take, and `int` only so many of
@@ -58,7 +58,7 @@ def _no_room(taken: int, size: int, limit: int) -> ApiError:
 
 
 def check_limits(values: Mapping[str, Any]) -> None:
-    """Unusable where a body that is not too large could find no room, or could not be read."""
+    """Raise Unusable if a body of the largest size could find no room, or could not be read."""
     largest, together = values["max_body_bytes"], values["max_bodies_bytes"]
     if largest > LARGEST_BODY_BYTES:
         raise Unusable(f"--max-body-bytes {largest} is too large; give {LARGEST_BODY_BYTES} or less")

@@ -1,4 +1,4 @@
-"""One connection: uvicorn's HTTP protocol, with limits for what clients may send and how long they may take.
+"""uvicorn's HTTP protocol with limits on what a client may send, and how long it may take.
 
 `HttpServer.on_tick` looks once a second for connections that are overdue, so that no request pays for a timer.
 """
@@ -36,7 +36,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class State(ServerState):
-    """Of a server, for all of its connections."""
+    """The state that all connections of a server share."""
 
     retiring = False  # no connection takes another request after its answer
 
@@ -81,14 +81,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle = self.scope = None  # type: ignore[assignment]
 
     def shutdown(self) -> None:
-        """What is being answered may come to its end; nobody waits for the rest of a request."""
+        """Finish responses in progress, and close connections whose request is incomplete."""
         for cycle in self._open:
             cycle.keep_alive = False
         if not self._open or (self._awaited == "body" and self._has_turn()):
             self.transport.close()
 
     def retire(self, *, now: bool) -> None:
-        """The request that is open is the last one here, where its answer can still say so.
+        """Make the open request the connection's last one, if its response can still say so.
 
         `now`: it is in any case, and where none has begun the connection closes. A client that sends one at that moment
         finds it closed, and cannot know whether it was heard.
@@ -121,7 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._let_others_read()
 
     def _let_others_read(self) -> None:
-        """Read on in the next turn of the loop: libuv would read 32 times first, eight megabytes for each client."""
+        """Continue reading in the next loop iteration: libuv would read 32 times first, 8 MB for each client."""
         if not self.transport.is_closing():
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
@@ -131,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _feed(self, data: bytes) -> None:
-        """The parser takes what follows a request for an upgrade for the other protocol: give it the head anew."""
+        """Feed the parser; after an upgrade request, which we decline, feed it the head again without the upgrade."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -197,7 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._declined = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
 
     def _begin_cycle(self) -> None:
-        """Give the request to the app; `url` has been parsed, and is spelled in the one way that is left."""
+        """Pass the request to the app; `url` is parsed and normalized."""
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # such a client would take 100 for its answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
@@ -213,7 +213,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.pause_if_early()
 
     def pause_if_early(self) -> None:
-        """Read no more while the requests that wait for their turn have long bodies: nobody has admitted them yet."""
+        """Pause reading while pipelined requests have long bodies: they are not admitted yet."""
         if len(self._open) > 1 and not self.transport.is_closing():
             waiting = islice(self._open, 1, None)
             if sum(len(cycle.body) for cycle in waiting) > MAX_EARLY_BYTES:
@@ -234,7 +234,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.pause_if_early()
 
     def send_400_response(self, msg: str) -> None:
-        """Called for whatever the parser cannot take, our own refusals included."""
+        """Called for any input that the parser rejects, including our own refusals."""
         if not self._is_cut_off():
             self._refuse(self._refusal or invalid(msg))
 
@@ -275,11 +275,11 @@ class HttpProtocol(HttpToolsProtocol):
         return self._awaited == "end"
 
     def _has_turn(self) -> bool:
-        """Whether all that came before what the client sends now has been answered."""
+        """Tell whether all requests before the one being received have been answered."""
         return not self._open or (self._awaited == "body" and self._open[0] is self.cycle)
 
     def _refuse(self, error: ApiError) -> None:
-        """Says why, where that is not in the middle of an answer, and closes once the client can have read it."""
+        """Send the refusal unless a response has started, and close once the client can have read it."""
         if self._open and self._awaited != "body":  # what came whole before it is answered first
             self._open[-1].keep_alive = False
             self._await("end")
@@ -314,7 +314,7 @@ def _new_parser(connection: HttpProtocol) -> HttpRequestParser:
 
 
 class _Enough(Exception):
-    """Makes the parser stop."""
+    """Stops the parser."""
 
 
 def _written(error: ApiError) -> bytes:

@@ -1,4 +1,4 @@
-"""Pages that show an app's OpenAPI document, as routes of ours: FastAPI's own would be in no table."""
+"""Pages for an app's OpenAPI document as routes of the table, which FastAPI's own would bypass."""
 
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""A request's target, parsed once, before anybody asks who may have it. What has two readings has none here: 400."""
+"""Parses a request's target once, before admission. An ambiguous target is refused with 400."""
 
 import re
 from collections.abc import Iterable
@@ -25,13 +25,13 @@ class Target(NamedTuple):
 
     @property
     def raw(self) -> bytes:
-        """The one spelling of it that anybody after us gets to read."""
+        """The normalized spelling, the only one that is passed on."""
         raw = raw_path(self.path)
         return b"%b?%b" % (raw, self.query) if self.query else raw
 
 
 def parse_target(raw: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Target:
-    """ApiError 400 that quotes the target. `headers` have the Host that an absolute target has to repeat."""
+    """Parse a target; raise ApiError 400 that quotes it. An absolute target must repeat the Host in `headers`."""
     path, _, query = raw.partition(b"?")
     if not path.startswith(b"/"):
         path = _path_of_absolute(path, headers)
@@ -41,7 +41,7 @@ def parse_target(raw: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Tar
 
 
 def parse_path(raw: bytes) -> Segments:
-    """The decoded parts between slashes; none for the root. ApiError 400 where servers could read it differently."""
+    """The decoded segments, none for the root; raise ApiError 400 if servers could read the path differently."""
     if len(raw) > MAX_PATH_BYTES:
         raise _bad(raw, f"the path has {len(raw)} bytes; at most {MAX_PATH_BYTES} are taken")
     if not _PATH.fullmatch(raw):
@@ -69,7 +69,7 @@ def _segment(part: bytes, raw: bytes) -> str:
 
 
 def _path_of_absolute(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A server has to take `http://HOST/PATH` (RFC 9112, 3.2.2); ours is no proxy for another host."""
+    """The path of `http://HOST/PATH`, which a server must accept (RFC 9112, 3.2.2); other hosts are refused."""
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise _bad(target, "write a path that begins with '/'")

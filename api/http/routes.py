@@ -1,4 +1,4 @@
-"""Tables of routes: for each route, who may ask. A path is looked up once, and only what was found can answer."""
+"""Tables of routes, with the role that each route requires. A path is looked up once, and only that row can answer."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-class Who(IntEnum):
-    """Later ones are fewer."""
+class Role(IntEnum):
+    """Callers of a route: each role has fewer members than the one before."""
 
     ANYONE = 0
     CLIENT = 1
@@ -30,21 +30,21 @@ class Who(IntEnum):
 
 
 class Route(Struct, frozen=True, eq=False, kw_only=True):
-    """`{name}` in a template is one part of a path, `{name:path}` at its end is all that is left of it."""
+    """A row of the table. `{name}` matches one segment of a path, `{name:path}` at the end matches the rest."""
 
     methods: tuple[str, ...]
     template: str
-    who: Who
+    who: Role
     endpoint: Callable[..., Any]  # a method of the class that answers
     encoded_slashes: bool = False  # whether its parameter may have slashes that were written %2F
     in_document: bool = True
 
 
-class Asked(NamedTuple):
-    """The row that a request asks for. Without a route it is refused, after the caller is known to be let in."""
+class RouteMatch(NamedTuple):
+    """The row that matches a request. Without a route, the request is refused after the caller is admitted."""
 
     route: Route | None
-    who: Who
+    who: Role
     params: Mapping[str, str]
     text: str  # the path as people read it
     allowed: tuple[str, ...] = ()  # the methods that are there, if this one is not
@@ -73,7 +73,7 @@ class Place:
         return tuple(sorted(self._routes))
 
     def params(self, path: Segments) -> dict[str, str] | None:
-        """None: it is another path."""
+        """The parameters of a path; None if it does not match."""
         found: dict[str, str] = {}
         for i, part in enumerate(self.parts):
             if i >= len(path):
@@ -87,15 +87,15 @@ class Place:
                 return None
         return found if len(path) == len(self.parts) else None
 
-    def asked(self, method: str, path: Segments, params: Mapping[str, str]) -> Asked:
+    def asked(self, method: str, path: Segments, params: Mapping[str, str]) -> RouteMatch:
         route, text = self._routes.get(method), text_of(path)
         if route is None:
-            return Asked(None, self._strictest, params, text, self.methods)
-        return Asked(route, route.who, params, text)
+            return RouteMatch(None, self._strictest, params, text, self.methods)
+        return RouteMatch(route, route.who, params, text)
 
 
 class Table:
-    """Routes by template. A fixed template goes first, then the first that fits."""
+    """Routes by template. A fixed template wins, then the first that matches."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -112,17 +112,17 @@ class Table:
             for place in fixed
         }
 
-    def find(self, method: str, path: Segments) -> Asked:
-        """ApiError 400 where a slash is encoded in a path that has none in a name."""
+    def find(self, method: str, path: Segments) -> RouteMatch:
+        """The row for a path; raise ApiError 400 for an encoded slash where no name may have one."""
         place, params = self._place(path)
         if any("/" in segment for segment in path) and not (place and place.encoded_slashes):
             shown = quoted("/" + "/".join(segment.replace("/", "%2F") for segment in path))
             raise invalid(f"{shown} has an encoded slash outside of a name; write '/'", code="invalid_path")
         if place is None:
-            return Asked(None, Who.CLIENT, {}, text_of(path))
+            return RouteMatch(None, Role.CLIENT, {}, text_of(path))
         return place.asked(method, path, params)
 
-    def asked(self, scope: Scope) -> Asked:
+    def asked(self, scope: Scope) -> RouteMatch:
         raw: bytes = scope["raw_path"]
         return self.usual.get(raw, {}).get(scope["method"]) or self.find(scope["method"], parse_path(raw))
 
@@ -140,9 +140,9 @@ def text_of(path: Segments) -> str:
 
 
 class Gate:
-    """In front of an app, the one way to it: `admit` raises ApiError unless whoever asks may."""
+    """Admits requests to an app: `admit` raises ApiError if the caller may not use the route."""
 
-    def __init__(self, app: ASGIApp, table: Table, admit: Callable[[Scope, Asked], None]) -> None:
+    def __init__(self, app: ASGIApp, table: Table, admit: Callable[[Scope, RouteMatch], None]) -> None:
         self._app = app
         self._table = table
         self._admit = admit
@@ -152,22 +152,22 @@ class Gate:
             try:
                 asked = self._table.asked(scope)
                 self._admit(scope, asked)
-                let_in(scope, asked)
+                mark_admitted(scope, asked)
             except ApiError as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def let_in(scope: Scope, asked: Asked) -> None:
-    """Remember that this route's row was passed; ApiError 404 or 405 where there is none."""
+def mark_admitted(scope: Scope, asked: RouteMatch) -> None:
+    """Record that this route was admitted; raise ApiError 404 or 405 if there is no route."""
     if asked.route is None:
         raise asked.refusal(scope["method"])
     scope.setdefault("state", {})["asked"] = asked
 
 
 def add_routes(app: FastAPI, routes: Iterable[Route], endpoints: Any, operation: Callable[[str, Any], Any]) -> None:
-    """Add the routes that methods of `endpoints` answer; `operation` says what OpenAPI has of a method of one."""
+    """Add routes whose endpoints are methods of `endpoints`; `operation` returns a method's OpenAPI description."""
     for route in routes:
         for method in route.methods:
             app.add_api_route(
@@ -180,10 +180,10 @@ def add_routes(app: FastAPI, routes: Iterable[Route], endpoints: Any, operation:
 
 
 def guarded(route: Route, answer: Endpoint) -> Endpoint:
-    """An endpoint that answers only what was let in through its own row, whichever way a request has come to it."""
+    """Wrap an endpoint so that it serves only requests that were admitted through its own row."""
 
     async def endpoint(request: Request) -> Response:
-        asked: Asked | None = request.scope.get("state", {}).get("asked")
+        asked: RouteMatch | None = request.scope.get("state", {}).get("asked")
         if asked is None or asked.route is not route:
             log.error("%s %r came to %s past its row; refused", request.method, request.scope["path"], route.template)
             raise internal()

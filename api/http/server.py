@@ -1,4 +1,4 @@
-"""The server under an ASGI app: uvicorn, with the limits of `connection`, on a socket that is bound already."""
+"""uvicorn with the limits of `connection`, on a socket that is already bound."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn, but for its signal handlers: a replica drains first."""
+    """A uvicorn server without signal handlers: a replica drains first."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
         cut.cancel()
 
     def retire(self, *, now: bool) -> None:
-        """No connection takes another request: those that can still be told so and new ones, or, `now`, all of them."""
+        """Close connections after their open response: those that can still announce it, or all of them with `now`."""
         self.server_state.retiring = True
         for connection in self._connections():
             connection.retire(now=now)
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Signals:
-    """The first SIGTERM or SIGINT asks for an end, the second one for an end at once."""
+    """Waits for signals: the first SIGTERM or SIGINT asks to end, the second to end at once."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
@@ -83,7 +83,7 @@ class Signals:
 
 
 def connection_limits(most: int | None = None) -> Limits:
-    """As many connections as there may be open files, which are raised to what the system allows."""
+    """Limits for as many connections as open files allow; the file limit is raised to the maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     usual = Limits() if most is None else Limits(connections=most)
@@ -93,7 +93,7 @@ def connection_limits(most: int | None = None) -> Limits:
 
 
 def http_server(app: object, limits: Limits = Limits(), protocol: object = None, **options: Any) -> HttpServer:  # noqa: B008
-    """`protocol` makes the connections, as HttpProtocol does; `options` are uvicorn's."""
+    """A server. `protocol` makes its connections, as HttpProtocol does; `options` are uvicorn's."""
     return HttpServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from starlette.types import Scope
 
 from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
 from api.http.answers import error_response, json_response
-from api.http.routes import Asked, Gate, Route, Table, Who, guarded
+from api.http.routes import Gate, Role, Route, RouteMatch, Table, guarded
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.metrics import metrics_text
@@ -66,8 +66,8 @@ class Holders:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
-    def admit(self, scope: Scope, asked: Asked) -> None:
-        if asked.who is not Who.ANYONE and not self.sent(scope):
+    def admit(self, scope: Scope, asked: RouteMatch) -> None:
+        if asked.who is not Role.ANYONE and not self.sent(scope):
             raise unauthorized()
 
 
@@ -167,12 +167,12 @@ class Endpoints:
         return json_response({"status": "ending"}, 202)
 
 
-def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any) -> Route:
+def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any) -> Route:
     return Route(methods=methods, template=template, who=who, endpoint=endpoint)
 
 
 GET, POST, PUT = ("GET", "HEAD"), ("POST",), ("PUT",)
-ANYONE, HOLDER = Who.ANYONE, Who.ADMINISTRATOR
+ANYONE, HOLDER = Role.ANYONE, Role.ADMINISTRATOR
 
 ROUTES = (
     _route(GET, "/members", ANYONE, Endpoints.members),

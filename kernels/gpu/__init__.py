@@ -1,1 +1,1 @@
-"""Kernels for a GPU. Whoever imports a module of these needs what it is written in."""
+"""Kernels for a GPU. Importing a module needs the library that it is written in."""

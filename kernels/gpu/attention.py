@@ -1,4 +1,4 @@
-"""Paged attention in Triton: which kernels are launched for a step, and how much of it each program does.
+"""Paged attention in Triton: the kernels that a step launches, and the share of each program.
 
 The tokens before a program are cut into splits where there are too few programs to fill the device. How many depends on
 how many sequences and rows there are and on how long a sequence may get, on no length: a graph keeps it.
@@ -44,7 +44,7 @@ class TritonAttention(Attention[TableStep]):
     name = "triton"
 
     def __init__(self, gpu: Gpu | None = None) -> None:
-        """None: the one there is."""
+        """`gpu` defaults to the current device."""
         self._gpu = gpu or this_gpu()
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
@@ -84,7 +84,7 @@ class TritonAttention(Attention[TableStep]):
             add_up(parts, results, step)
 
     def _splits(self, waves: int, programs: int, cache: LayerCache) -> int:
-        """For so many programs of each KV head."""
+        """The number of splits for a number of programs per KV head."""
         return min(MAX_SPLITS, power_of_two(-(-waves * self._gpu.processors // (programs * cache.keys.shape[2]))))
 
 
@@ -95,7 +95,7 @@ def mixed_splits(rows: int, cache: LayerCache, step: TableStep) -> int:
 
 
 def tried(dtype: torch.dtype, block_size: int, device: str = "cuda") -> TritonAttention:
-    """RuntimeError: the device is too old, or nothing is there to compile what launches a kernel."""
+    """Raise RuntimeError if the device is too old, or if there is no compiler for kernel launches."""
     capability = torch.cuda.get_device_capability()
     if capability < OLDEST:
         raise RuntimeError(
@@ -133,7 +133,7 @@ def this_gpu() -> Gpu:
 
 
 class Parts(NamedTuple):
-    """What each split makes of each row. A single one makes the result."""
+    """Partial results of each row, one per split. A single split writes the result itself."""
 
     averages: Tensor
     marks: Tensor
@@ -158,7 +158,7 @@ class Grid(NamedTuple):
 
 
 def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
-    """Wherever sequences begin: each has a tile that is not full, at most."""
+    """An upper bound of tiles: each sequence has at most one partial tile."""
     group, padded_dim = sizes_of(queries, cache)[1:3]
     rows = prefill_rows(step.longest_prefill * group, padded_dim, queries.dtype)
     prompts = len(step.lengths) - step.decoding if step.mixed is None else step.mixed.prompts
@@ -166,7 +166,7 @@ def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
 
 
 def launch_decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, sequences: int) -> None:
-    """Of these first sequences, those that decode."""
+    """Launch the decoding rows of the first sequences."""
     sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
     decode_split[sizes.kv_heads, sequences, parts.splits](
         *(queries, *cache, step.tables, step.lengths, step.mixed and step.mixed.decoding, parts.averages, parts.marks),
@@ -179,7 +179,7 @@ def launch_decode(queries: Tensor, cache: LayerCache, step: TableStep, parts: Pa
 
 
 def launch_prefill(queries: Tensor, cache: LayerCache, step: TableStep, parts: Parts, grid: Grid, gpu: Gpu) -> None:
-    """Of the sequences behind those that decode; the queries begin there."""
+    """Launch the prefill rows of the sequences behind the decoding ones; `queries` starts there."""
     sizes, head_dim = sizes_of(queries, cache), queries.shape[2]
     prefill_tile[grid.tiles, sizes.kv_heads, parts.splits](
         *(queries, *cache, step.tables, step.lengths, step.starts, step.mixed and step.mixed.decoding),
@@ -208,12 +208,12 @@ def add_up(parts: Parts, results: Tensor, step: TableStep) -> None:
 
 
 def prefill_rows(longest: int, padded_dim: int, dtype: torch.dtype) -> int:
-    """Of a tile: few sizes, for each is compiled."""
+    """Rows in a tile; few sizes, because each is compiled."""
     if dtype == torch.float32 or longest <= MIN_ROWS:
         return MIN_ROWS
     return MAX_ROWS if longest > MAX_ROWS // 2 and padded_dim <= MAX_DIM else MAX_ROWS // 2
 
 
 def launch_of(dtype: torch.dtype, warps: int, stages: int = STAGES) -> dict[str, int]:
-    """Products in float32, which is not rounded for the matrix units, are done in registers: more warps have more."""
+    """Warps of a program: float32 products without rounding run in registers, so they need more warps."""
     return {"num_warps": 8, "num_stages": 3} if dtype == torch.float32 else {"num_warps": warps, "num_stages": stages}

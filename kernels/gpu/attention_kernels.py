@@ -1,4 +1,4 @@
-"""The kernels of paged attention: each program has some rows of one KV head, and walks the tokens that these see.
+"""The kernels of paged attention: each program has some rows of one KV head, and walks their visible tokens.
 
 Rows are packed. All query heads of a group read the same keys, so they are rows of one product:
 
@@ -196,7 +196,7 @@ def combine_splits(
 def first_tile(
     begin: tl.tensor, sequence: tl.tensor, decoding: tl.tensor, group: tl.constexpr, rows: tl.constexpr
 ) -> tl.tensor:
-    """Of a sequence: those before it may have so many, each with one that is not full."""
+    """The first tile of a sequence: each earlier sequence may have one partial tile."""
     return (begin - decoding) * group // rows + sequence - decoding
 
 
@@ -209,7 +209,7 @@ def sequence_of_tile(
     group: tl.constexpr,
     rows: tl.constexpr,
 ) -> tl.tensor:
-    """The last one whose tiles do not begin behind this one."""
+    """The last sequence whose tiles begin at or before this one."""
     low, high = decoding, sequences
     while high - low > 1:
         middle = (low + high) // 2
@@ -221,7 +221,7 @@ def sequence_of_tile(
 
 @jit
 def bounds_of_split(split: tl.tensor, splits: tl.tensor, tokens: tl.tensor, tile: tl.constexpr) -> tl.tensor:
-    """Whole tiles, so that only the last one is cut."""
+    """The tokens of a split, in whole tiles, so that only the last split is cut."""
     share = tl.cdiv(tl.cdiv(tokens, splits), tile) * tile
     return split * share, tl.minimum(split * share + share, tokens)
 
@@ -233,7 +233,7 @@ def mark_nothing(marks: tl.tensor, there: tl.tensor, rows: tl.constexpr) -> None
 
 @jit
 def nothing(rows: tl.constexpr, padded_dim: tl.constexpr) -> tl.tensor:
-    """What rows have before they have seen a token: peak and sum of their scores' weights, and weighted values."""
+    """The running softmax before the first token: peak, sum of weights, and weighted values."""
     peaks = tl.full([rows], float("-inf"), tl.float32)
     return peaks, tl.zeros([rows], tl.float32), tl.zeros([rows, padded_dim], tl.float32)
 
@@ -260,7 +260,7 @@ def absorb(
     last: tl.constexpr,  # tokens of this tile may be behind the end
     causal: tl.constexpr,  # or behind some of the rows
 ) -> tl.tensor:
-    """A tile of tokens into the rows' running softmax."""
+    """Add a tile of tokens to the rows' running softmax."""
     tokens, dims = first + tl.arange(0, tile), tl.arange(0, padded_dim)
     there = tokens < end if last else tokens >= 0
     blocks = load_masked(table + tokens // block_size, there, last)

@@ -1,4 +1,4 @@
-"""FlashAttention as others build it: version 3 with vLLM's extensions, and what torch has of version 2.
+"""FlashAttention from other projects: version 3 with vLLM's extensions, and torch's version 2.
 
 Both read tables as they are here. The operator of version 3 is called itself: its Python wrapper imports all of vLLM.
 """
@@ -37,7 +37,7 @@ CONSTANTS: dict[str, Any] = {
 
 
 class FlashAttention(Attention[TableStep]):
-    """One call for any rows that stand one after the other: those that decode are prefills of one row."""
+    """One call for any consecutive rows: a decoding row is a prefill of one row."""
 
     @abstractmethod
     def call(
@@ -61,12 +61,12 @@ class FlashAttention3(FlashAttention):
     name = "flash3"
 
     def __init__(self, operator: Any) -> None:
-        """RuntimeError: it is no operator that this could call."""
+        """Raise RuntimeError if this is no operator that can be called here."""
         self._operator = operator
         self._others = others_of(operator)
 
     def decode(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        """As many sequences of one row: no starts are needed."""
+        """Sequences of one row each: no starts are needed."""
         return self.call(queries.unsqueeze(1), cache, step, slice(step.decoding), None, None).squeeze(1)
 
     def call(
@@ -94,7 +94,7 @@ class FlashAttention3(FlashAttention):
 
 
 def others_of(operator: Any) -> dict[str, Any]:
-    """What this version wants besides what is given."""
+    """Further arguments that this version requires."""
     arguments = operator.default._schema.arguments
     names = {argument.name for argument in arguments}
     if not names >= GIVEN:
@@ -111,7 +111,7 @@ def others_of(operator: Any) -> dict[str, Any]:
 
 
 def own_flash3(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
-    """From a `vllm_flash_attn` of the user's own."""
+    """FlashAttention 3 from an installed `vllm_flash_attn`."""
     _check_flash3(dtype)
     function = import_module("vllm_flash_attn").flash_attn_varlen_func
     if "seqused_k" not in inspect.signature(function).parameters:
@@ -120,7 +120,7 @@ def own_flash3(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
 
 
 def flash3_of_vllm(dtype: torch.dtype, _block_size: int) -> FlashAttention3:
-    """From the library inside an installed vllm, of which nothing is imported."""
+    """FlashAttention 3 from the library inside an installed vllm, without importing vllm."""
     _check_flash3(dtype)
     found = find_spec("vllm")
     folders = found.submodule_search_locations if found else None
@@ -153,7 +153,7 @@ def _check_type(name: str, dtype: torch.dtype) -> None:
 
 
 class VarlenAttention(FlashAttention):
-    """What torch has itself, from 2.12 on."""
+    """torch's own attention over variable lengths, from 2.12 on."""
 
     name = "varlen"
 

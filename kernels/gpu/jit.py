@@ -1,4 +1,4 @@
-"""Triton's decorator, with a type: kernels are checked where no Triton is installed, too.
+"""Triton's decorator with a type, so that kernels are type-checked without Triton.
 
 In a kernel `tl.tensor` is what a launch hands over, pointers and numbers, and `tl.constexpr` what it is compiled for.
 """
@@ -16,7 +16,7 @@ def jit(function: Function) -> Any:
 
 
 def jit_for_any(*numbers: str) -> Callable[[Function], Any]:
-    """Compiled once, whatever these are; of others Triton looks whether they are 1, or multiples of 16."""
+    """A kernel compiled once for all values of these arguments; others are specialized on 1 and multiples of 16."""
 
     def decorate(function: Function) -> Any:
         return triton.jit(function, do_not_specialize=numbers)
@@ -25,5 +25,5 @@ def jit_for_any(*numbers: str) -> Callable[[Function], Any]:
 
 
 def power_of_two(size: int) -> int:
-    """At least so much: all that a kernel's axes may be."""
+    """The smallest power of two not below `size`: the axes of a kernel must be powers of two."""
     return 1 << (size - 1).bit_length()

@@ -67,7 +67,7 @@ class TritonPointwise(Pointwise):
 
 
 def evenly_spaced(caches: Sequence[LayerCache]) -> list[tuple[LayerCache, int, int]]:
-    """The first of layers that follow each other at one distance, how many these are, and the distance."""
+    """Groups of equally spaced layers: the first layer, their number, and their distance."""
     if len(caches) == 1:
         return [(caches[0], 1, 0)]
     strides = {distance(one, other) for pair in pairwise(caches) for one, other in zip(*pair, strict=True)}
@@ -77,7 +77,7 @@ def evenly_spaced(caches: Sequence[LayerCache]) -> list[tuple[LayerCache, int, i
 
 
 def distance(one: Tensor, other: Tensor) -> int:
-    """From one's first element to the other's, in elements."""
+    """The distance of two tensors, in elements."""
     return (other.data_ptr() - one.data_ptr()) // one.itemsize
 
 
@@ -186,7 +186,7 @@ def turned(
     half: tl.constexpr,
     padded_half: tl.constexpr,
 ) -> tl.tensor:
-    """Heads in halves, [heads, padded_half] each: their RMSNorm, rounded, if there is one, and then the rotation."""
+    """Normalize (if there is a norm) and rotate heads given in halves, [heads, padded_half] each."""
     left, right = first.to(tl.float32), second.to(tl.float32)
     if weights is not None:
         factor = tl.rsqrt(tl.sum(left * left + right * right, axis=1) / (2 * half) + eps)[:, None]
@@ -198,7 +198,7 @@ def turned(
 
 @jit
 def half_of(numbers: tl.tensor, half: tl.constexpr, padded_half: tl.constexpr) -> tl.tensor:
-    """[1, padded_half] in float32."""
+    """Load [1, padded_half] in float32."""
     dims = tl.arange(0, padded_half)
     return tl.load(numbers + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
 

@@ -1,4 +1,4 @@
-"""From logits to tokens in Triton: one launch, and a row is one program's.
+"""From logits to tokens in Triton: one launch, one program per row.
 
 A row is too long to be kept, so it is read as seldom as can be: for its peak; for the sum of its weights; for the draw.
 What `top_k` and `top_p` leave is bounded first. A program's lanes each know the highest logit that they have met, and
@@ -27,7 +27,7 @@ ALL = tl.constexpr(-(2**31))  # the key that no float is below
 def draw(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, wheres: Tensor, out: Tensor
 ) -> None:
-    """As `kernels.sampling.draw`; weights are float32, and sums of them float64."""
+    """The same as `kernels.sampling.draw`, with float32 weights and float64 sums."""
     rows, vocab = logits.shape
     noted = logits.new_empty(rows, NOTED)
     ids = out.new_empty(rows, NOTED, dtype=torch.int32)
@@ -96,7 +96,7 @@ def draw_row(
 
 @jit
 def look(logits: tl.tensor, vocab: tl.tensor, lanes: tl.constexpr) -> tl.tensor:
-    """Each lane's highest logit, the place of the very highest (the first of equals), and whether some are broken."""
+    """Each lane's highest logit, the first position of the maximum, and a count of broken logits (NaN, infinite)."""
     lane = tl.arange(0, lanes)
     highest, places = tl.full([lanes], float("-inf"), tl.float32), tl.zeros([lanes], tl.int32)
     broken = tl.zeros([lanes], tl.int32)
@@ -115,7 +115,7 @@ def look(logits: tl.tensor, vocab: tl.tensor, lanes: tl.constexpr) -> tl.tensor:
 
 @jit
 def key_of(logit: tl.tensor) -> tl.tensor:
-    """An integer; a higher logit has a higher one, and both zeros have the same."""
+    """An integer key that sorts as its logit; both zeros have the same key."""
     bits = (logit + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -132,7 +132,7 @@ def weights_of(
     weighed: tl.constexpr,
     lanes: tl.constexpr,
 ) -> tl.tensor:
-    """Of so many logits from `first` on: 0 below the key; else exp of how far below the peak, or 1 if not weighed."""
+    """Weights of the logits from `first` on: 0 below the key, else exp of the scaled distance to the peak, or 1."""
     place = first + tl.arange(0, lanes)
     logit = tl.load(values + place, mask=place < count, other=float("-inf"))
     counts = (place < count) & (key_of(logit) >= key)
@@ -171,7 +171,7 @@ def cut(
     weighed: tl.constexpr,
     lanes: tl.constexpr,
 ) -> tl.tensor:
-    """The highest key, from `low` to the peak's, that is reached by as much as is wanted."""
+    """The highest key from `low` to the peak's that at least the wanted amount reaches."""
     low = low + tl.zeros([], tl.int64)
     high = key_of(peak).to(tl.int64) + 1
     while high - low > 1:
@@ -191,7 +191,7 @@ def note(
     lanes: tl.constexpr,
     room: tl.constexpr,
 ) -> tl.tensor:
-    """What reaches the floor, in its order, as far as there is room; and how much does."""
+    """Write the logits and ids that reach the floor, in order, as far as they fit; return the number of all."""
     lane = tl.arange(0, lanes)
     count = tl.zeros([], tl.int32)
     for first in range(0, vocab, lanes):
@@ -216,7 +216,7 @@ def pick(
     min_p: tl.tensor,
     lanes: tl.constexpr,
 ) -> tl.tensor:
-    """The place whose share of the whole, counted from the first, holds this point of [0, 1); never one of weight 0."""
+    """The position whose share of the cumulated weights holds this point of [0, 1); its weight is never 0."""
     lane = tl.arange(0, lanes)
     goal = where * amount(values, count, key, peak, steepness, min_p, True, lanes)
     before, found, last = tl.zeros([], tl.float64), count + 0, tl.zeros([], tl.int32)

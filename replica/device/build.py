@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.backends import Choice, choose
+from kernels.backends import ChosenAttention, choose
 from kernels.paged import LayerCache
 from kernels.pointwise import Pointwise
 from kernels.spans import Copy
@@ -66,7 +66,7 @@ def _build(config: EngineConfig, accelerator: CudaAccelerator) -> DeviceRunner:
     return runner
 
 
-def kernels_for(choice: Choice, dtype: torch.dtype, block_size: int) -> tuple[Pointwise, Draw]:
+def kernels_for(choice: ChosenAttention, dtype: torch.dtype, block_size: int) -> tuple[Pointwise, Draw]:
     """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
     if choice.attention.name not in ("triton", "torch"):
         choice = choose_ours(dtype, block_size)
@@ -80,7 +80,7 @@ def kernels_for(choice: Choice, dtype: torch.dtype, block_size: int) -> tuple[Po
     return TritonPointwise(), fused_draw
 
 
-def choose_ours(dtype: torch.dtype, block_size: int) -> Choice:
+def choose_ours(dtype: torch.dtype, block_size: int) -> ChosenAttention:
     try:
         return choose("triton", "cuda", dtype, block_size)
     except ValueError as error:
@@ -161,7 +161,9 @@ def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     progress.finish()
 
 
-def say(config: EngineConfig, model: Transformer, choice: Choice, needs: Needs, kv_bytes: int, graphs: int) -> None:
+def say(
+    config: EngineConfig, model: Transformer, choice: ChosenAttention, needs: Needs, kv_bytes: int, graphs: int
+) -> None:
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     log.info(

@@ -19,7 +19,7 @@ from api.errors import ApiError, draining, unauthorized
 from api.http import documents
 from api.http.answers import json_response
 from api.http.bodies import Bodies
-from api.http.routes import Asked, Gate, Route, Table, Who, add_routes
+from api.http.routes import Gate, Role, Route, RouteMatch, Table, add_routes
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -186,12 +186,12 @@ class Documented(Route, frozen=True, eq=False, kw_only=True):
     answer: Any = None
 
 
-def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any, **more: Any) -> Documented:
+def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **more: Any) -> Documented:
     return Documented(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
 GET, POST, PAGE = ("GET",), ("POST",), ("GET", "HEAD")
-ANYONE, CLIENT = Who.ANYONE, Who.CLIENT
+ANYONE, CLIENT = Role.ANYONE, Role.CLIENT
 ONE_MODEL = "/v1/models/{model:path}"
 
 # Who may ask for what, where there is a key. Routers have it, and whoever has it may do here what they do.
@@ -223,7 +223,7 @@ class ReplicaKey:
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else key.encode()
 
-    def admit(self, scope: Scope, asked: Asked) -> None:
+    def admit(self, scope: Scope, asked: RouteMatch) -> None:
         if self._key is not None and asked.who is not ANYONE and not self._is_shown(scope, self._key):
             raise unauthorized()
 

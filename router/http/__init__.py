@@ -1,1 +1,1 @@
-"""The front: connections of clients, requests on their way, and the API around them."""
+"""The router's HTTP front: client connections, routes, and the endpoints that the router answers itself."""

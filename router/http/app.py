@@ -1,4 +1,4 @@
-"""The app around the generation routes: built from the table, entered only through its gate."""
+"""The app for all routes that the router answers itself, behind a gate that admits requests."""
 
 from importlib.metadata import version
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
 from api.http.answers import error_response
-from api.http.routes import Table, Who, add_routes, let_in
+from api.http.routes import Role, Table, add_routes, mark_admitted
 from router.access_log import line_of
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
@@ -22,7 +22,7 @@ from router.upkeep import Upkeep
 
 
 class RouterGate:
-    """The one way to the app: the same door as that of the routes that go past it."""
+    """Admits each request before the app sees it, as `opening.py` does for requests that bypass the app."""
 
     def __init__(self, app: ASGIApp, router: Router, table: Table) -> None:
         self._app = app
@@ -61,13 +61,13 @@ class RouterGate:
             await send(message)
 
         try:
-            let_in(scope, asked)
+            mark_admitted(scope, asked)
             await self._app(scope, receive, count)
         except ApiError as error:
             await error_response(error)(scope, receive, count)
         finally:
             router.admission.release(admitted)
-            if router.on_answer is not None and asked.who is not Who.ANYONE:
+            if router.on_answer is not None and asked.who is not Role.ANYONE:
                 router.on_answer(
                     line_of(
                         scope,
@@ -81,7 +81,7 @@ class RouterGate:
 
 
 def build_app(router: Router, upkeep: Upkeep, table: Table, dashboard: Dashboard | None = None) -> FastAPI:
-    """Without a dashboard that runs, it has one that keeps nothing."""
+    """The app. Without a dashboard that runs, it gets one that records nothing."""
     app = FastAPI(
         title="warmroute router",
         version=version("warmroute"),
@@ -103,7 +103,7 @@ def build_app(router: Router, upkeep: Upkeep, table: Table, dashboard: Dashboard
 
 
 async def _past_the_app() -> Response:
-    """For the document: no such request comes here."""
+    """A placeholder for the OpenAPI document: these requests never reach the app."""
     raise internal()
 
 

@@ -1,4 +1,4 @@
-"""What the router's OpenAPI document says of its routes, those that go past the app included."""
+"""The OpenAPI document of all routes, including those that bypass the app."""
 
 import copy
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "requ
 
 
 def direct(path: str) -> dict[str, Any]:
-    """Of a route that goes past the app."""
+    """The operation of a route that bypasses the app."""
     request, answer = DIRECT[path]
     found = _with_errors(schema.operation(request, answer))
     if answer in (ChatCompletion, Completion):
@@ -48,7 +48,7 @@ def direct(path: str) -> dict[str, Any]:
 
 
 def control(method: str, path: str) -> dict[str, Any]:
-    """Of a route of the app's own."""
+    """The operation of a route of the app."""
     match method, path:
         case _, "/v1/models":
             found = schema.operation(None, ModelList)
@@ -75,7 +75,7 @@ def control(method: str, path: str) -> dict[str, Any]:
 
 
 def document(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
-    """`models` are those that are served now."""
+    """The document, with the names of the `models` served now."""
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = copy.deepcopy(schema.components())
     named = list(models)

@@ -1,4 +1,4 @@
-"""What the router answers itself: models, health, metrics, replicas, decisions and their reasons, the dashboard."""
+"""Endpoints that the router answers itself: models, health, metrics, replicas, decisions and the dashboard."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -188,7 +188,7 @@ class Endpoints:
 
 @asynccontextmanager
 async def body_of(request: Request, limit: int, bodies: Bodies) -> AsyncIterator[bytes]:
-    """The whole body, counted until it is no longer needed; ApiError 413 or 429."""
+    """Read the whole body, counted while it is used; raise ApiError 413 or 429."""
     bodies.check(min(declared_size(request.headers.get("content-length", "")) or 0, limit))
     received, held = bytearray(), 0
     try:

@@ -1,4 +1,4 @@
-"""The decision for a request that is not sent, block by block (docs/router-api.md says what the fields mean)."""
+"""Explains the decision for a request without sending it (docs/router-api.md describes the fields)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Explained(Struct):
 
 
 async def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
-    """ApiError where the request itself would be refused. Nothing is counted or taken for granted."""
+    """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered."""
     peek, prompt = await _read(router, body, admitted)
     model = router.members.model(peek.model)
     decision, matches = router.decide(model, prompt, peek.prompt_cache_key)
@@ -120,7 +120,7 @@ def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Pr
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:
-    """The block size that most replicas have."""
+    """The block size of most replicas."""
     if not prompt.exact:
         return APPROXIMATE
     return max(model.slots, key=lambda size: (model.slots[size].bit_count(), size), default=APPROXIMATE)
@@ -131,7 +131,7 @@ def _sure(matches: dict[int, Matches], slot: int) -> int:
 
 
 def runs_of(holders: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """First and last block of every run that a slot holds, also behind a gap, where it cannot be used."""
+    """The first and last block of every run that a slot holds, including runs behind a gap, which are not usable."""
     runs: dict[int, list[tuple[int, int]]] = {}
     begun: dict[int, int] = {}  # by slot
     last = 0

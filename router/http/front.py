@@ -1,4 +1,4 @@
-"""A client's connection. Requests that replicas answer go past ASGI, which would cost them a task and more each.
+"""A client's connection. Requests for replicas bypass ASGI, which would cost a task and more for each.
 
 All others are the app's (`app.py`). Limits are those of `api.http.connection`.
 """
@@ -85,7 +85,7 @@ class FrontConnection(HttpProtocol):
             self.pipeline.appendleft((self.cycle, self.app))  # read on: the client may leave
 
     def _find(self, method: str, raw: bytes) -> tuple[Opening | None, str, bytes, bytes]:
-        """What opens the request, if it is not for the app; its path, as it reads, and as it is written; its query."""
+        """The handler of a request that bypasses the app, and its path as text, raw path and query."""
         try:
             target = parse_target(raw, self.headers)
             asked = self._table.find(method, target.path)
@@ -161,7 +161,7 @@ class FrontConnection(HttpProtocol):
         return cycle if isinstance(cycle, Exchange) else None
 
     def close_after_answer(self, *, unread: bool) -> None:
-        """Closed while it sends, a client would not read its answer: what it sends is dropped a little longer."""
+        """Close, but discard input for a moment first: a client that still sends would not read the response."""
         if not unread:
             self.transport.close()
             return

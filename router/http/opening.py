@@ -1,4 +1,4 @@
-"""Requests that go past the app, and how they begin: admitted, counted, and given to what answers them.
+"""Handlers of requests that bypass the app: they admit and count a request, and start its work.
 
 Each opening is called with its route, from the table, and admits for that one.
 """
@@ -26,7 +26,7 @@ class Openings:
         self._cors = {origin.encode() for origin in router.config.cors_origins}
 
     def refused(self, error: ApiError) -> Opening:
-        """For a request whose target is none."""
+        """A handler for a request with an invalid target."""
 
         def refuse(exchange: Exchange) -> None:
             self._router.turned_away(exchange.scope, error)
@@ -43,14 +43,14 @@ class Openings:
         self._generation(route, exchange, chat=False)
 
     def forward(self, route: Route, exchange: Exchange) -> None:
-        """Pass on a body that may be a prompt, and must be JSON where the key has a salt.
+        """Forward a body that may be a prompt; it must be JSON if the key has a cache salt.
 
         Engines keep the KV of what they embed, score or classify too: how long that takes tells what others have sent.
         """
         self._forwarding(route, exchange, caches=True)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
-        """Pass on a body of any kind, to what reads no cache."""
+        """Forward a body of any kind, to an endpoint without a cache."""
         self._forwarding(route, exchange, caches=False)
 
     # ---- parts

@@ -1,4 +1,4 @@
-"""The router's table of routes: who may ask for what, and what answers. A route that is not here is not served.
+"""The router's table of routes: who may request each one, and its handler. Other routes are not served.
 
 What is passed on is named one by one. Engines add routes that change them, also below /v1: one that nobody has looked
 at is for administrators (decision 0022).
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from api.http.documents import OPENAPI
-from api.http.routes import Route, Table, Who
+from api.http.routes import Role, Route, Table
 from router.http.endpoints import Endpoints
 from router.http.opening import Openings
 
 GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
 PAGE = ("GET", "HEAD")
 ANY = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-ANYONE, CLIENT, READER, ADMINISTRATOR = Who
+ANYONE, CLIENT, READER, ADMINISTRATOR = Role
 
 
-def _route(methods: tuple[str, ...], template: str, who: Who, endpoint: Any, **more: bool) -> Route:
+def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **more: bool) -> Route:
     return Route(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
@@ -87,6 +87,6 @@ TABLE = Table(ROUTES)
 
 
 def named(client_paths: Iterable[str]) -> tuple[Route, ...]:
-    """Routes for what clients may have beside the table; a path that is in it stays as it is."""
+    """Further routes that clients may use; paths in the table keep their own row."""
     known = {route.template for route in ROUTES}
     return tuple(_route(ANY, path, CLIENT, Openings.forward) for path in sorted({*client_paths} - known))

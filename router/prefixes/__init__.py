@@ -1,1 +1,1 @@
-"""What prompts have begun alike of late: remembered in bounds, made into a tree when asked for, and drawn."""
+"""Shared prefixes of recent prompts: remembered within bounds, made into a tree on request, and drawn."""

@@ -1,4 +1,4 @@
-"""The answer of GET /prefixes, drawn for people: what prompts share, and which replicas hold it."""
+"""Draws the response of GET /prefixes as a table."""
 
 from typing import TextIO
 
@@ -24,7 +24,7 @@ def ask(router_url: str, limit: int, key: str | None) -> bytes:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    """In colours on a terminal, in plain characters elsewhere."""
+    """Print in colours on a terminal, in plain characters elsewhere."""
     try:
         shared = msgspec.json.decode(answer, type=Shared)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

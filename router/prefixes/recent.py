@@ -1,4 +1,4 @@
-"""The last prompts that were routed: the keys of their blocks and, where they may be shown, how their texts begin."""
+"""The most recently routed prompts: their block keys, and the beginnings of their texts where those may be shown."""
 
 from collections import deque
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Recent:
         return len(self._routed)
 
     def add(self, routed: Routed) -> None:
-        """A prompt without a full block shares nothing, and one that would take all the room is not kept."""
+        """Remember a prompt, unless it has no full block or would take all the space."""
         if not 0 < len(routed.keys) <= MOST_BLOCKS:
             return
         self._routed.append(routed)
@@ -41,7 +41,7 @@ class Recent:
             self._text_bytes -= len(oldest.text or b"")
 
     def all(self) -> list[Routed]:
-        """Oldest first."""
+        """All remembered prompts, oldest first."""
         return list(self._routed)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What GET /prefixes answers (docs/router-api.md says what the fields mean). New fields go last, with a default."""
+"""The response of GET /prefixes (docs/router-api.md describes its fields). New fields go last, with a default."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""Prompts that begin alike, as a tree of runs: blocks, one after the other, that the same prompts have."""
+"""A radix tree of prompts: each node is a run of blocks that the same prompts share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -6,7 +6,7 @@ from typing import Optional
 
 
 class Run:
-    """`keys` come after those of `parent`. `prompts` have them all; those that have more are below as well."""
+    """Blocks after those of `parent`. `prompts` counts the prompts that have them all, including those in `below`."""
 
     __slots__ = ("below", "keys", "last_s", "parent", "prompts", "text")
 
@@ -21,7 +21,7 @@ class Run:
         self.below: dict[int, Run] = {}  # by their first keys
 
     def path(self) -> "list[Run]":
-        """From the root on, without it."""
+        """The runs from the root to this one, without the root."""
         runs: list[Run] = []
         run: Run | None = self
         while run is not None and run.parent is not None:
@@ -51,7 +51,7 @@ class Tree:
             run = below if shared == len(below.keys) else _split(below, shared)
 
     def runs(self) -> Iterator[Run]:
-        """All but the root, each before those below it."""
+        """All runs but the root, parents first."""
         waiting = [*self.root.below.values()]
         while waiting:
             run = waiting.pop()
@@ -59,12 +59,12 @@ class Tree:
             waiting += run.below.values()
 
     def release(self) -> None:
-        """Leave each run only its way up. Up and down together are cycles, which would wait for the collector."""
+        """Keep only the links to parents: links both ways are cycles, which wait for the garbage collector."""
         for run in [self.root, *self.runs()]:
             run.below.clear()
 
     def check(self) -> None:
-        """Raises AssertionError if any invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         for run in self.runs():
             assert run.keys and run.parent is not None and run.parent.below[run.keys[0]] is run
             assert run.prompts >= sum(below.prompts for below in run.below.values())
@@ -73,7 +73,7 @@ class Tree:
 
 
 def _split(run: Run, blocks: int) -> Run:
-    """Its first blocks as a run of their own, which it comes after."""
+    """Split off the first blocks as a new parent run."""
     parent = run.parent
     assert parent is not None, "the root has no blocks"
     upper = Run(parent, run.keys[:blocks], run.prompts, run.last_s, run.text)
@@ -84,7 +84,7 @@ def _split(run: Run, blocks: int) -> Run:
 
 
 def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
-    """How many blocks of the run the prompt has from `start` on; the first is one of them."""
+    """The number of blocks of the run that the prompt shares from `start` on, at least one."""
     most = min(len(run), len(keys) - start)
     if run[:most] == keys[start : start + most]:  # in C, and mostly so
         return most
@@ -114,7 +114,7 @@ def _both(one: bytes | None, other: bytes | None) -> bytes | None:
 
 
 def most_shared(trees: Mapping[Tree, int], limit: int) -> list[Run]:
-    """The runs of two prompts and more that a cache saves the most tokens by, with those before them.
+    """The shared runs that a cache saves the most tokens by, with their ancestors.
 
     Of each tree it is given how many tokens its blocks have.
     """

@@ -1,1 +1,1 @@
-"""Large bodies, read in processes of their own: whatever they are, the router goes on."""
+"""Parses large bodies in separate processes, so that the router stays responsive."""

@@ -1,4 +1,4 @@
-"""The router's end of its reading processes: starts them, hands them large bodies, ends them if they take too long."""
+"""The router's side of its reading processes: starts them, sends them large bodies, kills them on a timeout."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ Wanted: TypeAlias = Make | Salt | None
 
 
 def is_quick(body: bytes) -> bool:
-    """Whether the body can be read within a few milliseconds, as its size and the number of its values say."""
+    """Tell whether the body can be parsed within milliseconds, judged by its size and the number of its values."""
     if len(body) <= QUICK_BODY_BYTES:
         return True
     if len(body) > LONG_BODY_BYTES or (len(body) > MOST_COMMAS and body.count(b",") > MOST_COMMAS):
@@ -65,14 +65,14 @@ def is_quick(body: bytes) -> bool:
 
 
 class Reading:
-    """Two processes, each of which reads one body at a time: the largest bodies hold up nobody but each other."""
+    """Two processes, for medium and for large bodies, each reading one body at a time."""
 
     def __init__(self, wait_s: float) -> None:
         self._medium = _Lane(wait_s)
         self._large = _Lane(wait_s)
 
     async def read(self, body: bytes, want: Callable[[Found], Wanted], *, whole: bool = True) -> Made | None:
-        """What was made of a body; `want` says what to make of it, from what was found in it.
+        """Parse a body. `want` is called with the fields found, and returns a request for the result.
 
         None: `want` did not want anything. ApiError: it may not be read, or cannot within the limits.
         """
@@ -88,7 +88,7 @@ class Reading:
 
 
 class _Lane:
-    """One process. No exception leaves its tasks: the frames in a traceback would keep the body."""
+    """One process. No exception leaves its tasks, because the frames of a traceback would keep the body alive."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -112,7 +112,7 @@ class _Lane:
             self._turn.release()
 
     async def _tried(self, body: bytes, want: Callable[[Found], Wanted], whole: bool) -> Made | Refused | None:
-        """What the process answers; PROCESS_LOST if it ended, which need not be the fault of this body."""
+        """The response of the process; PROCESS_LOST if it died, which this body need not have caused."""
         answer: Made | Refused | None = TOO_COSTLY
         try:
             async with asyncio.timeout(READ_LIMIT_S):

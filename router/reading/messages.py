@@ -1,4 +1,4 @@
-"""What the router and a reading process say to each other: a length of four bytes, then a message as msgpack.
+"""Messages between the router and a reading process: four bytes of length, then msgpack.
 
 The router sends a Body, and the body's bytes behind it; the process answers with what it Found. Then the router sends
 Make, Salt or Leave, and the process answers with what it Made, or with nothing to Leave. It may answer Refused to each.
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError
-from api.spelled import SpecialTokensInText
+from api.special_tokens import SpecialTokensInText
 from router.tokens import TokenCounts
 
 LENGTH = struct.Struct("<I")
@@ -24,7 +24,7 @@ class Body(Struct, tag=True):
 
 
 class Make(Struct, tag=True):
-    """The body's prompt, for this model."""
+    """Request: make the body's prompt for this model."""
 
     model: str
     chat: bool
@@ -43,17 +43,17 @@ class Make(Struct, tag=True):
 
 
 class Salt(Struct, tag=True):
-    """The body with this cache salt, whatever it says itself."""
+    """Request: replace the body's cache salt."""
 
     salt: str | None
 
 
 class Leave(Struct, tag=True):
-    """Nobody wants the body any more."""
+    """Request: drop the body."""
 
 
 class Found(Struct, tag=True):
-    """The fields of a body that are not its contents."""
+    """Response: the body's fields except its contents."""
 
     fields: dict[str, Any]  # of `router.prompt.Peek`
     chat: bool

@@ -1,4 +1,4 @@
-"""`python -m router.reading.process PARENT_PID`: reads large bodies, one after the other, for that router.
+"""`python -m router.reading.process PARENT_PID`: parses large bodies, one at a time, for the router.
 
 It may take only so much memory for one; for how long is the router's to say, which ends it if need be.
 """
@@ -63,7 +63,7 @@ _OTHERS = [(name, type) for name, type in _FIELDS if name != "model"]
 
 
 def _apart(name: str, others: list[tuple[str, Any]]) -> type[Any]:
-    """A body with its contents as they stand there."""
+    """A struct for a body whose contents stay raw JSON."""
     fields: list[Any] = [("model", str), ("tools", Raw, Raw(b"")), *((other, type, None) for other, type in others)]
     return msgspec.defstruct(name, fields, bases=(Counted,), kw_only=True)
 
@@ -93,7 +93,7 @@ class Process:
         self._tokens: dict[bytes, Tokens] = {}  # by what they were made of
 
     def run(self) -> None:
-        """Until the router closes its end."""
+        """Serve requests until the router closes the pipe."""
         limit_memory(self._most_bytes)
         while (asked := self._receive()) is not None:
             assert isinstance(asked, Body), asked
@@ -126,7 +126,7 @@ class Process:
             self._send(answer(wanted))
 
     def _made_or_unread(self, body: bytes, apart: Any, found: Found, make: Make) -> Made:
-        """What our own replicas would refuse is refused; engines of another kind judge for themselves."""
+        """Make the prompt. If memory runs out, refuse for our own replicas, and estimate tokens for others."""
         try:
             return self._made(body, apart, found, make)
         except MemoryError:
@@ -159,7 +159,7 @@ class Process:
         )
 
     def _tokens_of(self, make: Make) -> Tokens:
-        """As the router has them for the model."""
+        """The model's `Tokens`, set up as in the router."""
         made_of = make.model, make.tokenizer, make.template, make.vocab_size, make.special_tokens_in_text, make.strict
         key = msgspec.msgpack.encode(made_of)
         tokens = self._tokens.get(key)
@@ -204,7 +204,7 @@ def _prompts(make: Make) -> Prompts | None:
 
 
 def take_apart(body: bytes) -> Any:
-    """ApiError 400 for what is not a JSON object that names a model."""
+    """Split a body into raw fields; raise ApiError 400 unless it is a JSON object with a model."""
     try:
         return _decode_apart(body)
     except UNREADABLE:
@@ -222,7 +222,7 @@ def found_in(apart: Any) -> Found:
 
 
 def contents_of(apart: Any) -> dict[str, Any]:
-    """What a Peek has of the contents; of several prompts only the first is read."""
+    """The contents of a Peek; of several prompts only the first is parsed."""
     try:
         messages = _decode_messages(apart.messages)
     except UNREADABLE:
@@ -250,7 +250,7 @@ def found_to_forward(body: bytes) -> Found:
 
 
 def sent(body: bytes, peek: Peek, make: Make) -> tuple[bytes | None, bool]:
-    """What replicas are sent instead of the body, if it is another one, and whether it says the salt of `make`.
+    """The body to send to replicas, if it differs from the client's, and whether it has the salt of `make`.
 
     Ours are sent only what they would read: thirty megabytes of unknown fields would keep their clients waiting too.
     There the salt stays the client's, which is short enough for a body; the envelope says the one that counts.
@@ -274,7 +274,7 @@ def too_costly(what: str) -> ApiError:
 
 
 def limit_memory(most_bytes: int | None) -> None:
-    """So many bytes beyond what there is now; None: no limit."""
+    """Limit the process to this many bytes beyond its current size; None removes the limit."""
     if sys.platform != "linux":
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""What a reading process is asked for a model's prompt, and the prompt that its answer makes."""
+"""Builds the request for a prompt from a reading process, and the Prompt from its response."""
 
 import struct
 
@@ -37,7 +37,7 @@ def is_bytes(tokenizer: object) -> bool:
 
 
 def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) -> Prompt:
-    """`peek` becomes what is known of the body as it goes to a replica."""
+    """The prompt; `peek` is updated to describe the body that replicas get."""
     model.tokens.counts.add(made.counts)
     peek.prompt = made.beginning
     if made.salted:

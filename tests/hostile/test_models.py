@@ -13,7 +13,7 @@ from api.errors import ApiError
 from api.model_files import MOST_BYTES
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, TokenizeRequest, read
-from api.spelled import CODE
+from api.special_tokens import CODE
 from api.tokenizer import HfTokenizer
 from events.blocks import pack_tokens
 from replica.model.config import read_config

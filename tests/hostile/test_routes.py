@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.errors import ApiError
 from api.http.path import parse_path, parse_target, raw_path
-from api.http.routes import Asked, Route, Table, Who, guarded
+from api.http.routes import Role, Route, RouteMatch, Table, guarded
 from api.http.server import http_server, listen
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
@@ -63,12 +63,12 @@ CALLERS: dict[str, dict[str, str]] = {
     "a client through another site's page": {"authorization": f"Bearer {KEY}", "origin": "https://page.example"},
     "an administrator": {"authorization": f"Bearer {ADMIN}"},
 }
-RANK = {"a client": Who.READER, "a client of another group": Who.READER, "an administrator": Who.ADMINISTRATOR}
-RANK |= {"a client through another site's page": Who.READER}
+RANK = {"a client": Role.READER, "a client of another group": Role.READER, "an administrator": Role.ADMINISTRATOR}
+RANK |= {"a client through another site's page": Role.READER}
 
 
-def may(caller: str, who: Who) -> bool:
-    return who <= RANK.get(caller, Who.ANYONE)
+def may(caller: str, who: Role) -> bool:
+    return who <= RANK.get(caller, Role.ANYONE)
 
 
 def keys() -> tuple[Key, ...]:
@@ -105,7 +105,7 @@ async def test_the_router_lets_in_whom_the_table_names_and_nobody_else(caller: s
 async def test_without_an_admin_key_administration_is_for_this_machine(caller: str) -> None:
     async with served(*Script(says(b"{}")).replicas(1)) as running:
         for method, path, route in routes_of(router_routes.TABLE):
-            if route.who is not Who.ADMINISTRATOR:
+            if route.who is not Role.ADMINISTRATOR:
                 continue
             for host in (LOCAL, FOREIGN):
                 async with connect(running.port) as client:
@@ -122,7 +122,7 @@ async def test_whoever_may_not_ask_for_one_method_learns_nothing_from_another() 
                 if asked.route is not None or route.template.endswith("/"):
                     continue
                 async with connect(running.port) as client:
-                    assert await status_of(client, other, path) == (405 if route.who is Who.ANYONE else 401)
+                    assert await status_of(client, other, path) == (405 if route.who is Role.ANYONE else 401)
 
 
 async def test_a_path_that_is_named_is_for_clients_and_nothing_beside_it() -> None:
@@ -159,8 +159,8 @@ async def test_a_replica_lets_in_whom_the_table_names_and_nobody_else(caller: st
     async with replica_serving(SILENT_ENGINE, api_key=ADMIN) as port:
         for method, path, route in routes_of(replica_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])
-            let_in = route.who is Who.ANYONE or caller == "an administrator"
-            assert (status != 401) == let_in, (method, path, status)
+            admitted = route.who is Role.ANYONE or caller == "an administrator"
+            assert (status != 401) == admitted, (method, path, status)
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -168,8 +168,8 @@ async def test_the_controller_lets_in_whom_the_table_names_and_nobody_else(calle
     async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), NoStore()), ADMIN)) as port:
         for method, path, route in routes_of(controller_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])
-            let_in = route.who is Who.ANYONE or caller == "an administrator"
-            assert (status != 401) == let_in, (method, path, status)
+            admitted = route.who is Role.ANYONE or caller == "an administrator"
+            assert (status != 401) == admitted, (method, path, status)
 
 
 # ---- odd spellings
@@ -235,7 +235,7 @@ def sent(target: str) -> bool:
 @pytest.mark.parametrize("headers", [{}, CALLERS["a client"]], ids=["nobody", "a client"])
 @pytest.mark.parametrize(
     ("method", "path"),
-    [(method, path) for method, path, route in routes_of(router_routes.TABLE) if route.who is Who.ADMINISTRATOR],
+    [(method, path) for method, path, route in routes_of(router_routes.TABLE) if route.who is Role.ADMINISTRATOR],
 )
 async def test_no_spelling_opens_what_is_for_administrators(method: str, path: str, headers: dict[str, str]) -> None:
     script = Script(says(b"{}"))
@@ -312,7 +312,7 @@ def test_what_is_passed_on_reads_the_same_to_every_server(asked: tuple[str, str]
         return
     onward = raw_path(target.path)
     assert parse_path(onward) == target.path, "it is not written as it was read"
-    if found.route is None or found.route not in router_routes.FORWARDED or found.who is Who.ADMINISTRATOR:
+    if found.route is None or found.route not in router_routes.FORWARDED or found.who is Role.ADMINISTRATOR:
         return
     template = found.route.template
     if "{" not in template:
@@ -331,10 +331,14 @@ async def test_what_comes_to_an_endpoint_past_its_row_is_refused_and_logged(capl
         raise AssertionError("nobody may come here")
 
     row, other = (
-        Route(methods=("GET",), template=template, who=Who.ADMINISTRATOR, endpoint=answer) for template in ("/a", "/b")
+        Route(methods=("GET",), template=template, who=Role.ADMINISTRATOR, endpoint=answer) for template in ("/a", "/b")
     )
     endpoint = guarded(row, answer)
-    for state in ({}, {"asked": Asked(other, other.who, {}, "/b")}, {"asked": Asked(None, Who.CLIENT, {}, "/c")}):
+    for state in (
+        {},
+        {"asked": RouteMatch(other, other.who, {}, "/b")},
+        {"asked": RouteMatch(None, Role.CLIENT, {}, "/c")},
+    ):
         with pytest.raises(ApiError) as caught:
             await endpoint(Request({"type": "http", "method": "GET", "path": "/a", "headers": [], "state": state}))
         assert caught.value.status == 500

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from api.http.routes import Table, Who
+from api.http.routes import Role, Table
 from fleet.control.app import TABLE as CONTROLLER
 from replica.http.app import TABLE as REPLICA
 from router.http.routes import TABLE as ROUTER
@@ -10,13 +10,13 @@ from router.http.routes import TABLE as ROUTER
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 BEGIN, END = "<!-- routes -->\n", "<!-- /routes -->\n"
 ROUTER_CALLERS = {
-    Who.ANYONE: "anyone",
-    Who.CLIENT: "a client's key",
-    Who.READER: "a client's key; an administrator sees more",
-    Who.ADMINISTRATOR: "an administrator",
+    Role.ANYONE: "anyone",
+    Role.CLIENT: "a client's key",
+    Role.READER: "a client's key; an administrator sees more",
+    Role.ADMINISTRATOR: "an administrator",
 }
-ONE_KEY = dict.fromkeys(Who, "the replica's key") | {Who.ANYONE: "anyone"}
-FLEET_KEY = dict.fromkeys(Who, "the fleet's key") | {Who.ANYONE: "anyone"}
+ONE_KEY = dict.fromkeys(Role, "the replica's key") | {Role.ANYONE: "anyone"}
+FLEET_KEY = dict.fromkeys(Role, "the fleet's key") | {Role.ANYONE: "anyone"}
 
 
 def page() -> str:
@@ -24,7 +24,7 @@ def page() -> str:
     return "\n".join(_section(*server) for server in (*servers, ("A fleet's controller", CONTROLLER, FLEET_KEY)))
 
 
-def _section(title: str, table: Table, callers: dict[Who, str]) -> str:
+def _section(title: str, table: Table, callers: dict[Role, str]) -> str:
     rows = [f"| `{', '.join(route.methods)} {route.template}` | {callers[route.who]} |" for route in table.routes]
     return "\n".join([f"### {title}", "", "| route | who may ask |", "| --- | --- |", *rows, ""])
 

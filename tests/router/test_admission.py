@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from api.errors import ApiError
-from api.http.routes import Who
+from api.http.routes import Role
 from router.admission import MAX_HEADERS, Admission, Headers, WatchedKeys, is_local
 from router.keys import Key, digest_of, keys_from_options
 
-CLIENT, ADMINISTRATOR, READER = Who.CLIENT, Who.ADMINISTRATOR, Who.READER
+CLIENT, ADMINISTRATOR, READER = Role.CLIENT, Role.ADMINISTRATOR, Role.READER
 HOST = (b"host", b"127.0.0.1:8000")
 REMOTE = ("10.0.0.9", 40000)
 LOCAL = ("127.0.0.1", 40000)
@@ -28,7 +28,7 @@ def bearing(name: str) -> Headers:
 def refused(
     admission: Admission,
     headers: Headers,
-    who: Who = CLIENT,
+    who: Role = CLIENT,
     client: tuple[str, int] | None = REMOTE,
     now_s: float = 0.0,
 ) -> ApiError:
@@ -87,7 +87,7 @@ def test_with_keys_a_request_has_to_bring_one() -> None:
     ],
 )
 @pytest.mark.parametrize("who", [CLIENT, READER, ADMINISTRATOR])
-def test_without_a_right_key_the_answer_is_401(headers: Headers, who: Who) -> None:
+def test_without_a_right_key_the_answer_is_401(headers: Headers, who: Role) -> None:
     error = refused(Admission([key("a")], demand_key=True), headers, who)
     assert (error.status, error.code) == (401, "invalid_api_key")
 
@@ -99,7 +99,7 @@ def test_the_scheme_is_written_in_any_case(scheme: bytes) -> None:
 
 
 def test_what_is_for_anyone_needs_no_key() -> None:
-    assert Admission([key("a")], demand_key=True).admit([HOST], Who.ANYONE, REMOTE, 0.0).key is None
+    assert Admission([key("a")], demand_key=True).admit([HOST], Role.ANYONE, REMOTE, 0.0).key is None
 
 
 # ---- administration
@@ -272,7 +272,7 @@ def test_headers_have_limits() -> None:
     many = [(b"x", b"y")] * MAX_HEADERS
     admission.admit(many, CLIENT, REMOTE, 0.0)
     for headers in ([*many, HOST], [(b"x", b"y" * 32 * 1024)]):
-        for who in (CLIENT, Who.ANYONE):
+        for who in (CLIENT, Role.ANYONE):
             error = refused(admission, headers, who)
             assert (error.status, error.code) == (431, "headers_too_large")
 

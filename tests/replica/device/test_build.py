@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.backends import Choice
+from kernels.backends import ChosenAttention
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
@@ -19,9 +19,9 @@ from tests.replica.device.hosts import HostAccelerator, runner_of
 from tests.replica.models import config_of, saved
 
 
-def choice(name: str) -> Choice:
+def choice(name: str) -> ChosenAttention:
     attention: Any = SimpleNamespace(name=name)
-    return Choice(attention, {})
+    return ChosenAttention(attention, {})
 
 
 @pytest.mark.parametrize(("tokens", "longest"), [(200, 256), (40, 512), (16, 17), (300, 99)])
@@ -60,10 +60,10 @@ def test_without_triton_all_is_torchs() -> None:
 def test_where_only_flash_attention_works_the_rest_is_torchs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def choose(name: str, *_: object) -> Choice:
+    def choose(name: str, *_: object) -> ChosenAttention:
         if name == "triton":
             raise ValueError("there is no compiler")
-        return Choice(PlainAttention(), {})
+        return ChosenAttention(PlainAttention(), {})
 
     monkeypatch.setattr(build, "choose", choose)
     with caplog.at_level(logging.WARNING):

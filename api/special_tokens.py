@@ -1,4 +1,4 @@
-"""Special tokens in the text of messages: what spells one becomes that token, or is refused."""
+"""Finds special tokens in the text of messages, to refuse them."""
 
 import re
 import unicodedata
@@ -43,7 +43,7 @@ def _refused(token: str, param: str) -> ApiError:
 
 
 def _pattern(texts: list[str], depth: int = 0) -> str:
-    """Finds the longest of the texts. What they begin with alike is looked at once: there may be thousands."""
+    """A pattern for the longest of the texts. Common prefixes are matched once: there may be thousands."""
     if depth == MOST_NESTED:
         return "(?:" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")"
     prefix = commonprefix(texts)  # noqa: RUF071  # texts are no paths

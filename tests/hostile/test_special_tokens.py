@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from api.errors import ApiError
-from api.spelled import SpelledTokens
+from api.special_tokens import SpelledTokens
 from api.templates import Conversation
 
 
