@@ -27,7 +27,7 @@ from router.placement.eligibility import NONE_TRIED
 from router.placement.index import Matches
 from router.placement.placement import Placement, Prompt
 from router.placement.waiting import Waiting
-from router.prefixes.recent import TEXT_BYTES, Recent, Routed
+from router.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompt import beginning_of
 from router.reading.client import Reading
 from router.request_log import RequestLog
@@ -79,7 +79,7 @@ class Router:
         self.reading = Reading(config.queue_timeout_s)
         self.counts = Counts()
         self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
-        self.recent = Recent(config.recent_prompts)
+        self.recent = RecentPrompts(config.recent_prompts)
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
         self.on_answer: Callable[[Line], None] | None = None  # the access log
         self.request_log: RequestLog | None = None
@@ -272,7 +272,7 @@ class Router:
         if summary.first_byte_s and self.config.recent_prompts:
             size, peek = generation.block_size, generation.peek
             text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
-            self.recent.add(Routed(peek.model, size, generation.prompt.keys(size), summary.arrived_s, text))
+            self.recent.add(RecentPrompt(peek.model, size, generation.prompt.keys(size), summary.arrived_s, text))
         member = generation.member
         if member is not None:
             member.tally(generation.peek.model).over(summary, generation)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from router.core import Router
 from router.placement.placement import APPROXIMATE
-from router.prefixes.recent import Routed
+from router.prefixes.recent import RecentPrompt
 from router.prefixes.shared import Prefix, Shared
 from router.prefixes.tree import Run, Tree, most_shared
 from router.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 class Told(NamedTuple):
     """The runs that save most, each after the one before it, and what kind the first ones are of."""
 
-    routed: Sequence[Routed]
+    routed: Sequence[RecentPrompt]
     kinds: dict[Run, Kind]
     runs: list[Run]
 
@@ -67,7 +67,7 @@ async def shared(router: Router, limit: int) -> Shared:
     )
 
 
-def _sharing(routed: Sequence[Routed], limit: int) -> tuple[dict[Run, Kind], list[Run]]:
+def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, Kind], list[Run]]:
     trees: dict[Kind, Tree] = {}
     for number, one in enumerate(routed):
         kind = Kind(one.model, one.block_size)

@@ -8,7 +8,7 @@ TEXT_BYTES = 4096  # that are kept of each
 MOST_TEXT_BYTES = 16 * 2**20  # of all together
 
 
-class Routed(NamedTuple):
+class RecentPrompt(NamedTuple):
     model: str
     block_size: int  # in tokens; 0: blocks of text
     keys: list[int]
@@ -16,17 +16,17 @@ class Routed(NamedTuple):
     text: bytes | None
 
 
-class Recent:
+class RecentPrompts:
     def __init__(self, most_prompts: int) -> None:
         self._most_prompts = most_prompts
-        self._routed: deque[Routed] = deque()
+        self._routed: deque[RecentPrompt] = deque()
         self._blocks = 0
         self._text_bytes = 0
 
     def __len__(self) -> int:
         return len(self._routed)
 
-    def add(self, routed: Routed) -> None:
+    def add(self, routed: RecentPrompt) -> None:
         """Remember a prompt, unless it has no full block or would take all the space."""
         if not 0 < len(routed.keys) <= MOST_BLOCKS:
             return
@@ -40,7 +40,7 @@ class Recent:
             self._blocks -= len(oldest.keys)
             self._text_bytes -= len(oldest.text or b"")
 
-    def all(self) -> list[Routed]:
+    def all(self) -> list[RecentPrompt]:
         """All remembered prompts, oldest first."""
         return list(self._routed)
 

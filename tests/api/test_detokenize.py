@@ -13,7 +13,7 @@ TEXT = st.one_of(st.sampled_from(TEXTS), st.text(max_size=40))
 
 
 def shown(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool = True) -> list[str]:
-    """What had been emitted after each piece, and at the end."""
+    """The text emitted after each piece, and at the end."""
     detokenizer = Detokenizer(tokenizer, skip)
     text, after = "", []
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""What clients send becomes the tokens that transformers makes of it, and tokens become text as there.
+"""Requests become the token ids that transformers makes of them, and token ids become its text.
 
 The folders are written in all the spellings that models are published in.
 """

@@ -13,7 +13,7 @@ import uvloop
 
 from events.blocks import block_keys, root_key
 from router.facts import Facts
-from router.prefixes.recent import MOST_BLOCKS, Routed
+from router.prefixes.recent import MOST_BLOCKS, RecentPrompt
 from router.sharing import shared
 from router.spec import parse_replica
 from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
@@ -126,7 +126,7 @@ def fleet() -> FrontOnWires:
             history = list(chance.choice(tools))
         history += tokens(chance, PROMPT_BLOCKS // 10)
         keys = block_keys(history, BLOCK, root)
-        router.recent.add(Routed("m", BLOCK, keys, router.now_s(), b"text " * 800))
+        router.recent.add(RecentPrompt("m", BLOCK, keys, router.now_s(), b"text " * 800))
         for slot in chance.sample(slots, 5):
             router.placement.index.store(slot, keys)
     held = sum(sum(router.placement.index.blocks(slot).values()) for slot in slots)

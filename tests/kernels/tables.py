@@ -64,7 +64,7 @@ def both(
     lengths_off: dict[int, int] | None = None,
     more: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What this makes of sequences of so many tokens, of which the last so many are rows; and what it should.
+    """The result of a backend and the expected one, for sequences of these lengths whose last tokens are rows.
 
     `lengths_off`: by so much the step is wrong about these sequences' lengths. `more`: see `as_mixed`.
     """

@@ -39,6 +39,6 @@ def test_rows_of_a_sequence_without_tokens_come_out_finite(nobody: int) -> None:
 
 
 def test_one_token_too_many_is_seen_to_be_read() -> None:
-    """What the other tests rest on: behind a sequence's end there is no number."""
+    """The other tests rely on this: there is no number behind a sequence's end."""
     mine, _ = both(PLAIN, Shape(), [(9, 1), (30, 4)], 1, lengths_off={0: 1, 1: 1})
     assert mine.isnan().any(dim=-1).any(dim=-1).tolist() == [True, False, False, False, True]

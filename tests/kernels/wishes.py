@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Wishes(NamedTuple):
-    """Of each row, in the order of a draw's arguments."""
+    """Sampling parameters of each row, in the order of a draw's arguments."""
 
     logits: Tensor
     temperatures: Tensor

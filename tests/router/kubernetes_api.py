@@ -202,7 +202,7 @@ def failure(code: int, message: str) -> Object:
 
 
 def selector_of(request: Request) -> Callable[[Object], bool]:
-    """Of `key=value` and `key in (a,b)`, alone."""
+    """Parse a selector of `key=value` and `key in (a,b)`."""
     selector = request.query.get("labelSelector", "")
     if not selector:
         return bool

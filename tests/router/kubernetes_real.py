@@ -177,7 +177,7 @@ class RealApi:
 
 
 class Relay:
-    """What a router connects to in the server's place; while it is closed, the server goes on without the router."""
+    """A relay in front of the server: while it is closed, the server runs on without the router."""
 
     def __init__(self, to: int) -> None:
         self.port = refused_port()

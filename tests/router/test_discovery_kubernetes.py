@@ -278,7 +278,7 @@ async def test_a_token_that_no_header_can_carry_is_waited_for(written: bytes, tm
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
-    """What a client has to trust, and a server that it is of."""
+    """A certificate for a server, and the authority that clients trust."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = f"{OPENSSL} req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=h -addext subjectAltName=IP:127.0.0.1"
     subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)

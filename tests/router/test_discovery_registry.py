@@ -18,7 +18,7 @@ MEMBER = {"name": "a", "url": "http://h:1", "incarnation": 7, "draining": False,
 
 
 class FakeRegistry:
-    """What docs/discovery.md says of a registry."""
+    """A registry as docs/discovery.md describes it."""
 
     def __init__(self, members: list[Any] | None = None, version: int = 1) -> None:
         self.version = version

@@ -1,4 +1,4 @@
-"""What a pod has to be to be a replica, and what its ports, labels and annotations say of it."""
+"""Pods as replicas: readiness, ports, labels and annotations."""
 
 from pathlib import Path
 from typing import Any

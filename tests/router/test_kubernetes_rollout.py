@@ -118,7 +118,7 @@ def service() -> Object:
 
 
 class Observed:
-    """What clients and an onlooker see of the router."""
+    """The router as clients and an observer see it."""
 
     def __init__(self, running: Served, kubelet: Kubelet) -> None:
         self.running = running

@@ -71,7 +71,7 @@ class Cloud:
                 await asyncio.sleep(0.005)
 
     async def asked_a_while(self, count: int = 20) -> Counter[str]:
-        """Who answered the next requests."""
+        """The replicas that served the next requests."""
         before = self.answered.copy()
         async with asyncio.timeout(10):
             while (new := self.answered - before).total() < count:
@@ -240,7 +240,7 @@ async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_gi
 
 
 async def heard_of(feeds: Feeds, name: str) -> bool:
-    """Whether its events come, within a second."""
+    """Tell whether its events arrive within a second."""
     until_s = time.monotonic() + SOON_S
     while (state := feeds.state(name)) is None or state.seq != 0:
         if time.monotonic() > until_s:

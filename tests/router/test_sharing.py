@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from router.cli import prefixes
 from router.keys import keys_from_options
-from router.prefixes.recent import Routed
+from router.prefixes.recent import RecentPrompt
 from tests.router.http.test_app import LOCAL
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Script, Scripted, Served, chat, connect, says, served
 
@@ -150,7 +150,7 @@ async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
         router = running.router
         for number in range(500):
             keys = [1, 2, *(1000 + number // 2 * 10 + place for place in range(3))]
-            router.recent.add(Routed(MODEL, 0, keys, 0.0, None))
+            router.recent.add(RecentPrompt(MODEL, 0, keys, 0.0, None))
         for member in router.members:
             router.placement.approximate.routed(member.slot, [1, 2])
         found = await told(running, "?limit=100000")

@@ -1,4 +1,4 @@
-"""What a client may send, how fast and on how many connections, spoken to byte by byte."""
+"""Limits of a client's bytes, times and connections, spoken to byte by byte."""
 
 import asyncio
 import contextlib

@@ -44,13 +44,13 @@ class Compiled(NamedTuple):
 
 
 def kind_of(value: Any) -> Any:
-    """Of a tensor, its type."""
+    """The type of a tensor."""
     return str(value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager
 def noted() -> Iterator[list[Launch]]:
-    """What would have been launched in here."""
+    """Record the kernel launches within the block."""
     launches: list[Launch] = []
 
     def note(kernel: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""What Triton fuses equals what torch does step by step."""
+"""Triton's fused operations equal torch's, step by step."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -118,7 +118,7 @@ async def test_a_fleet_without_replicas_says_so() -> None:
 
 
 async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
-    """Of a router, as far as it says them itself; queues and times are read at other moments."""
+    """Figures of the router itself; queues and times are read at other moments."""
     script = Script(
         says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'), drops, says(GOOD, 429), says(GOOD)
     )

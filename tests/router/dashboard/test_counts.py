@@ -1,4 +1,4 @@
-"""What a replica has done since an earlier moment, and the quantiles of its times."""
+"""Counters of a replica since an earlier moment, and quantiles of its times."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""What the pages are told of a recording: its marks, what was held over time, the tree at a moment."""
+"""The page of a recording: its incidents, cached blocks over time, and the tree at a moment."""
 
 import math
 import signal

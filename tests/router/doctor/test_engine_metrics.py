@@ -1,4 +1,4 @@
-"""What is read of a replica's /metrics, and that no more of it need be parsed."""
+"""Figures from a replica's /metrics, of which only the relevant lines are parsed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What clients see of a router that ends: first it goes on but sends them elsewhere, then it takes nothing more."""
+"""A router that shuts down first sends clients elsewhere, and then refuses new requests."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is said of a decision that is not carried out, however large the fleet and whatever happens meanwhile."""
+"""Decisions explained without being carried out, in large fleets and while members change."""
 
 from itertools import groupby
 

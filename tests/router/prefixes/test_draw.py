@@ -1,4 +1,4 @@
-"""What `warmroute prefixes` draws."""
+"""The drawing of `warmroute prefixes`."""
 
 import io
 from typing import Any

@@ -1,17 +1,17 @@
-"""What is remembered of prompts stays within bounds, whatever they are."""
+"""Remembered prompts stay within bounds."""
 
 import pytest
 
 from router.prefixes import recent
-from router.prefixes.recent import Recent, Routed
+from router.prefixes.recent import RecentPrompt, RecentPrompts
 
 
-def routed(number: int, blocks: int = 1) -> Routed:
-    return Routed("m", 16, [number * 1000 + place for place in range(blocks)], float(number), b"text")
+def routed(number: int, blocks: int = 1) -> RecentPrompt:
+    return RecentPrompt("m", 16, [number * 1000 + place for place in range(blocks)], float(number), b"text")
 
 
 def test_the_oldest_prompts_make_room() -> None:
-    kept = Recent(3)
+    kept = RecentPrompts(3)
     for number in range(5):
         kept.add(routed(number))
     assert [one.at_s for one in kept.all()] == [2.0, 3.0, 4.0]
@@ -20,7 +20,7 @@ def test_the_oldest_prompts_make_room() -> None:
 
 def test_long_prompts_make_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "MOST_BLOCKS", 10)
-    kept = Recent(100)
+    kept = RecentPrompts(100)
     for number in range(8):
         kept.add(routed(number, 3))
         kept.check()
@@ -34,7 +34,7 @@ def test_long_prompts_make_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_texts_make_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "MOST_TEXT_BYTES", 10)
-    kept = Recent(100)
+    kept = RecentPrompts(100)
     for number in range(4):
         kept.add(routed(number))
         kept.check()
@@ -44,9 +44,9 @@ def test_texts_make_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_has_no_block_is_not_kept() -> None:
-    kept = Recent(3)
+    kept = RecentPrompts(3)
     kept.add(routed(1, 0))
     assert len(kept) == 0
-    none = Recent(0)
+    none = RecentPrompts(0)
     none.add(routed(1))
     assert len(none) == 0

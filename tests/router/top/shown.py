@@ -37,7 +37,7 @@ class Shown:
         return self.line_of(f"   {label} ").removeprefix(f"   {label}").strip()
 
     def first_cells(self, table: str) -> list[str]:
-        """Of the rows of a table that can be seen."""
+        """The first cell of each visible row of a table."""
         view = self.app.views[table]
         top = view.region.y + 1
         return [line.split()[0] for line in self.lines[top : view.region.bottom] if line.strip()]

@@ -218,7 +218,7 @@ async def test_after_a_suspension_everything_is_drawn_again() -> None:
 
 
 def drawn_lines(screen: Shown, table: str) -> list[int]:
-    """Of a table, as they are drawn from now on."""
+    """The lines of a table that are drawn from now on."""
     view = screen.app.views[table]
     drawn: list[int] = []
     render = view.render_line

@@ -139,7 +139,7 @@ class Terminal:
         os.write(self._ours, keys)
 
     def end(self) -> int:
-        """What is still written is read: who writes to a full terminal waits."""
+        """Read the remaining output first: a process that writes to a full terminal blocks."""
         while self.process.poll() is None:
             if select.select([self._ours], [], [], 0.05)[0]:
                 self.written += os.read(self._ours, 65536)

@@ -1,4 +1,4 @@
-"""What is asked of a router, what is kept of its answers, and what is said where there are none."""
+"""Polls of a router, the answers kept, and the messages where there are none."""
 
 from collections import Counter
 from collections.abc import Callable

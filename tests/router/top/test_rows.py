@@ -1,4 +1,4 @@
-"""What the tables say of replicas, prefixes and decisions, and what can be seen of one of them."""
+"""Rows and details of replicas, prefixes and decisions."""
 
 from typing import Any
 
