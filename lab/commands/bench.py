@@ -156,9 +156,9 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
-    streams. All requests follow from --seed. With --rate they are sent at
-    their times, whether earlier ones are answered or not (open loop), and latencies count from then; with
-    --concurrency each client waits for its answer (closed loop).
+    streams. All requests follow from --seed. With --rate they are sent at their times, whether earlier ones are
+    answered or not (open loop), and latencies count from then; with --concurrency each client waits for its answer
+    (closed loop).
 
     \b
     Examples:
