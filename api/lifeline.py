@@ -9,7 +9,7 @@ from api.settings import Unusable
 
 PR_SET_PDEATHSIG = 1
 
-# Set by a parent that wants to be outlived by nobody: its pid. Without it, one that died meanwhile is not missed.
+# A parent's pid, set for a child that must not outlive it: the child may start after the parent died.
 PARENT_VARIABLE = "WARMROUTE_PARENT_PID"
 
 

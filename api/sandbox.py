@@ -424,7 +424,7 @@ _DECIDED_BY_TYPE: dict[type, Any] = {
     list: [],
     jinja2.runtime.LoopContext: jinja2.runtime.LoopContext((), jinja2.Undefined, None),
 }
-_OF_BYTES = frozenset(("encode", "from_bytes", "to_bytes"))  # bytes have methods that nobody pays for
+_OF_BYTES = frozenset(("encode", "from_bytes", "to_bytes"))  # the methods of bytes are not charged for
 _LOOKS = frozenset(("get", "items", "keys", "values"))
 _ANY_NUMBER = frozenset(("float", "int", "string"))
 _ORDERED = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))

@@ -23,7 +23,7 @@ def attend_one(query: Tensor, cache: LayerCache, context: Context, position: int
     """Attend one row, [heads, head_dim], to its sequence's KV up to and including `position`."""
     slots = context.slots[: position + 1]
     keys, values = (memory.flatten(0, 1)[slots].double() for memory in cache)  # [tokens, kv_heads, head_dim]
-    group = query.shape[0] // keys.shape[1]  # so many query heads share a KV head
+    group = query.shape[0] // keys.shape[1]  # query heads per KV head
     attended = []
     for head, own in enumerate(query.double()):
         scores = keys[:, head // group] @ own / query.shape[1] ** 0.5

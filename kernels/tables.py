@@ -11,7 +11,7 @@ from torch import Tensor
 class Mixed(NamedTuple):
     """The split of a graph that has prompts: the step's own `decoding` is 0, and all rows count as `prefilling`."""
 
-    decoding: Tensor  # int32 [1]: so many sequences decode
+    decoding: Tensor  # int32 [1]: number of decoding sequences
     prompts: int  # sequences behind those, at most
 
 

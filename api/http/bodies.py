@@ -6,9 +6,9 @@ from typing import Any
 from api.errors import ApiError, invalid, queue_full
 from api.settings import Unusable
 
-SMALL_BYTES = 24 * 1024  # not counted: there are only so many connections
+SMALL_BYTES = 24 * 1024  # not counted: the number of connections is limited
 MEDIUM_BYTES = 1024 * 1024
-LARGEST_BODY_BYTES = 128 * 1024 * 1024  # whatever the limits say: a router's reading process has twice as much memory
+LARGEST_BODY_BYTES = 128 * 1024 * 1024  # above any configured limit: a reading process has twice as much memory
 MOST_DIGITS = 19  # of 2**63 bytes
 LARGE_SHARE = 0.75  # of the limit; the rest is kept for bodies of at most MEDIUM_BYTES
 
@@ -45,7 +45,7 @@ def declared_size(value: bytes | str) -> int | None:
     """Parse a Content-Length; None if it is no number. Raises ApiError 400 for too many digits."""
     if not (value.isascii() and value.isdigit()):
         return None
-    if len(value) > MOST_DIGITS:  # leading zeros, which parsers take, and `int` only so many of
+    if len(value) > MOST_DIGITS:  # parsers accept leading zeros, and `int` limits them
         raise invalid(f"Content-Length has {len(value):,} digits; write at most {MOST_DIGITS}")
     return int(value)
 

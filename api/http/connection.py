@@ -254,7 +254,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._awaited or self.transport.is_closing():
             return
         if not self._is_cut_off() and (self.flow.read_paused or not self._has_turn()):
-            self._since_s = self._body_since_s = now_s  # it is we who keep the client waiting
+            self._since_s = self._body_since_s = now_s  # the client is waiting for us
             return
         waited_s = now_s - self._since_s
         match self._awaited:

@@ -25,7 +25,7 @@ class Role(IntEnum):
 
     ANYONE = 0
     CLIENT = 1
-    READER = 2  # whoever has a key; an administrator sees more
+    READER = 2  # any key; an administrator sees more
     ADMINISTRATOR = 3
 
 

@@ -58,7 +58,7 @@ class Counts(Struct):
             self.matched_tokens - before.matched_tokens,
             max(0, self.reported_tokens - before.reported_tokens),  # its blocks may have another size now
             self.compared_tokens - before.compared_tokens,
-            max(0, self.batches - before.batches),  # its stream may be followed anew
+            max(0, self.batches - before.batches),  # its stream may have been restarted
             max(0, self.stored_blocks - before.stored_blocks),
             max(0, self.removed_blocks - before.removed_blocks),
             _NONE if self.requests == before.requests else list(map(sub, self.first_token, before.first_token)),

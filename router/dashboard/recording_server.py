@@ -60,7 +60,7 @@ def serve(target: Target, decode: Decode | None, listener: socket.socket) -> Non
     server = uvicorn.Server(config)
     try:
         server.run(sockets=[listener])
-    except KeyboardInterrupt:  # raised anew once everything is closed
+    except KeyboardInterrupt:  # raised again after everything is closed
         return
 
 

@@ -118,7 +118,7 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # never read: the client is gone
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, __: Exception) -> Response:

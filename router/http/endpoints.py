@@ -68,7 +68,7 @@ class Endpoints:
         why = "the router is about to end" if self._router.leaving else not_ready(self._router)
         if why is not None:
             raise ApiError(503, why, "service_unavailable", code="not_ready", headers={"Retry-After": "1"})
-        self._router.index_awaited_until_s = 0.0  # who was told once sends requests
+        self._router.index_awaited_until_s = 0.0  # a caller that saw "ready" sends requests
         return json_response(DONE)
 
     async def metrics(self, _: Request) -> Response:
@@ -86,7 +86,7 @@ class Endpoints:
         try:
             async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
                 spec = spec_of(msgspec.json.decode(body, type=dict[str, Any]))
-            if spec.api_key_env or spec.curve_secret:  # whoever may ask for this need not be who may read these
+            if spec.api_key_env or spec.curve_secret:  # an administrator need not have access to these
                 raise invalid("api_key_env and the files of CURVE keys can be named only where the router is started")
             self._upkeep.add(spec)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -58,10 +58,10 @@ class FrontConnection(HttpProtocol):
             path = asked.text
             opens = None if self._spare or asked.route is None else self._openings.by_route.get(asked.route)
         if opens is None:
-            self.scope["state"]["abort"] = self.abort  # for an answer without an end that nobody reads
+            self.scope["state"]["abort"] = self.abort  # for an endless response that the client does not read
             self._begin_cycle()
             if self._answered_now() is not None:
-                self.flow.resume_reading()  # or nobody would see that the client leaves
+                self.flow.resume_reading()  # to notice when the client disconnects
             return
         self._digested()
         version = self.parser.get_http_version()

@@ -26,7 +26,7 @@ from router.reading.messages import (
     framed,
 )
 
-QUICK_BODY_BYTES = 24 * 1024  # read where others wait, whatever they are
+QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 # The most that a longer body may have to be read there, too. A comma or a bracket within a text counts as well.
 LONG_BODY_BYTES = 256 * 1024
 MOST_COMMAS = 32 * 1024
@@ -127,7 +127,7 @@ class _Lane:
             pass
         finally:
             if answer is TOO_COSTLY or answer is PROCESS_LOST:
-                await self.close()  # where it is, nobody knows
+                await self.close()  # its state is unknown
         return answer
 
     async def _asked(

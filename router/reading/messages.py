@@ -39,7 +39,7 @@ class Make(Struct, tag=True):
     max_model_len: int | None
     why_not: str | None  # why prompts are approximate
     with_text: bool  # approximate keys are wanted in any case
-    native: bool  # all replicas are ours: the body need say no more than they read; of others it needs the salt
+    native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
 
 
 class Salt(Struct, tag=True):

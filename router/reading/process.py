@@ -289,7 +289,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     os.nice(NICENESS)
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else writes to stdout is no message
+    os.dup2(2, 1)  # other output to stdout must not mix with messages
     gc.collect()
     gc.freeze()
     gc.disable()  # millions of lists of one body would be looked at again and again, and hold no cycles

@@ -7,7 +7,7 @@ from router.members import ServedModel
 from router.prompt import APPROXIMATE, Peek, Prompt
 from router.reading.messages import Made, Make
 
-# No model known is longer. Where nobody says how long one is, a longer prompt is known approximately.
+# Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
 
 
