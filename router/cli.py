@@ -148,7 +148,7 @@ def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) 
       warmroute prefixes --limit 100 --router http://10.0.0.9:8000
       warmroute prefixes --json | python -m json.tool
     """
-    from router.prefixes.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
+    from router.prompts.prefixes.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
     answer = ask(router_url, limit, admin_key)
     if as_json:

@@ -4,9 +4,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from router.discovery.cluster import Cluster
-from router.keys import Key
-from router.spec import ReplicaSpec
+from router.members.discovery.cluster import Cluster
+from router.members.spec import ReplicaSpec
+from router.proxy.keys import Key
 
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
 

@@ -12,13 +12,13 @@ from api.options import nested_fields
 from api.settings import Unusable
 from events.curve import load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
-from router.discovery.cluster import Cluster, in_cluster
-from router.discovery.file import parse_replicas
-from router.discovery.pods import check_selector
-from router.keys import keys_from_options, parse_keys
+from router.members.discovery.cluster import Cluster, in_cluster
+from router.members.discovery.file import parse_replicas
+from router.members.discovery.pods import check_selector
+from router.members.spec import BadSpec, ReplicaSpec, by_name, parse_replica
+from router.proxy.keys import keys_from_options, parse_keys
+from router.proxy.watched_file import WatchedFile
 from router.settings import TABLE
-from router.spec import BadSpec, ReplicaSpec, by_name, parse_replica
-from router.watched_file import WatchedFile
 
 
 def config_from(ctx: click.Context) -> RouterConfig:

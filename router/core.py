@@ -13,31 +13,36 @@ from starlette.types import Scope
 
 from api.errors import ApiError, queue_full
 from api.http.bodies import Bodies
-from router.access_log import Line, line_of, line_of_request
-from router.accuracy import is_as_predicted
-from router.admission import Admission
-from router.attempt import Attempt, Owner
-from router.budget import Budget
 from router.config import RouterConfig
-from router.feeds import Feeds
-from router.members import Member, Members, ServedModel
-from router.placement.cost import Candidate
+from router.members.budget import Budget
+from router.members.feeds import Feeds
+from router.members.members import Member, Members, ServedModel
+from router.members.tally import DECISION_S, Histogram
+from router.members.upstream import Broken
+from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.decision import Decision
-from router.placement.eligibility import NONE_TRIED
 from router.placement.index import Matches
 from router.placement.placement import Placement, Prompt
 from router.placement.waiting import Waiting
-from router.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
-from router.prompt import beginning_of
-from router.reading.client import Reading
-from router.request_log import RequestLog
-from router.request_summary import GenerationSummary, PastDecision, RequestSummary, past_decision
-from router.retries import RetryBudget
-from router.tally import DECISION_S, Histogram
-from router.upstream import Broken
+from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
+from router.prompts.prompt import beginning_of
+from router.prompts.reading.client import Reading
+from router.proxy.admission import Admission
+from router.proxy.attempt import Attempt, Owner
+from router.proxy.request_summary import (
+    GenerationSummary,
+    PastDecision,
+    RequestSummary,
+    count_request,
+    is_as_predicted,
+    past_decision,
+)
+from router.proxy.retries import RetryBudget
+from router.records.access_log import Line, line_of, line_of_request
+from router.records.request_log import RequestLog
 
 if TYPE_CHECKING:
-    from router.tracing import Tracing
+    from router.records.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +280,7 @@ class Router:
             self.recent.add(RecentPrompt(peek.model, size, generation.prompt.keys(size), summary.arrived_s, text))
         member = generation.member
         if member is not None:
-            member.tally(generation.peek.model).over(summary, generation)
+            count_request(member.tally(generation.peek.model), summary, generation)
             if not is_as_predicted(member.accuracy, summary, generation) and member.accuracy.differs_too_often:
                 self._resync(member)
 

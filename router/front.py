@@ -8,27 +8,27 @@ from contextlib import suppress
 from api.http.connection import Limits
 from api.http.routes import Table
 from api.http.server import connection_limits, http_server
-from router.access_log import AccessLog
-from router.admission import Admission, WatchedKeys
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
-from router.discovery.combined import CombinedDiscovery, StaticReplicas
-from router.discovery.desired import Discovery
-from router.discovery.file import FileDiscovery
-from router.discovery.kubernetes import KubernetesDiscovery
-from router.discovery.pods import pods_of
-from router.discovery.registry import RegistryDiscovery
-from router.discovery.slices import slices_of
-from router.feeds import Feeds
 from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, ROUTES, named
-from router.members import Members
+from router.members.discovery.combined import CombinedDiscovery, StaticReplicas
+from router.members.discovery.desired import Discovery
+from router.members.discovery.file import FileDiscovery
+from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.pods import pods_of
+from router.members.discovery.registry import RegistryDiscovery
+from router.members.discovery.slices import slices_of
+from router.members.feeds import Feeds
+from router.members.members import Members
 from router.placement.placement import Placement
-from router.request_log import RequestLog
-from router.tokenizers import Tokenizers
+from router.prompts.tokenizers import Tokenizers
+from router.proxy.admission import Admission, WatchedKeys
+from router.records.access_log import AccessLog
+from router.records.request_log import RequestLog
 from router.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Front:
         self.router.on_answer = self._access_log.answered if self._access_log else None
         self.router.request_log = RequestLog.open(config)
         if config.otlp_endpoint is not None:
-            from router.tracing import Tracing  # an extra
+            from router.records.tracing import Tracing  # an extra
 
             self.router.tracing = Tracing(config.otlp_endpoint)
         self.dashboard = Dashboard(self.router)

@@ -6,7 +6,7 @@ which order the router did things that have the same time.
 
 from msgspec import Raw, Struct, field
 
-from router.report import Report
+from router.members.report import Report
 
 USUAL_TTL_S = 30.0
 USUAL_LIMIT = 512

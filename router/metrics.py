@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from router.core import Router
-from router.feeds import FeedState
-from router.members import Member, Members
+from router.members.feeds import FeedState
+from router.members.members import Member, Members
+from router.members.tally import Histogram, Tally
 from router.status import is_salted
-from router.tally import Histogram, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "warmroute_router:"

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from router.core import Router
 from router.placement.placement import APPROXIMATE
-from router.prefixes.recent import RecentPrompt
-from router.prefixes.shared import Prefix, Shared
-from router.prefixes.tree import Run, Tree, most_shared
-from router.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
+from router.prompts.prefixes.recent import RecentPrompt
+from router.prompts.prefixes.shared import Prefix, Shared
+from router.prompts.prefixes.tree import Run, Tree, most_shared
+from router.prompts.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
 
 MOST_PREFIXES = 200
 MOST_NAMES = 20  # of replicas; how many there are is said of all

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from router.core import Router
-from router.members import Member
+from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 
 SALTED = ("warmroute", "vllm", "sglang")

@@ -16,22 +16,22 @@ import msgspec
 
 from events.native import Status
 from events.subscriber import Source
-from router.accuracy import Accuracy
-from router.attempt import refusal_code
 from router.core import Router
-from router.discovery.desired import Desired, difference
-from router.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
-from router.fetch import Fetched, fetch
-from router.health import Health, HealthConfig
-from router.members import Member
+from router.members.accuracy import Accuracy
+from router.members.discovery.desired import Desired, difference
+from router.members.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
+from router.members.fetch import Fetched, fetch
+from router.members.health import Health, HealthConfig
+from router.members.members import Member
+from router.members.report import Report
+from router.members.spec import BadSpec, ReplicaSpec
+from router.members.tokenizer_probe import Answer, probes, verdict
+from router.members.upstream import Broken, Upstream
 from router.placement.eligibility import can_take
 from router.placement.placement import APPROXIMATE
-from router.report import Report
-from router.spec import BadSpec, ReplicaSpec
+from router.prompts.tokenizers import Tokenizers
+from router.proxy.attempt import refusal_code
 from router.status import isolation
-from router.tokenizer_probe import Answer, probes, verdict
-from router.tokenizers import Tokenizers
-from router.upstream import Broken, Upstream
 
 log = logging.getLogger(__name__)
 

@@ -99,7 +99,7 @@ def test_every_package_exists_and_is_typed() -> None:
         ("events/stream.py", "from router.placement.index import match"),
         ("api/prompts.py", "import events.blocks"),
         ("router/app.py", "def load():\n    import torch.nn"),
-        ("router/feeds.py", "from ray import init"),
+        ("router/members/feeds.py", "from ray import init"),
         ("router/deep/er.py", "import importlib\nimportlib.import_module('replica.engine')"),
         ("replica/engine.py", "if True:\n    from transformers import AutoModel"),
         ("fleet/cli.py", "import lab.bench"),

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from events.native import Load
 from fleet.host.report import Place
-from router.facts import scraped_queue
+from router.members.facts import scraped_queue
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 

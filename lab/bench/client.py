@@ -12,9 +12,9 @@ from importlib.metadata import version
 import msgspec
 
 from lab.bench.answer import EVENT_STREAM, Outcome, error_text, read_event
-from router.sse import DONE, EventReader, payload_of
+from router.members.upstream import Broken, Header, Sending, Upstream
+from router.proxy.sse import DONE, EventReader, payload_of
 from router.target import Target
-from router.upstream import Broken, Header, Sending, Upstream
 
 MAX_ERROR_BYTES = 64 * 1024
 CONNECT_TIMEOUT_S = 10.0

@@ -11,7 +11,7 @@ from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Ids, Passage, Words
-from router.upstream import Broken
+from router.members.upstream import Broken
 
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take

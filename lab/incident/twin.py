@@ -15,12 +15,12 @@ from events.native import Status, decode_status
 from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
-from router.feeds import ReplicaFeed
 from router.log_lines import Weighed
+from router.members.feeds import ReplicaFeed
+from router.members.report import Report
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse
-from router.report import Report
 
 AHEAD_S = 2.0  # by so much recorder and router may have been apart
 

@@ -12,11 +12,11 @@ from lab.incident.sources import Survey
 from lab.incident.twin import Tape, Twin
 from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Weighed
+from router.members.report import Report
 from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.placement import APPROXIMATE, Placed, Placement
 from router.placement.ring import Ring
-from router.report import Report
 
 CONFIG = RouterConfig()
 

@@ -19,10 +19,10 @@ from router.dashboard.rows import Fleet, Row
 from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
-from router.members import Member
+from router.members.members import Member
 from router.placement.cost import INFINITE
 from router.placement.index import GPU
-from router.request_summary import PastDecision
+from router.proxy.request_summary import PastDecision
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest

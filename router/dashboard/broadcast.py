@@ -18,8 +18,8 @@ from router.core import Router
 from router.dashboard.alerts import AlertReport, Alerts
 from router.dashboard.rows import Fleet, FleetView, Query, Row, Selection, Totals, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
-from router.keys import Key
-from router.request_summary import PastDecision
+from router.proxy.keys import Key
+from router.proxy.request_summary import PastDecision
 
 log = logging.getLogger(__name__)
 

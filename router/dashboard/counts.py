@@ -6,9 +6,9 @@ from operator import add, sub
 
 from msgspec import Struct
 
-from router.feeds import Feeds
-from router.members import Member
-from router.tally import FIRST_TOKEN_S, Tally
+from router.members.feeds import Feeds
+from router.members.members import Member
+from router.members.tally import FIRST_TOKEN_S, Tally
 
 FAILED = 500  # this status and those above
 _NONE = (0,) * (len(FIRST_TOKEN_S) + 1)

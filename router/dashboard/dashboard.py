@@ -6,14 +6,14 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.admission import Admitted
 from router.core import Router
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, ReplicaPage, held_prefixes, page_of
 from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
-from router.keys import Key
-from router.members import Member
+from router.members.members import Member
+from router.proxy.admission import Admitted
+from router.proxy.keys import Key
 from router.sharing import Told, told
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly

@@ -19,7 +19,7 @@ from events.resolver import Change, Cleared, Removed, Stored
 from events.tool.words import Decode
 from events.tree import Node, Tree
 from events.view import CacheView
-from router.prefixes.shared import Prefix
+from router.prompts.prefixes.shared import Prefix
 
 BUCKETS = 240
 MOST_MARKS = 500  # the first ones; the rest are counted

@@ -16,9 +16,9 @@ from starlette.routing import Route
 from events.tool.options import StreamOptions, Target, is_endpoint, open_target
 from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode
-from router.admission import is_local
 from router.dashboard import static_files
 from router.dashboard.recording import Ended, RecordingSummary, TreePlayback, about, never
+from router.proxy.admission import is_local
 
 PAGE = "recording.html"
 LOOPBACK = "127.0.0.1"

@@ -8,9 +8,9 @@ from router.core import Router
 from router.doctor.engine_metrics import engine_figures, relevant_lines
 from router.doctor.figures import EngineFigures
 from router.doctor.samples import BadMetrics, Samples
-from router.fetch import fetch
-from router.members import Member
-from router.upstream import Broken
+from router.members.fetch import fetch
+from router.members.members import Member
+from router.members.upstream import Broken
 
 log = logging.getLogger(__name__)
 

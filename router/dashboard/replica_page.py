@@ -12,9 +12,9 @@ from router.dashboard.counts import Counts
 from router.dashboard.rows import FleetView, Row
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
-from router.members import Member
+from router.members.members import Member
 from router.placement.placement import APPROXIMATE
-from router.prefixes.tree import Run
+from router.prompts.prefixes.tree import Run
 from router.sharing import Kind, Told, prefix_of, text_of
 from router.status import replica_status
 

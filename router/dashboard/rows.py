@@ -14,8 +14,8 @@ from router.dashboard.counts import Counts
 from router.dashboard.pauses import paused
 from router.dashboard.sampling import Sampling, unserved_by
 from router.doctor.index_rules import LAG_BATCHES
-from router.feeds import FeedState
-from router.members import Member
+from router.members.feeds import FeedState
+from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 
 MOST_ROWS = 100

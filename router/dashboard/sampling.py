@@ -11,7 +11,7 @@ from router.core import Router
 from router.dashboard.counts import Counts, counts_of
 from router.dashboard.pauses import paused
 from router.dashboard.series import Series
-from router.members import Member
+from router.members.members import Member
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import ApiError, internal
 from api.http.answers import error_response
 from api.http.routes import Role, Table, add_routes, mark_admitted
-from router.access_log import line_of
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.document import DIRECT, control, direct, document
 from router.http.endpoints import Endpoints
 from router.http.routes import APP_ROUTES
+from router.records.access_log import line_of
 from router.upkeep import Upkeep
 
 

@@ -20,12 +20,12 @@ from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
-from router.exchange import too_large
 from router.http.explaining import explained
-from router.members import no_replica
+from router.members.members import no_replica
+from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
+from router.proxy.exchange import too_large
 from router.sharing import shared
-from router.spec import BadSpec, spec_of
 from router.status import index_status, not_ready, replica_status
 from router.upkeep import Upkeep
 

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from router.admission import Admitted
 from router.core import Router
 from router.dashboard.pauses import paused
-from router.members import ServedModel
+from router.members.members import ServedModel
 from router.placement.cost import Candidate
 from router.placement.decision import Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
 from router.placement.placement import APPROXIMATE
-from router.prompt import Peek, Prompt, read_peek
-from router.reading.client import is_quick
-from router.reading.messages import Found, Make
-from router.reading.prompts import make_for, prompt_from
+from router.prompts.prompt import Peek, Prompt, read_peek
+from router.prompts.reading.client import is_quick
+from router.prompts.reading.messages import Found, Make
+from router.prompts.reading.prompts import make_for, prompt_from
+from router.proxy.admission import Admitted
 
 
 class CandidateView(Struct):

@@ -12,8 +12,8 @@ from api.errors import ApiError
 from api.http.connection import HttpProtocol, Limits
 from api.http.path import parse_target, raw_path
 from api.http.routes import Table
-from router.exchange import Exchange
 from router.http.opening import Opening, Openings
+from router.proxy.exchange import Exchange
 
 MOST_SHOWN = 256  # characters of a target that is none, in the access log
 

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from api.errors import ApiError, draining
 from api.http.routes import Route
-from router.admission import Admitted
 from router.core import Router
-from router.exchange import Exchange
-from router.forwarding import Forwarding
-from router.generation import Generation
-from router.headers import id_line, value_of
+from router.proxy.admission import Admitted
+from router.proxy.exchange import Exchange
+from router.proxy.forwarding import Forwarding
+from router.proxy.generation import Generation
+from router.proxy.headers import id_line, value_of
 
 Opening: TypeAlias = Callable[[Exchange], None]
 

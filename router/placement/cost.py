@@ -9,11 +9,11 @@ What it does to others comes on top (`router.placement.effects`).
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
 from router.placement.ages import CacheAges
-from router.placement.eligibility import NONE_TRIED, Obstacle
 from router.placement.queue_positions import QueuePositions
 
 COMPUTE_WEIGHT = 2.0  # a token computed delays this request and takes the room that a later one would have had
@@ -23,6 +23,10 @@ ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: one that is this near to another, or nearer, counts as the same
 INFINITE = float("inf")
 NOTHING: Mapping[int, float] = MappingProxyType({})
+NONE_TRIED: frozenset[str] = frozenset()
+
+# Why a replica cannot take a request, from what lasts longest to what passes soonest.
+Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
 
 
 class Candidate(Struct, eq=False):

@@ -1,19 +1,12 @@
 """Which replicas can take a request now, and why the others cannot: the one place where that is decided."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from router.placement.cost import Candidate
-
-# From what lasts longest to what passes soonest.
-Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
-
-NONE_TRIED: frozenset[str] = frozenset()
+from router.placement.cost import NONE_TRIED, Candidate, Obstacle
 
 
 def obstacles(
-    candidates: Sequence["Candidate"], tokens: int = 0, tried: frozenset[str] = NONE_TRIED, anyway: bool = False
+    candidates: Sequence[Candidate], tokens: int = 0, tried: frozenset[str] = NONE_TRIED, anyway: bool = False
 ) -> list[Obstacle | None]:
     """The obstacle at each candidate; None: it is eligible.
 
@@ -34,11 +27,11 @@ def obstacles(
     ]
 
 
-def can_take(candidate: "Candidate", tokens: int = 0, tried: frozenset[str] = NONE_TRIED) -> bool:
+def can_take(candidate: Candidate, tokens: int = 0, tried: frozenset[str] = NONE_TRIED) -> bool:
     return obstacles((candidate,), tokens, tried) == [None]
 
 
-def in_words(obstacle: Obstacle | None, candidate: "Candidate", tokens: int) -> str | None:
+def in_words(obstacle: Obstacle | None, candidate: Candidate, tokens: int) -> str | None:
     match obstacle:
         case "too_long":
             return f"too long: {tokens:,} tokens, its max_model_len is {candidate.max_model_len:,}"

@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from router.placement.ages import CacheAges, pages_of
 from router.placement.approximate import Approximate
-from router.placement.cost import Candidate, Question
+from router.placement.cost import NONE_TRIED, Candidate, Question
 from router.placement.decision import Decision
-from router.placement.eligibility import NONE_TRIED
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.optimistic import awaited_s

@@ -8,6 +8,7 @@ from router.placement.cost import (
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
+    Obstacle,
     Question,
     comparable_rates,
     uncached_tokens,
@@ -15,7 +16,7 @@ from router.placement.cost import (
 )
 from router.placement.decision import Decision, Nobody, Verdict
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
-from router.placement.eligibility import Obstacle, obstacles
+from router.placement.eligibility import obstacles
 from router.placement.ring import Ring
 from router.placement.tie_break import TieBreak
 

@@ -12,8 +12,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from router.placement.cost import Candidate
-from router.placement.eligibility import NONE_TRIED, obstacles
+from router.placement.cost import NONE_TRIED, Candidate
+from router.placement.eligibility import obstacles
 
 STEP_S = 10.0  # a lower priority by one is worth as much as so much earlier an arrival
 REMEMBERED_TAKES = 64

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
-from router.prefixes.draw import BRANCH, DEEPEST, holders
+from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
 from router.top.formatting import NONE, ago, duration, percent, rate, short
 from router.top.reasons import reason_for
 from router.top.responses import Decision, ReplicaStatus

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from events.tool.words import printable
-from router.prefixes.shared import Prefix
+from router.prompts.prefixes.shared import Prefix
 from router.top.formatting import ago, count, duration, percent, rate, short
 from router.top.history import Rates
 from router.top.reasons import reason_for

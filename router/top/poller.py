@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import click
 
 from events.tool.words import printable
-from router.prefixes.shared import Shared
+from router.prompts.prefixes.shared import Shared
 from router.top.client import Refused, RouterClient, Unreachable
 from router.top.history import History
 from router.top.responses import Decision, DecisionList, ReplicaList, ReplicaStatus, Totals, totals_of

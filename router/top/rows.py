@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from events.tool.words import printable
-from router.prefixes.shared import Prefix
+from router.prompts.prefixes.shared import Prefix
 from router.top.formatting import NONE
 from router.top.history import Rates
 from router.top.poller import Poller

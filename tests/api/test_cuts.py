@@ -1,4 +1,4 @@
-"""That the rule holds for texts is shown where it is used: `tests/router/test_piece_cache_property.py`."""
+"""That the rule holds for texts is shown where it is used: `tests/router/prompts/test_piece_cache_property.py`."""
 
 from typing import Any
 

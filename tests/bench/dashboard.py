@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import uvloop
 
-from router.admission import Admitted
 from router.config import RouterConfig
 from router.core import Router
 from router.dashboard import static_files
@@ -33,11 +32,12 @@ from router.dashboard.rows import Query
 from router.dashboard.sampling import EVERY_S
 from router.front import Front
 from router.http.explaining import explained
+from router.members.spec import ReplicaSpec
 from router.placement.cost import Question
 from router.placement.placement import APPROXIMATE
-from router.prompt import read_peek
-from router.request_summary import PastDecision
-from router.spec import ReplicaSpec
+from router.prompts.prompt import read_peek
+from router.proxy.admission import Admitted
+from router.proxy.request_summary import PastDecision
 from tests.bench.front import FrontOnWires
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import ENTRIES, TICK_S, fleet, longest_stall_s

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 import msgspec
 import zmq
 
-from router.facts import scraped_queue
-from router.feeds import FeedState
-from router.spec import ReplicaSpec
+from router.members.facts import scraped_queue
+from router.members.feeds import FeedState
+from router.members.spec import ReplicaSpec
 from tests.bench.measure import heading, row
 from tests.hostile.lying import Liar, batch, stored
 from tests.hostile.pauses import pauses
+from tests.router.members.test_feeds import routing
 from tests.router.scripted import served
-from tests.router.test_feeds import routing
 
 BLOCKS = 1_000_000
 ANSWER_BYTES = 600 * 10**6

@@ -16,21 +16,21 @@ import uvloop
 
 from api.http.connection import Limits
 from api.http.server import http_server
-from router.admission import Admission
 from router.config import RouterConfig
 from router.core import Router
-from router.facts import Facts
-from router.feeds import Feeds
 from router.http.app import build_app
 from router.http.front import front_protocol
 from router.http.opening import Openings
 from router.http.routes import FORWARDED, TABLE
-from router.members import Members
+from router.members.facts import Facts
+from router.members.feeds import Feeds
+from router.members.members import Members
+from router.members.spec import parse_replica
+from router.members.upstream import Connection
 from router.placement.placement import Placement
-from router.spec import parse_replica
-from router.tokenizers import Tokenizers
+from router.prompts.tokenizers import Tokenizers
+from router.proxy.admission import Admission
 from router.upkeep import Upkeep
-from router.upstream import Connection
 from tests.bench.measure import cpu_us, heading, row
 
 REQUESTS = 2000

@@ -12,10 +12,10 @@ import msgspec
 import uvloop
 
 from events.blocks import block_keys, root_key
-from router.facts import Facts
-from router.prefixes.recent import MOST_BLOCKS, RecentPrompt
+from router.members.facts import Facts
+from router.members.spec import parse_replica
+from router.prompts.prefixes.recent import MOST_BLOCKS, RecentPrompt
 from router.sharing import shared
-from router.spec import parse_replica
 from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
 from tests.bench.measure import cpu_us, heading, row
 

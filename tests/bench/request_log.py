@@ -6,17 +6,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from router.members import Member
+from router.members.members import Member
+from router.members.report import Report
+from router.members.spec import ReplicaSpec
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.load import ReplicaLoad
 from router.placement.placement import Placed
 from router.placement.policy import choose
 from router.placement.tie_break import TieBreak
-from router.report import Report
-from router.request_log import Notes, RequestLog
-from router.request_summary import GenerationSummary, RequestSummary
-from router.spec import ReplicaSpec
+from router.proxy.log_notes import Notes
+from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.records.request_log import RequestLog
 from tests.bench.measure import cpu_us, heading, row
 
 PROMPT_TOKENS = 4096

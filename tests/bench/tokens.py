@@ -19,8 +19,8 @@ from api.tokenizer import HfTokenizer
 from events.blocks import block_keys
 from router.placement.approximate import Approximate
 from router.placement.index import PrefixIndex
-from router.prompt import APPROXIMATE, approximate, read_peek
-from router.tokens import Tokens
+from router.prompts.prompt import APPROXIMATE, approximate, read_peek
+from router.prompts.tokens import Tokens
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.api.trained import QWEN_SPLIT, _split

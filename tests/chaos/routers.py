@@ -16,7 +16,7 @@ import httpx2
 
 from router.config import RouterConfig
 from router.front import Front
-from router.spec import ReplicaSpec
+from router.members.spec import ReplicaSpec
 from tests.chaos.replicas import Command, can_bind, children, command, until, wait_gone
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import Replica

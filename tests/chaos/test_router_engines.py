@@ -22,7 +22,7 @@ from events.stream import StreamConfig
 from events.subscriber import Source
 from events.view import CacheView
 from router.front import Front
-from router.spec import spec_of
+from router.members.spec import spec_of
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES
 from tests.chaos.replicas import until

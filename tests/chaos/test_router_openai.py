@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from router.keys import digest_of
+from router.proxy.keys import digest_of
 from tests.chaos.replicas import Command, command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until

@@ -55,7 +55,7 @@ EVERYWHERE: dict[str, How] = {
 
 NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at its address")
 NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
-NO_CLUSTER = NotHere("needs a cluster; tests/router/test_kubernetes_real.py runs it against an API server")
+NO_CLUSTER = NotHere("needs a cluster; tests/router/members/test_kubernetes_real.py runs it against an API server")
 NO_TERMINAL = NotHere("needs a terminal; tests/router/top drives it in one")
 MESSAGES = '[{"role": "user", "content": "Why does a warm cache answer sooner than a cold one?"}]'
 QUESTION = f'{{"model": "demo", "max_tokens": 4, "messages": {MESSAGES}}}'

@@ -16,7 +16,7 @@ from events.subscriber import Source
 from fleet.host.engines import SGLANG_MODULE, Launch, engine_missing, launch
 from fleet.plan import Engine, ModelPlan, Resources, Task
 from replica.cli import replica
-from router.spec import spec_of
+from router.members.spec import spec_of
 
 HOST = "127.0.0.1"
 

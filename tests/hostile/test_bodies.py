@@ -18,10 +18,10 @@ from api.errors import ApiError
 from api.http.bodies import LARGEST_BODY_BYTES, MEDIUM_BYTES, SMALL_BYTES, Bodies, check_limits
 from api.native import Native
 from api.settings import Unusable
-from router.keys import Key, digest_of
-from router.reading import client as reading_client
-from router.reading.client import LONG_BODY_BYTES, is_quick
-from router.reading.messages import OUT_OF_MEMORY, Body, Found, Leave, framed
+from router.prompts.reading import client as reading_client
+from router.prompts.reading.client import LONG_BODY_BYTES, is_quick
+from router.prompts.reading.messages import OUT_OF_MEMORY, Body, Found, Leave, framed
+from router.proxy.keys import Key, digest_of
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

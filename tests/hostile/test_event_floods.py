@@ -21,11 +21,11 @@ from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver
 from events.slices import SLICE_BLOCKS, slices
 from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD, Source
 from events.view import CacheView, Request
-from router.feeds import MOST_SIZES
+from router.members.feeds import MOST_SIZES
 from tests.events.test_subscriber import until
 from tests.hostile.lying import SIZE, Liar, batch, keys_of, stored
 from tests.hostile.pauses import pauses
-from tests.router.test_feeds import Router, routing
+from tests.router.members.test_feeds import Router, routing
 
 MANY = 120_000
 A_SLICE_S = 0.12  # a few milliseconds of work, on a machine with more to do; in one piece it is half a second and more
@@ -408,7 +408,7 @@ async def test_a_replica_that_claims_more_than_its_pool_holds_is_inexact_and_bou
 
 async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """An honest engine without a replay socket, of whose stream a batch is lost."""
-    monkeypatch.setattr("router.feeds.READ_ANEW_PAUSE_S", 0.0)
+    monkeypatch.setattr("router.members.feeds.READ_ANEW_PAUSE_S", 0.0)
     with zmq.Context() as context, closing(Liar(context, native=False)) as liar:
         async with routing() as router:
             router.follow("r", msgspec.structs.replace(liar.source, replay=None))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from api.native import unpack_ids
 from events.messages import AllBlocksCleared
 from events.native import Load
-from router.accuracy import DISBELIEVED, TRUSTED, Accuracy
+from router.members.accuracy import DISBELIEVED, TRUSTED, Accuracy
 from tests.hostile.lying import Liar, batch, stored
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Call, Client, Scripted, Served, chat, connect, served

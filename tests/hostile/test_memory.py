@@ -18,16 +18,16 @@ from events.mirror import Mirror
 from events.publisher import Publisher, PublisherConfig
 from replica.block_pool import BlockPool
 from router.http.front import FrontConnection
+from router.members.upstream import Connection
 from router.placement.ages import CacheAges
 from router.placement.cost import Candidate, Question
 from router.placement.policy import place
 from router.placement.reuse import Reuse
 from router.placement.tie_break import TieBreak
-from router.prefixes.tree import Run
-from router.request_summary import PastDecision
-from router.tokenizers import Tokenizers
-from router.tokens import Tokens
-from router.upstream import Connection
+from router.prompts.prefixes.tree import Run
+from router.prompts.tokenizers import Tokenizers
+from router.prompts.tokens import Tokens
+from router.proxy.request_summary import PastDecision
 from tests.bench import soak
 from tests.bench.soak.memory import slope_of
 from tests.events.processes import wait_until

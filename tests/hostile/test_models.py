@@ -19,8 +19,8 @@ from events.blocks import pack_tokens
 from replica.model.config import read_config
 from replica.model.locate import locate
 from replica.model.rope import rotation
-from router.prompt import read_peek
-from router.tokens import Tokens
+from router.prompts.prompt import read_peek
+from router.prompts.tokens import Tokens
 from tests.api.tokenizers import byte_level, saved
 from tests.replica.folders import model_folder
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from api.native import FRAMES_TYPE
-from router.attempt import MAX_ANSWER_IDS, MAX_CHOICES
-from router.facts import foreign_facts, native_facts, scraped_pool, scraped_queue
-from router.generation import MAX_KEPT_BYTES
-from router.members import Members
-from router.spec import BadSpec, ReplicaSpec
-from router.tokens import Tokens
-from router.upstream import MAX_HEAD_BYTES
+from router.members.facts import foreign_facts, native_facts, scraped_pool, scraped_queue
+from router.members.members import Members
+from router.members.spec import BadSpec, ReplicaSpec
+from router.members.upstream import MAX_HEAD_BYTES
+from router.prompts.tokens import Tokens
+from router.proxy.attempt import MAX_ANSWER_IDS, MAX_CHOICES
+from router.proxy.generation import MAX_KEPT_BYTES
 from tests.hostile.pauses import pauses
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, Scripted, chat, connect, event, named, says, served
@@ -336,7 +336,7 @@ def test_models_that_cannot_be_are_none(body: bytes) -> None:
 
 
 def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.members.MOST_REMEMBERED", 100)
+    monkeypatch.setattr("router.members.members.MOST_REMEMBERED", 100)
     made: list[weakref.ref[Tokens]] = []
 
     def tokens_of(model: str) -> Tokens:

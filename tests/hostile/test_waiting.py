@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from router.generation import Generation
+from router.proxy.generation import Generation
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

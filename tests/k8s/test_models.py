@@ -11,9 +11,9 @@ import pytest
 from fleet.host.engines import launch
 from fleet.plan import Engine, FleetPlan, ModelPlan, Task
 from fleet.toml.plan_file import read_fleet
-from router.discovery import pods as discovered
-from router.discovery import slices
-from router.discovery.labels import values_in
+from router.members.discovery import pods as discovered
+from router.members.discovery import slices
+from router.members.discovery.labels import values_in
 from tests.k8s.commands import values_of
 from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered
 

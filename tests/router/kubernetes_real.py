@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx2
 
-from router.discovery.cluster import Cluster
-from router.discovery.collection import Collection
-from router.discovery.desired import Desired
-from router.discovery.kubernetes import KubernetesDiscovery
-from router.discovery.slices import KIND, Slice, slices_of
+from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import Collection
+from router.members.discovery.desired import Desired
+from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.slices import KIND, Slice, slices_of
 from tests.router.kubernetes_api import SPACE, Object
 from tests.router.scripted import refused_port
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from api.native import FRAMES_TYPE, Native, encode_frame, unwrap
 from router.config import RouterConfig
 from router.front import Front
-from router.spec import Engine, ReplicaSpec
+from router.members.spec import Engine, ReplicaSpec
 from tests.router.loopback import until
 
 MODEL = "m"

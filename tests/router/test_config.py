@@ -13,10 +13,10 @@ from api.options import SettingsCommand
 from api.settings import Setting
 from router.config import RouterConfig
 from router.configure import config_from
-from router.discovery.file import parse_replicas
-from router.keys import Keys, parse_keys
+from router.members.discovery.file import parse_replicas
+from router.members.spec import ReplicaSpec, parse_replica
+from router.proxy.keys import Keys, parse_keys
 from router.settings import TABLE
-from router.spec import ReplicaSpec, parse_replica
 
 # Fields that no single setting is, and the settings that make them.
 DERIVED = {"replicas", "kubernetes", "model_dirs", "chat_templates", "keys", "demand_key", "message_cache_bytes"}

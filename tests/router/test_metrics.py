@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import metrics
-from router.keys import keys_from_options
+from router.members.tally import Histogram
 from router.metrics import metrics_text
-from router.tally import Histogram
+from router.proxy.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
 

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from router.cli import prefixes
-from router.keys import keys_from_options
-from router.prefixes.recent import RecentPrompt
+from router.prompts.prefixes.recent import RecentPrompt
+from router.proxy.keys import keys_from_options
 from tests.router.http.test_app import LOCAL
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Script, Scripted, Served, chat, connect, says, served
 

@@ -10,13 +10,13 @@ import pytest
 from events.native import Load
 from events.publisher import Publisher
 from router.core import INDEX_WITHIN_S
-from router.keys import keys_from_options
 from router.metrics import metrics_text
+from router.proxy.keys import keys_from_options
 from router.status import index_status, not_ready, replica_status, state_of
 from tests.events.replicas import prompt, replica
 from tests.router.loopback import until
+from tests.router.members.test_feeds import chain, config
 from tests.router.scripted import CHAT, MODEL, Scripted, Served, chat, connect, named, refused_port, says, served, up
-from tests.router.test_feeds import chain, config
 
 GOOD = b'{"choices":[]}'
 

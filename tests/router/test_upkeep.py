@@ -10,7 +10,7 @@ import pytest
 
 from events.native import Load, Status
 from router import upkeep
-from router.spec import BadSpec, ReplicaSpec
+from router.members.spec import BadSpec, ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -20,14 +20,14 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.subscriber import Source
-from router.feeds import ReplicaFeed
 from router.log_lines import Decided, LogLine, Sending, Weighed
+from router.members.feeds import ReplicaFeed
+from router.members.report import Report
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
 from router.placement.policy import place
 from router.placement.tie_break import SEED_BITS, TieBreak
-from router.report import Report
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0
 ZERO_S = 1_700_000_000.0  # on the wall, when the router's clock is 0

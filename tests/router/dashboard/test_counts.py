@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.dashboard.counts import Counts
-from router.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
+from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 
 
 def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0, compared: int = 0, hit: int = 0) -> Tally:

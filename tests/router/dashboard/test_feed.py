@@ -14,9 +14,9 @@ from events.native import Load
 from router.dashboard import broadcast, dashboard, sampling
 from router.dashboard.counts import Counts, counts_of
 from router.dashboard.rows import Query
-from router.feeds import Feeds
-from router.keys import Key, digest_of, keys_from_options
-from router.members import Member
+from router.members.feeds import Feeds
+from router.members.members import Member
+from router.proxy.keys import Key, digest_of, keys_from_options
 from tests.router.dashboard.watching import Page, watched
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until

@@ -21,7 +21,7 @@ from events.tool.watch import Watch
 from router.dashboard import recording as told
 from router.dashboard.recording import Ended, Player, TreePlayback, about, span
 from router.dashboard.recording_server import Pages, build_app, view
-from router.prefixes.shared import Prefix
+from router.prompts.prefixes.shared import Prefix
 from tests.events.processes import DEADLINE_S
 from tests.events.recorded import SOURCE, record_incident
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
-from router.keys import keys_from_options
+from router.proxy.keys import keys_from_options
 from router.sharing import told
 from tests.router.http.test_app import LOCAL, bearer
 from tests.router.loopback import until

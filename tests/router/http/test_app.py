@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.http.routes import APP_ROUTES
-from router.keys import keys_from_options
-from router.spec import ReplicaSpec
+from router.members.spec import ReplicaSpec
+from router.proxy.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.placement.cost import Candidate
-from router.placement.eligibility import Obstacle, can_take, in_words, obstacles
+from router.placement.cost import Candidate, Obstacle
+from router.placement.eligibility import can_take, in_words, obstacles
 
 ROOT = Path(__file__).resolve().parents[3]
 

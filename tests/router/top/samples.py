@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from router.prefixes.shared import Prefix
+from router.prompts.prefixes.shared import Prefix
 from router.top.responses import Candidate, Decision, Events, Index, Load, ReplicaStatus, Served
 
 

@@ -13,8 +13,8 @@ from router.top.client import Refused, RouterClient, Unreachable
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller, PollInterval
 from router.top.responses import totals_of
 from tests.router.loopback import Reply, Request, serving
+from tests.router.members.test_feeds import config
 from tests.router.scripted import CHAT, MODEL, Script, chat, connect, named, refused_port, says, served
-from tests.router.test_feeds import config
 from tests.router.test_status import exact, ours
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.prefixes.shared import Prefix, Shared
+from router.prompts.prefixes.shared import Prefix, Shared
 from router.top import details
 from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table

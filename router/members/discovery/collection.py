@@ -1,0 +1,190 @@
+"""Kubernetes objects from lists and watches, and the replicas that they describe.
+
+No I/O: `router.members.discovery.kubernetes` talks to the API server. Unknown fields are ignored.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from router.members.discovery.desired import Desired
+from router.members.discovery.labels import Metadata, Values, values_in
+from router.members.spec import ReplicaSpec
+
+log = logging.getLogger(__name__)
+
+GONE = 410
+
+
+class Expired(Exception):
+    """The watch cannot continue from this version; list everything again."""
+
+
+class KubernetesObject(Protocol):
+    """The attributes that objects of every kind have."""
+
+    metadata: Metadata
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Sort key: if two objects name the same replica, the first one counts."""
+
+
+Item = TypeVar("Item", bound=KubernetesObject)
+
+
+class ListMetadata(Struct, rename="camel"):
+    resource_version: str = ""
+    next_page: str = field(default="", name="continue")
+
+
+class ItemList(Struct, Generic[Item]):
+    metadata: ListMetadata
+    items: list[Item] | None = None
+
+
+class Page(Struct):
+    metadata: ListMetadata
+
+
+class Bookmark(Struct):
+    """A version; the other fields of the object are empty."""
+
+    metadata: Metadata
+
+
+class WatchEvent(Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class Failure(Struct):
+    """A `Status` object of the API."""
+
+    code: int = 0
+    message: str = ""
+
+
+class FromObject(NamedTuple):
+    """The replicas made from one object."""
+
+    uid: str = ""
+    order: tuple[str, ...] = ()
+    replicas: tuple[ReplicaSpec, ...] = ()
+    good: Values | None = None  # its last labels and annotations that made replicas
+    logged: frozenset[str] = frozenset()  # remarks logged already
+
+
+class Kind(NamedTuple, Generic[Item]):
+    resource: str  # as in RBAC roles
+    group: str  # "": the core API
+    version: str
+    noun: str  # for logs
+    type: type[Item]
+    # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
+    replicas: Callable[[Item, Values], tuple[Sequence[ReplicaSpec], Sequence[str]]]
+
+    def path(self, namespace: str) -> str:
+        api = f"/apis/{self.group}" if self.group else "/api"
+        return f"{api}/{self.version}/namespaces/{namespace}/{self.resource}"
+
+
+class Collection(Generic[Item]):
+    """The objects of one kind that match a selector, at one version.
+
+    Versions that are whole numbers are compared, others are taken in the order of arrival. An event older than the
+    known version means that the server repeats itself or was restored from a backup; a new list tells which.
+    """
+
+    def __init__(self, kind: Kind[Item], where: str, selector: str) -> None:
+        self.kind = kind
+        self.where = where  # for logs
+        self.selector = selector
+        self.resource_version = ""
+        self._objects: dict[str, FromObject] = {}  # by the object's name
+        self._item = msgspec.json.Decoder(kind.type)
+        self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
+
+    def listed(self, pages: Sequence[bytes]) -> None:
+        """Take all pages of a list together: half a list would drop existing replicas."""
+        lists: list[ItemList[Item]] = [self._list.decode(page) for page in pages]
+        self._objects = {item.metadata.name: self._look(item) for each in lists for item in each.items or ()}
+        self.resource_version = lists[0].metadata.resource_version
+
+    def changed(self, line: bytes | str) -> bool:
+        """Apply a watch event; return True if the replicas may have changed. Raises Expired."""
+        event = _event(line)
+        if event.type == "ERROR":
+            failure = _failure(event.object)
+            if failure.code == GONE:
+                raise Expired(failure.message)
+            raise ValueError(f"the watch failed with {failure.code}: {failure.message}")
+        if event.type == "BOOKMARK":
+            self._advance(_bookmark(event.object).metadata.resource_version)
+            return False
+        item = self._item.decode(event.object)
+        self._advance(item.metadata.resource_version)
+        name = item.metadata.name
+        before = self._objects.get(name, FromObject())
+        if event.type == "DELETED":
+            self._objects.pop(name, None)
+        elif event.type in ("ADDED", "MODIFIED"):
+            self._objects[name] = self._look(item)
+        return self._objects.get(name, FromObject()).replicas != before.replicas
+
+    def desired(self) -> Desired:
+        """All replicas; one named by several objects counts once."""
+        desired: Desired = {}
+        for each in sorted(self._objects.values(), key=lambda each: each.order):
+            for spec in each.replicas:
+                desired.setdefault(spec.name, spec)
+        return desired
+
+    def _advance(self, version: str) -> None:
+        known = self.resource_version
+        if version.isdecimal() and known.isdecimal() and int(version) < int(known):
+            raise Expired(f"its watch went back from version {known} to {version}")
+        self.resource_version = version or known
+
+    def _look(self, item: Item) -> FromObject:
+        """Make the object's replicas. If a changed label is invalid, its last valid value still counts."""
+        metadata = item.metadata
+        before = self._objects.get(metadata.name, FromObject())
+        if before.uid != metadata.uid:
+            before = FromObject(metadata.uid)
+        values, remarks = values_in(metadata)
+        replicas, refused = self.kind.replicas(item, values)
+        good = before.good
+        if replicas:
+            good = values
+        elif refused and good is not None:
+            replicas, _ = self.kind.replicas(item, good)
+            if replicas:
+                refused = [f"{why}; its last valid value still counts" for why in refused]
+        remarks += refused
+        for remark in remarks:
+            if remark not in before.logged:
+                log.warning("%s: %s %s %s", self.where, self.kind.noun, metadata.name, remark)
+        return FromObject(metadata.uid, item.order, tuple(replicas), good, before.logged.union(remarks))
+
+
+_event = msgspec.json.Decoder(WatchEvent).decode
+_failure = msgspec.json.Decoder(Failure).decode
+_bookmark = msgspec.json.Decoder(Bookmark).decode
+_page = msgspec.json.Decoder(Page).decode
+
+
+def next_page(body: bytes) -> str:
+    """The token of the list's next page; empty at the end."""
+    return _page(body).metadata.next_page
+
+
+def failure_of(body: bytes) -> str:
+    """The message of an error response; empty if it is not a `Status` object."""
+    try:
+        return _failure(body).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

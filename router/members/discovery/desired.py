@@ -1,0 +1,51 @@
+"""The desired replicas, and the interface of every source that names them."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from typing import NamedTuple, TypeAlias
+
+from router.members.spec import ReplicaSpec
+
+log = logging.getLogger(__name__)
+
+Desired: TypeAlias = dict[str, ReplicaSpec]  # by name
+
+
+class Discovery(ABC):
+    """A source of replicas. While it fails, its last answer stays valid and `problem` says why."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where  # for logs: the file, the URL
+        self.problem: str | None = None
+
+    @abstractmethod
+    def watch(self) -> AsyncGenerator[Desired, None]:
+        """Yield all desired replicas whenever they change, forever."""
+
+    def _failed(self, why: str) -> None:
+        if self.problem is None:
+            log.warning("Cannot read %s: %s; keeping the replicas it named before", self.where, why)
+        self.problem = why
+
+    def _recovered(self) -> None:
+        if self.problem is not None:
+            log.info("%s can be read again", self.where)
+        self.problem = None
+
+
+class Difference(NamedTuple):
+    added: Desired
+    removed: tuple[str, ...]
+    changed: Desired  # with their new specs
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def difference(old: Mapping[str, ReplicaSpec], new: Mapping[str, ReplicaSpec]) -> Difference:
+    return Difference(
+        added={name: spec for name, spec in new.items() if name not in old},
+        removed=tuple(name for name in old if name not in new),
+        changed={name: spec for name, spec in new.items() if name in old and old[name] != spec},
+    )

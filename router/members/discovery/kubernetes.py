@@ -1,0 +1,214 @@
+"""Replicas from Kubernetes: lists objects of one kind, then watches them."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+
+from router.members.discovery.backoff import Backoff
+from router.members.discovery.cluster import Cluster
+from router.members.discovery.collection import GONE, Collection, Expired, failure_of, next_page
+from router.members.discovery.desired import Desired, Discovery
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 60  # length of a watch
+GRACE_S = 15.0
+TIMEOUT_S = 10.0  # for a page of a list
+CONNECT_TIMEOUT_S = 2.0
+PAGE = 500  # objects
+TOKEN = re.compile(rb"[!-~]+")
+PAUSE_S = 0.2  # before the next watch, in case watches end at once
+FIRST_BACKOFF_S = 0.05
+MOST_BACKOFF_S = 0.5  # reconnect within a second once the server is back
+MOST_RELIST_S = 5.0  # a server that answers but starts no watch is asked for long lists
+MOST_RETRY_AFTER_S = 10.0
+# A dead machine closes no connection: the kernel notices after 10 s of silence.
+KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+
+
+class Refused(Exception):
+    """The API server gave no usable answer."""
+
+    def __init__(self, why: str, *, after_s: float = 0.0, relist: bool = False) -> None:
+        super().__init__(why)
+        self.after_s = after_s  # from Retry-After
+        self.relist = relist
+
+
+class KubernetesDiscovery(Discovery):
+    """Objects of one kind. A broken watch continues at its last version."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        collection: Collection[Any],
+        *,
+        watch_s: int = WATCH_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        super().__init__(collection.where)
+        self._cluster = cluster
+        self._collection = collection
+        self._watch_s = watch_s
+        self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MOST_BACKOFF_S)
+        self._relist = Backoff(most_s=MOST_RELIST_S)  # reset by changes and by a watch that starts
+        self._listed = False
+
+    async def watch(self) -> AsyncGenerator[Desired, None]:
+        latest: Desired | None = None
+        while True:
+            pause_s = PAUSE_S
+            try:
+                async with contextlib.aclosing(self._changes()) as changes:
+                    async for desired in changes:
+                        if desired != latest:
+                            latest = desired
+                            self._relist.reset()  # if only lists bring changes, list soon
+                            yield desired
+                self._relist.reset()
+            except Expired as expired:
+                self._listed = False
+                if self._relist.is_fresh:
+                    log.info("Listing %s again: %s", self.where, expired)
+                pause_s = self._relist.next_s()
+            except Refused as refusal:
+                self._listed = self._listed and not refusal.relist
+                self._failed(str(refusal))
+                pause_s = (self._relist if refusal.relist else self._backoff).next_s() + refusal.after_s
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                self._failed(str(error) or type(error).__name__)
+                self._relist.reset()
+                pause_s = self._backoff.next_s()
+            await asyncio.sleep(pause_s)
+
+    async def _changes(self) -> AsyncGenerator[Desired, None]:
+        """List if necessary, then watch once."""
+        async with self._client() as client:
+            if not self._listed:
+                await self._list(client)
+                self._listed = True
+                yield self._collection.desired()
+            more = {
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": self._collection.resource_version,
+                "timeoutSeconds": str(self._watch_s),
+            }
+            async with client.stream("GET", self._url, params=self._params(more), headers=self._headers()) as response:
+                await self._check(response)
+                self._recovered()
+                self._backoff.reset()
+                yield self._collection.desired()
+                async for line in lines_of(response):
+                    changed = self._changed(line)
+                    self._relist.reset()
+                    if changed:
+                        yield self._collection.desired()
+
+    async def _list(self, client: httpx2.AsyncClient) -> None:
+        # Without a resourceVersion the list is consistent, not the cache of one API server.
+        pages: list[bytes] = []
+        more = {"limit": str(PAGE)}
+        timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        while True:
+            params = self._params(more)
+            response = await client.get(self._url, params=params, headers=self._headers(), timeout=timeout)
+            await self._check(response)
+            pages.append(response.content)
+            try:
+                following = next_page(response.content)
+                if not following:
+                    self._collection.listed(pages)
+                    return
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Refused(f"its list cannot be read: {error}") from error
+            more["continue"] = following
+
+    def _client(self) -> httpx2.AsyncClient:
+        """A new client for each watch: the certificate authority may have been renewed."""
+        timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=self._watch_s + GRACE_S)
+        transport = httpx2.AsyncHTTPTransport(verify=self._trust(), trust_env=False, socket_options=keepalive())
+        return httpx2.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
+
+    @property
+    def _url(self) -> str:
+        return self._cluster.url.rstrip("/") + self._collection.kind.path(self._cluster.namespace)
+
+    def _params(self, more: dict[str, str]) -> dict[str, str]:
+        return {"labelSelector": self._collection.selector} | more
+
+    def _headers(self) -> dict[str, str]:
+        file = self._cluster.token_file
+        if file is None:
+            return {}
+        token = Path(file).read_bytes().strip()
+        if not TOKEN.fullmatch(token):
+            raise Refused(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
+        return {"Authorization": f"Bearer {token.decode()}"}
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        if not self._cluster.url.startswith("https:"):
+            return False
+        if self._cluster.ca_file is None:
+            return self._usual_trust
+        return ssl.create_default_context(cafile=self._cluster.ca_file)
+
+    @cached_property
+    def _usual_trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    async def _check(self, response: httpx2.Response) -> None:
+        status = response.status_code
+        if status == 200:
+            return
+        if status == GONE and self._relist.is_fresh:
+            raise Expired("the server answered 410")
+        why = f"status {status}"
+        if status in (401, 403):
+            kind = self._collection.kind
+            raise Refused(
+                f"{why}; let the service account get, list and watch {kind.resource} "
+                f"of {kind.group or 'the core API'} in the namespace {self._cluster.namespace}"
+            )
+        message = failure_of(await response.aread())
+        # The same watch would fail again, unless the server was overloaded or broken.
+        relist = status < 500 and status != 429
+        raise Refused(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
+
+    def _changed(self, line: bytes) -> bool:
+        try:
+            return self._collection.changed(line)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Refused(f"its watch cannot be read: {error}", relist=True) from error
+
+
+async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Split at line feeds only: other line ends (U+0085) may be part of an annotation."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+    if rest.strip():
+        raise Refused("its watch ended in the middle of a line")
+
+
+def keepalive() -> list[tuple[int, int, int]]:
+    known = [(getattr(socket, name), value) for name, value in KEEPALIVE.items() if hasattr(socket, name)]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((socket.IPPROTO_TCP, *option) for option in known)]
+
+
+def retry_after_s(response: httpx2.Response) -> float:
+    value = response.headers.get("retry-after", "")
+    return min(float(value), MOST_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0

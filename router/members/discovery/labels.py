@@ -1,0 +1,108 @@
+"""Labels and annotations of a replica in Kubernetes, with keys that begin with `warmroute/`.
+
+A new key is one row here, and one in docs/discovery.md.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+from msgspec import Struct
+
+from router.members.spec import OFF, SOCKETS, BadSpec, Engine, ReplicaSpec, spec_of
+
+PREFIX = "warmroute/"
+HTTP = "http"
+
+TEXTS = {"engine": "engine", "model": "model", "topic": "topic"}
+NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
+PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
+KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
+MOST_PORT = 65535
+ENGINES = get_args(Engine)
+# A user who may create pods need not have access to the router's secrets and files.
+WITHHELD = {
+    "api-key-env": "would let a pod ask for the router's secrets; give the router --replica-api-key",
+    "curve-server": "would let a pod name files of the router's; give the router --curve-server",
+    "curve-secret": "would let a pod name files of the router's; give the router --curve-secret",
+}
+
+Values: TypeAlias = dict[str, str]  # by key, without the prefix
+
+
+class Metadata(Struct, rename="camel"):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Annotations(NamedTuple):
+    fields: dict[str, Any]  # for a ReplicaSpec
+    ports: dict[str, int]  # by purpose
+    has_events: bool
+
+
+def values_in(metadata: Metadata) -> tuple[Values, list[str]]:
+    """Our labels and annotations, and remarks about unknown keys. An annotation overrides a label."""
+    own = {
+        key.removeprefix(PREFIX): value
+        for named in (metadata.labels, metadata.annotations)
+        for key, value in (named or {}).items()
+        if key.startswith(PREFIX)
+    }
+    values = {key: value for key, value in own.items() if key in KEYS}
+    return values, [f"has a key that is ignored: {_unknown(key)}" for key in own if key not in KEYS]
+
+
+def annotations_in(values: Mapping[str, str]) -> Annotations:
+    """Parse the values; raise BadSpec for an invalid one."""
+    for key, value in values.items():
+        if not value:
+            raise BadSpec(f"{PREFIX}{key} is empty; give it a value, or remove it")
+    has_events = values.get("events-port") != OFF
+    if not has_events:
+        values = {key: value for key, value in values.items() if key != "events-port"}
+    if values.get("engine", ENGINES[0]) not in ENGINES:
+        raise BadSpec(f"{PREFIX}engine is {values['engine']!r}; write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
+    fields: dict[str, Any] = {TEXTS[key]: value for key, value in values.items() if key in TEXTS}
+    fields |= {NUMBERS[key]: _whole(key, value) for key, value in values.items() if key in NUMBERS}
+    if "adapters" in values:
+        fields["adapters"] = [name for part in values["adapters"].split(",") if (name := part.strip())]
+    if "resume" in values:
+        fields["resume"] = _yes(values["resume"])
+    ports = {PORTS[key]: _whole(key, value, MOST_PORT) for key, value in values.items() if key in PORTS}
+    return Annotations(fields, ports, has_events)
+
+
+def spec_at(address: str, ports: Mapping[str, int], annotations: Annotations, **known: Any) -> ReplicaSpec:
+    """The replica at an address with these named ports."""
+    host = f"[{address}]" if ":" in address else address
+    ports = {**ports, **annotations.ports}
+    if HTTP not in ports:
+        raise BadSpec(f"{host} has no port named {HTTP}; name its ports {HTTP}, {', '.join(SOCKETS)}")
+    sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
+    sockets = sockets if annotations.has_events else {"events": OFF}
+    return spec_of({**annotations.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
+
+
+def _unknown(key: str) -> str:
+    if key in WITHHELD:
+        return f"{PREFIX}{key} {WITHHELD[key]}"
+    near = get_close_matches(key, KEYS, n=1)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
+    return f"{PREFIX}{key} is not known; {hint}"
+
+
+def _whole(key: str, value: str, most: int = 2**31 - 1) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 12 and 0 < int(value) <= most):
+        raise BadSpec(f"{PREFIX}{key} is {value!r}; write a whole number from 1 to {most}")
+    return int(value)
+
+
+def _yes(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise BadSpec(f"{PREFIX}resume is {value!r}; write true or false")
+    return value == "true"

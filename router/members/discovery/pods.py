@@ -1,0 +1,145 @@
+"""Replicas from Kubernetes pods, chosen by labels, without a service in between."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from router.members.discovery.collection import Collection, Kind
+from router.members.discovery.labels import HTTP, PREFIX, Metadata, Values, annotations_in, spec_at
+from router.members.spec import BadSpec, ReplicaSpec
+
+
+class ContainerPort(Struct, rename="camel"):
+    container_port: int
+    name: str = ""
+    protocol: str = "TCP"
+
+
+class Container(Struct, rename="camel"):
+    name: str
+    ports: list[ContainerPort] | None = None
+    restart_policy: str | None = None  # an init container with "Always" is a sidecar
+
+
+class PodSpec(Struct, rename="camel"):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+
+
+class Condition(Struct):
+    type: str = ""
+    status: str = ""
+
+
+class ContainerStatus(Struct, rename="camel"):
+    name: str
+    restart_count: int = 0
+    container_id: str = field(default="", name="containerID")
+
+
+class PodStatus(Struct, rename="camel"):
+    phase: str = ""
+    pod_ip: str = field(default="", name="podIP")
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(Struct):
+    metadata: Metadata
+    spec: PodSpec = field(default_factory=PodSpec)
+    status: PodStatus = field(default_factory=PodStatus)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (self.metadata.name,)
+
+
+def pods_of(namespace: str, selector: str) -> Collection[Pod]:
+    return Collection(KIND, f"pods {namespace}/{selector}", selector)
+
+
+def replicas_in(pod: Pod, values: Values) -> tuple[Sequence[ReplicaSpec], Sequence[str]]:
+    if not is_up(pod):
+        return (), ()
+    try:
+        return [spec_from(pod, values)], ()
+    except BadSpec as error:
+        return (), [f"cannot be used: {error}"]
+
+
+def is_up(pod: Pod) -> bool:
+    """Tell whether the pod serves requests; a terminating one does until its end, ready or not."""
+    ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+    return (ready or pod.is_ending) and pod.status.phase == "Running" and bool(pod.status.pod_ip)
+
+
+def spec_from(pod: Pod, values: Values) -> ReplicaSpec:
+    annotations = annotations_in(values)
+    ports = ports_of(pod)
+    http = annotations.ports.get(HTTP, ports.get(HTTP))
+    if http is None:
+        raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
+    return spec_at(
+        pod.status.pod_ip,
+        ports,
+        annotations,
+        name=pod.metadata.name,
+        draining=pod.is_ending,
+        incarnation=incarnation_of(pod, http),
+    )
+
+
+def ports_of(pod: Pod) -> dict[str, int]:
+    """Ports by name, the first of each. A pod's only port is for HTTP, whatever its name."""
+    found = [port for container in _lasting(pod) for port in container.ports or () if port.protocol == "TCP"]
+    if len(found) == 1:
+        return {HTTP: found[0].container_port}
+    return {port.name: port.container_port for port in reversed(found) if port.name}
+
+
+def incarnation_of(pod: Pod, http: int) -> str:
+    """The pod's uid and the run of its serving container: a container restarts without its pod."""
+    answering = {container.name for container in _lasting(pod) if _has(container, http)}
+    statuses = [*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ())]
+    runs = [
+        # Restart counts may begin again with the node. Container ids do not, but some virtual nodes have none.
+        status.container_id or str(status.restart_count)
+        for status in sorted(statuses, key=lambda status: status.name)
+        if status.name in (answering or {container.name for container in pod.spec.containers or ()})
+    ]
+    return "/".join([pod.metadata.uid, *runs])
+
+
+def _lasting(pod: Pod) -> Iterable[Container]:
+    """All containers except init containers that end before the others start."""
+    yield from pod.spec.containers or ()
+    yield from (each for each in pod.spec.init_containers or () if each.restart_policy == "Always")
+
+
+def _has(container: Container, port: int) -> bool:
+    return any(each.container_port == port for each in container.ports or ())
+
+
+KIND = Kind("pods", "", "v1", "the pod", Pod, replicas_in)
+
+
+# ---- label selectors
+
+_KEY = r"(?:[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+_ONE = re.compile(
+    rf"\s*({_KEY}\s*(==?|!=)\s*{_VALUE}|{_KEY}\s+(not)?in\s*\(\s*{_VALUE}(\s*,\s*{_VALUE})*\s*\)|{_KEY}\s*[<>]\s*[0-9]{{1,19}}|!?\s*{_KEY})\s*"
+)
+
+
+def check_selector(selector: str) -> None:
+    """Raise ValueError if the API server would refuse the selector, or if it selects every pod."""
+    for part in re.split(r",(?![^(]*\))", selector):  # commas outside parentheses
+        if not _ONE.fullmatch(part):
+            raise ValueError(f"{part.strip()!r} in {selector!r} is no label selector; write app=vllm, or app in (a,b)")

@@ -1,0 +1,117 @@
+"""Replicas from the fleet's registry, by long polling (docs/discovery.md, "The registry")."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from router.members.discovery.backoff import Backoff
+from router.members.discovery.desired import Desired, Discovery
+from router.members.spec import BadSpec, ReplicaSpec, spec_of
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 20.0
+GRACE_S = 5.0  # for the response, after the wait
+CONNECT_TIMEOUT_S = 2.0
+PAUSE_S = 0.2  # after a response without changes, in case the registry does not wait
+
+_FIELDS = frozenset(ReplicaSpec.__struct_fields__)
+
+
+class Members(Struct):
+    version: int
+    members: list[Any]
+
+
+_decode = msgspec.json.Decoder(Members).decode
+
+
+class RegistryError(Exception):
+    """The registry gave no usable answer."""
+
+
+class RegistryDiscovery(Discovery):
+    def __init__(self, url: str, *, wait_s: float = WAIT_S, backoff: Backoff | None = None) -> None:
+        super().__init__(url.rstrip("/"))
+        self._wait_s = wait_s
+        self._backoff = backoff or Backoff()
+        self._version: int | None = None  # None: ask for the current members without waiting
+        self._refused: set[str] = set()  # logged already
+
+    async def watch(self) -> AsyncGenerator[Desired, None]:
+        timeout = httpx2.Timeout(self._wait_s + GRACE_S, connect=CONNECT_TIMEOUT_S)
+        latest: Desired | None = None
+        async with httpx2.AsyncClient(timeout=timeout, trust_env=False) as client:
+            while True:
+                try:
+                    answer = await self._ask(client)
+                    desired = self._read(answer, latest or {})
+                except RegistryError as error:
+                    self._failed(str(error))
+                    self._version = None  # a restarted registry may count from anywhere
+                    await asyncio.sleep(self._backoff.next_s())
+                    continue
+                self._recovered()
+                self._backoff.reset()
+                if desired != latest:
+                    latest = desired
+                    yield desired
+                elif answer.version == self._version:
+                    await asyncio.sleep(PAUSE_S)
+                self._version = answer.version
+
+    async def _ask(self, client: httpx2.AsyncClient) -> Members:
+        params = {"wait": f"{self._wait_s:g}"} | ({} if self._version is None else {"after": str(self._version)})
+        try:
+            response = await client.get(f"{self.where}/members", params=params)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise RegistryError(str(error) or type(error).__name__) from error
+        if response.status_code != 200:
+            raise RegistryError(f"status {response.status_code}")
+        try:
+            return _decode(response.content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RegistryError(f"its response cannot be read: {error}") from error
+
+    def _read(self, answer: Members, latest: Desired) -> Desired:
+        desired, refused = desired_from(answer.members, latest)
+        if refused and not desired:
+            raise RegistryError(f"it names only replicas that cannot be used: {refused[0]}")
+        for why in refused:
+            if why not in self._refused:
+                log.warning("The registry at %s names a replica that cannot be used: %s", self.where, why)
+        self._refused = set(refused)
+        return desired
+
+
+def desired_from(members: list[Any], latest: Desired) -> tuple[Desired, list[str]]:
+    """The replicas, and why some members are invalid; an invalid member keeps its `latest` spec.
+
+    Unknown fields of a newer registry are ignored.
+    """
+    desired: Desired = {}
+    refused: list[str] = []
+    for member in members:
+        try:
+            spec = _spec(member)
+            if spec.name in desired:
+                raise BadSpec(f"two replicas are named {spec.name!r}; the first counts")
+        except BadSpec as error:
+            refused.append(str(error))
+            name = member.get("name") if isinstance(member, dict) else None
+            if isinstance(name, str) and name in latest:
+                desired.setdefault(name, latest[name])
+        else:
+            desired[spec.name] = spec
+    return desired, refused
+
+
+def _spec(member: Any) -> ReplicaSpec:
+    if not isinstance(member, dict):
+        raise BadSpec(f"{member!r} is not an object with a url")
+    return spec_of({key: value for key, value in member.items() if key in _FIELDS and value is not None})

@@ -1,0 +1,142 @@
+"""What a replica says of itself, read out of its answers. Pure."""
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from router.members.spec import BadSpec, Engine, ModelName, NativeAnswer, ReplicaSpec, told
+
+MOST_MODELS = 4096  # of one replica, adapters included
+MOST_REQUESTS = 10**6  # in one replica
+MOST_BLOCKS = 2**31  # in one replica's pool
+
+# No label reaches past its line: a text of nothing but open braces would take hours.
+_METRIC = re.compile(
+    rb"^(?:vllm:num_requests|sglang:num)_(running|waiting|running_reqs|queue_reqs)(?:\{[^}\n]*\})? ([0-9.eE+-]{1,32})",
+    re.M,
+)
+_CACHE_CONFIG = re.compile(rb"^(?:vllm|sglang):cache_config_info\{([^}\n]{0,4096})\}", re.M)
+_CACHE_FIGURE = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|page_size|num_pages)="([0-9]{1,10})"')
+
+
+class Facts(Struct, frozen=True):
+    """A replica, as it described itself."""
+
+    spec: ReplicaSpec  # completed
+    native: bool
+    models: tuple[str, ...]  # what clients may ask for, its base model first
+    adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
+    tokenizer: str | None = None  # "bytes": a token is a byte
+    total_blocks: int | None = None
+    draining: bool = False
+    loading: bool = False  # it does not know its sockets yet, and is not to be taken for one without events
+
+
+class Pool(Struct, frozen=True):
+    """A cache on a GPU, as its engine describes it."""
+
+    blocks: int
+    block_tokens: int
+
+
+class _Pool(Struct, frozen=True):
+    total: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
+
+
+class _Native(NativeAnswer, frozen=True):
+    tokenizer: str | None = None
+    pool: _Pool = _Pool()
+
+
+class _Model(Struct, frozen=True):
+    id: ModelName
+    owned_by: str | None = None
+    parent: str | None = None
+    root: str | None = None
+    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+
+
+class _Models(Struct, frozen=True):
+    data: Annotated[list[_Model], Meta(max_length=MOST_MODELS)]
+
+
+_decode_native = msgspec.json.Decoder(_Native).decode
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
+    """Of the answer to GET /load; None: that is not one of ours."""
+    try:
+        answer = _decode_native(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    completed = told(spec, answer)
+    return Facts(
+        spec=completed,
+        native=True,
+        models=(answer.model,),
+        tokenizer=answer.tokenizer,
+        total_blocks=answer.pool.total or None,
+        draining=answer.draining,
+        loading=answer.incarnation is None,
+    )
+
+
+def foreign_facts(spec: ReplicaSpec, body: bytes) -> Facts:
+    """Of the answer to GET /v1/models. BadSpec where that names no model, or another one than the spec does."""
+    try:
+        models = _decode_models(body).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadSpec(f"{spec.name}: /v1/models does not answer as OpenAI's does ({error})") from error
+    adapters = {model.id for model in models if model.parent is not None} | set(spec.adapters)
+    bases = [model for model in models if model.id not in adapters]
+    if not bases:
+        raise BadSpec(f"{spec.name}: /v1/models names no model")
+    if spec.model is not None and spec.model not in [model.id for model in bases]:
+        raise BadSpec(f"{spec.name} serves {bases[0].id!r}, not {spec.model!r}; correct model, or leave it out")
+    base = next((model for model in bases if model.id == spec.model), bases[0])
+    others = [model.id for model in bases if model is not base]  # further names of the same model
+    return Facts(
+        spec=msgspec.structs.replace(
+            spec,
+            model=base.id,
+            engine=_engine(spec.engine, base.owned_by),
+            max_model_len=spec.max_model_len or base.max_model_len,
+        ),
+        native=False,
+        models=(base.id, *others, *sorted(adapters)),
+        adapters=frozenset(adapters),
+    )
+
+
+def _engine(named: Engine, owner: str | None) -> Engine:
+    if named != "auto":
+        return named
+    return owner if owner in ("vllm", "sglang") else "openai"  # type: ignore[return-value]
+
+
+def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
+    """Running and waiting requests, out of the /metrics of vLLM or SGLang; None: they are not there."""
+    counts = {"running": 0.0, "waiting": 0.0}
+    found = False
+    try:
+        for name, value in _METRIC.findall(metrics):
+            found = True
+            counts["running" if name.startswith(b"running") else "waiting"] += float(value)
+    except ValueError:
+        return None
+    if not found or not all(0 <= count <= MOST_REQUESTS for count in counts.values()):
+        return None
+    return int(counts["running"]), int(counts["waiting"])
+
+
+def scraped_pool(metrics: bytes) -> Pool | None:
+    """The cache that the /metrics of vLLM or SGLang describe, of all ranks together; None: they do not say."""
+    blocks = block_tokens = 0
+    for labels in _CACHE_CONFIG.findall(metrics):
+        figures = {name: int(value) for name, value in _CACHE_FIGURE.findall(labels)}
+        blocks += figures.get(b"num_gpu_blocks", figures.get(b"num_pages", 0))
+        block_tokens = max(block_tokens, figures.get(b"block_size", figures.get(b"page_size", 0)))
+    return Pool(blocks, block_tokens) if 0 < blocks <= MOST_BLOCKS and block_tokens else None

@@ -1,0 +1,238 @@
+"""The replicas' event streams, carried into the index; what is known of each stream is said by its FeedState."""
+
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from events.actions import Action, Apply, Reset
+from events.messages import EventBatch
+from events.native import Status
+from events.resolver import Change, Cleared, Removed, Resolver, Stored
+from events.subscriber import Source, Subscriber
+from events.view import CacheView
+from router.members.spec import MOST_BLOCK_TOKENS
+from router.placement.index import PrefixIndex
+
+MOST_SIZES = 16  # of blocks, of one replica
+READ_ANEW_PAUSE_S = 30.0  # between two times that a replica is forgotten for what was lost of its stream
+RESYNC = "what the replica reported as cached differs from what its events say"
+
+
+class FeedState(Struct, frozen=True):
+    """How far the index can be trusted for one replica."""
+
+    exact: bool
+    reason: str | None  # why not exact
+    partial: bool  # not exact, and nothing is under way that would change it: used as it is
+    connected: bool
+    block_sizes: frozenset[int]
+    last_event_age_s: float | None
+    lag_batches: int
+    seq: int  # the last batch applied, or -1
+    incarnation: int | None
+    gaps: int
+    lost_batches: int
+    replays: int
+    snapshots: int
+    reconnects: int
+    restarts: int
+    digest_mismatches: int
+    overclaim: str | None = None  # it has claimed more blocks than it can hold
+
+    @property
+    def repairs(self) -> int:
+        """Requests for what was missing or doubted, the one at the start included."""
+        return self.replays + self.snapshots
+
+
+class Traffic(Struct, frozen=True):
+    """What has come of one replica's stream so far."""
+
+    batches: int
+    stored: int  # blocks that got a key, as often as they came
+    removed: int
+    digests_compared: int
+
+
+class Feeds:
+    """Owns the subscriber; to be made and used on the thread of the event loop.
+
+    `on_status` may add and remove replicas, the one it was called for included.
+    """
+
+    def __init__(self, index: PrefixIndex, on_status: Callable[[str, Status], None]) -> None:
+        self._index = index
+        self._on_status = on_status
+        self._subscriber = Subscriber()
+        self._feeds: dict[str, ReplicaFeed] = {}
+
+    def follow(self, name: str, slot: int, source: Source) -> None:
+        """ValueError if the name is taken or an address cannot be followed."""
+        feed = ReplicaFeed(self._index, slot, msgspec.structs.replace(source, name=name))
+
+        def heard(status: Status) -> None:
+            if not feed.left:
+                self._on_status(name, status)
+
+        self._subscriber.add(feed.source, feed.view, on_status=heard)
+        self._feeds[name] = feed
+
+    def leave(self, name: str) -> None:
+        """The index forgets what the replica held; its slot may be dropped now. Without such a feed nothing happens."""
+        feed = self._feeds.pop(name, None)
+        if feed is not None:
+            self._subscriber.remove(name)
+            feed.leave()
+
+    def state(self, name: str) -> FeedState | None:
+        """None: no events of this replica are followed."""
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.state(time.monotonic())
+
+    def traffic(self, name: str) -> Traffic | None:
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.traffic()
+
+    def known(self, name: str) -> tuple[int, str | None] | None:
+        """The last batch applied, and why what is known may not be all; None: this replica is not followed."""
+        feed = self._feeds.get(name)
+        return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
+
+    def limit(self, name: str, gpu_blocks: int | None) -> None:
+        """How many blocks the replica says its GPU pool has; one that has claimed too many is then read anew."""
+        feed = self._feeds.get(name)
+        if feed is None or feed.view.resolver.gpu_blocks == gpu_blocks:
+            return
+        claimed = feed.view.resolver.overclaim
+        feed.view.resolver.limit(gpu_blocks)
+        if claimed is not None:
+            self.resync(name, claimed)
+
+    def overclaims(self, name: str) -> bool | None:
+        """Whether the replica claims more than it can hold; None: that is not known now.
+
+        Removals that were lost on the way look the same: after a loss it is read anew before it is blamed.
+        """
+        feed = self._feeds.get(name)
+        if feed is None:
+            return None
+        claimed = feed.view.resolver.overclaim
+        if claimed is None:
+            return False if feed.view.inexact is None else None
+        now_s = time.monotonic()
+        if not feed.may_have_lost(now_s):
+            return True
+        if feed.view.busy:
+            return None
+        feed.reads_anew(now_s)
+        self.resync(name, claimed)
+        return False
+
+    def resync(self, name: str, reason: str = RESYNC) -> None:
+        """Asks for the replica's whole cache: a snapshot, or a replay from the first batch."""
+        if name in self._feeds:
+            self._subscriber.resync(name, reason)
+
+    def close(self) -> None:
+        for name in list(self._feeds):
+            self.leave(name)
+        self._subscriber.close()
+
+
+class ReplicaFeed:
+    """One replica's view, and the slot it fills."""
+
+    def __init__(self, index: PrefixIndex, slot: int, source: Source, *, hashes_are_keys: bool | None = None) -> None:
+        """`hashes_are_keys`: by default those of a native source are."""
+        self.source = source
+        self.left = False
+        native = source.native if hashes_are_keys is None else hashes_are_keys
+        self.view = CacheView(
+            source.name,
+            source.stream(),
+            Resolver(source.model, native=native, intern=index.intern),
+            skim=source.native,
+            sliced=True,
+            on_change=self._changed,
+            on_action=self._acted,
+        )
+        self._index = index
+        self._slot = slot
+        self._block_sizes: set[int] = set()
+        self._sizes_are_old = False  # of before the last reset: better than none until something is stored
+        self._last_event_s: float | None = None
+        self._stored = self._removed = 0  # blocks, since ever
+        self._losses = 0  # of the stream, when it was read anew for them
+        self._read_anew_s = -math.inf
+
+    def _losses_of_stream(self) -> int:
+        """The connections count, too: without a replay nobody knows what came between two of them."""
+        stats = self.view.stream.stats
+        return 0 if self.source.native else stats.lost_batches + stats.reconnects
+
+    def may_have_lost(self, now_s: float) -> bool:
+        """Whether removals may have been lost since it was read anew, and it may be read anew once more."""
+        return self._losses_of_stream() > self._losses and now_s >= self._read_anew_s + READ_ANEW_PAUSE_S
+
+    def reads_anew(self, now_s: float) -> None:
+        self._losses, self._read_anew_s = self._losses_of_stream(), now_s
+
+    def leave(self) -> None:
+        self.left = True
+        self._index.apply(self._slot, Cleared(self.view.resolver.held()))
+
+    def state(self, now_s: float) -> FeedState:
+        stream, reason = self.view.stream, self.view.inexact
+        return FeedState(
+            exact=reason is None,
+            reason=reason,
+            partial=reason is not None and stream.settled and not self.view.busy,
+            connected=stream.online,
+            block_sizes=frozenset(self._block_sizes),
+            last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
+            lag_batches=stream.lag_batches,
+            seq=stream.last_seq,
+            incarnation=stream.incarnation,
+            gaps=stream.stats.gaps,
+            lost_batches=stream.stats.lost_batches,
+            replays=stream.stats.replays,
+            snapshots=stream.stats.snapshots,
+            reconnects=stream.stats.reconnects,
+            restarts=stream.stats.restarts,
+            digest_mismatches=stream.stats.digest_mismatches,
+            overclaim=self.view.resolver.overclaim,
+        )
+
+    def traffic(self) -> Traffic:
+        stats = self.view.stream.stats
+        return Traffic(stats.batches, self._stored, self._removed, stats.digests_compared)
+
+    def _changed(self, change: Change) -> None:
+        if self.left:  # by a callback, while a batch was being applied; its slot may be another's now
+            return
+        self._index.apply(self._slot, change)
+        if isinstance(change, Stored):
+            self._stored += len(change.keys)
+            size = change.event.block_size
+            if size not in self._block_sizes or self._sizes_are_old:
+                self._sized(size)
+        elif isinstance(change, Removed):
+            self._removed += len(change.keys)
+
+    def _sized(self, size: int) -> None:
+        if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
+            return
+        if self._sizes_are_old:
+            self._block_sizes.clear()
+            self._sizes_are_old = False
+        if len(self._block_sizes) < MOST_SIZES:
+            self._block_sizes.add(size)
+
+    def _acted(self, action: Action, _batch: EventBatch | None) -> None:
+        if isinstance(action, Apply):
+            self._last_event_s = time.monotonic()
+        elif isinstance(action, Reset):
+            self._sizes_are_old = True

@@ -1,0 +1,190 @@
+"""Which replicas there are, what is known of each, and which of them serve a model."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from api.errors import ApiError, quoted, unknown_model
+from events.subscriber import Source
+from router.members.accuracy import Accuracy
+from router.members.facts import Facts
+from router.members.health import Health
+from router.members.report import Report
+from router.members.spec import ReplicaSpec
+from router.members.tally import Memory, Tally
+from router.members.upstream import Upstream
+from router.placement.cost import Candidate
+from router.placement.load import ReplicaLoad
+from router.placement.placement import APPROXIMATE
+from router.placement.ring import Ring
+from router.prompts.tokens import Tokens
+
+MOST_REMEMBERED = 1000  # names of models, those that nobody serves any more included
+MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for a replica
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One replica; what changes is kept by the part that it belongs to."""
+
+    spec_as_wanted: ReplicaSpec
+    load: ReplicaLoad
+    health: Health
+    upstream: Upstream
+    accuracy: Accuracy
+    spec: ReplicaSpec = field(init=False)  # completed by what the replica said
+    name: str = field(init=False)
+    candidate: Candidate = field(init=False)
+    slot: int = field(init=False)
+    name_line: bytes = field(init=False)  # of the answers that clients read
+    key_line: bytes = b""  # `authorization` for this replica
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by model
+    memory: Memory = field(default_factory=Memory)
+    overclaims: bool = False  # more blocks than it can hold, as far as is known
+    trust: float = 1.0  # what its claims of cached tokens are multiplied by
+    resyncs: int = 0
+    resync_after_s: float = 0.0
+    faults: int = 0
+    quiet_since_s: float = math.inf  # no byte of an answer has come since, though answers are awaited
+    alive_s: float = -math.inf  # when a byte of an answer came last, to health checks too
+    suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
+    silent_since_s: float = 0.0  # while it is suspected, and after that: when it was heard last before
+    suspected_s: float = 0.0  # since when, or when last
+    recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
+    trouble: str = ""  # what its last health check said, if that was bad
+    learned: bool = False  # whether what follows is known of the process that is there now
+    native: bool = False
+    source: Source | None = None  # of the events that are followed
+    incarnation: int | None = None
+    report: Report | None = None  # the last that came
+    block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
+    models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
+    adapters: frozenset[str] = frozenset()
+    verified: str | None = None  # what is known of its tokenizer being ours
+
+    def __post_init__(self) -> None:
+        self.spec, self.name = self.spec_as_wanted, self.spec_as_wanted.name
+        self.candidate, self.slot = self.load.candidate, self.load.candidate.slot
+        self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
+
+    def describe(self, facts: Facts) -> None:
+        """What the replica said of itself."""
+        self.spec = facts.spec
+        self.native = facts.native
+        self.models = facts.models
+        self.adapters = facts.adapters
+        self.candidate.max_model_len = facts.spec.max_model_len
+        self.load.describe(facts.spec.block_size or 0, facts.total_blocks or 0)
+        self.learned = True
+
+    def tally(self, model: str) -> Tally:
+        tally = self.tallies.get(model)
+        if tally is None:
+            tally = self.tallies[model] = Tally(self.memory)
+        return tally
+
+
+class ServedModel:
+    """A name that clients may ask for, and the replicas that answer to it."""
+
+    def __init__(self, name: str, lora: str | None, tokens: Tokens) -> None:
+        self.name = name
+        self.lora = lora
+        self.tokens = tokens
+        self.members: list[Member] = []
+        self.candidates: list[Candidate] = []  # theirs, in the same order
+        self.max_model_len: int | None = None  # what is too long for all of them; None: not known
+        self.slots: dict[int, int] = {}  # by block size, masks
+        self.all_slots: dict[int, int] = {}  # the same where no tokens are known
+        self._ring: Ring | None = None
+
+    @property
+    def ring(self) -> Ring:
+        """Made when it is first asked for: of a thousand replicas that takes a fifth of a second."""
+        if self._ring is None:
+            self._ring = Ring(member.name for member in self.members)
+        return self._ring
+
+    def leave(self) -> None:
+        """Nobody serves it any more."""
+        self.members = []
+        self.arrange()
+
+    def arrange(self) -> None:
+        self.candidates = [member.candidate for member in self.members]
+        lengths = [one.max_model_len for one in self.candidates if one.max_model_len is not None]
+        self.max_model_len = max(lengths) if lengths and len(lengths) == len(self.candidates) else None
+        self.slots = {}
+        for member in self.members:
+            self.slots[member.block_size] = self.slots.get(member.block_size, 0) | 1 << member.slot
+        self.all_slots = {APPROXIMATE: sum(1 << member.slot for member in self.members)}
+        self._ring = None
+
+
+class Members:
+    """All replicas by name, and the models that they serve; call `arrange` when either has changed."""
+
+    def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
+        self.by_name: dict[str, Member] = {}
+        self.models: dict[str, ServedModel] = {}
+        self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
+        self._once_served: dict[str, None] = {}  # and now, too
+        self._gone: dict[str, ServedModel] = {}  # the newest of those that nobody serves now
+        self._tokens_of = tokens_of
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def model(self, name: str) -> ServedModel:
+        """ApiError: nobody serves it. One that was served once has no candidates now: its requests wait for some."""
+        served = self.models.get(name) or self._gone.get(name)
+        if served is not None:
+            return served
+        if name in self._once_served:
+            raise no_replica(f"no replica of the model {quoted(name)} is there now")
+        if self.by_name and not self.models:
+            raise no_replica("no replica has said yet which models it serves")
+        raise unknown_model(name, self.models)
+
+    def check_served(self, name: str | None) -> None:
+        """ApiError: nobody serves this model; None: any replica will do, or one that may come back."""
+        if name is not None:
+            self.model(name)
+        elif not self.by_name and not self._once_served:
+            raise no_replica("there is no replica")
+
+    def arrange(self) -> None:
+        self.everybody = [member.candidate for member in self]
+        models: dict[str, ServedModel] = {}
+        for member in self:
+            for name in member.models:
+                if name not in models:
+                    lora = name if name in member.adapters else None
+                    models[name] = ServedModel(name, lora, self._tokens_of(member.models[0]))
+                models[name].members.append(member)
+        for served in models.values():
+            served.arrange()
+        for name in self.models.keys() - models.keys():
+            self._gone[name] = self.models[name]
+            self._gone[name].leave()
+        for name in models:
+            self._gone.pop(name, None)
+        _keep_newest(self._gone, MOST_GONE)  # each has a tokenizer
+        self.models = models
+        self._once_served.update(dict.fromkeys(models))
+        _keep_newest(self._once_served, MOST_REMEMBERED)
+
+
+def _keep_newest(by_name: dict[str, Any], most: int) -> None:
+    for name in list(islice(by_name, max(0, len(by_name) - most))):
+        del by_name[name]
+
+
+def no_replica(why: str) -> ApiError:
+    headers = {"Retry-After": "1"}
+    return ApiError(503, f"{why}; try again", "service_unavailable", code="no_replica", headers=headers)

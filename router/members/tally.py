@@ -1,0 +1,104 @@
+"""Counts and histograms of one (model, replica), as /metrics shows them: plain numbers, cheap to add to."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+# vLLM's own bounds, so that dashboards show both side by side.
+FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+REQUEST_S = (
+    0.005, 0.02, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+DECISION_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
+
+
+class Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus wants them: cumulative, up to +Inf."""
+        reached, buckets = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            reached += count
+            buckets.append(("+Inf" if bound == float("inf") else f"{bound}", float(reached)))
+        return buckets
+
+
+SEEN_NUMBERS = 2**13  # 64 kB for each table that is used; more is remembered of a replica than most caches hold
+# Where a prompt's beginning is looked at, in blocks: what two prompts share is known to two thirds at the worst.
+BEGINNINGS = tuple(sorted({step * 2**power for power in range(14) for step in (2, 3)} | {1}))
+
+
+class Seen:
+    """Whether a key came lately: a table of fixed size, in which a newer one may take an older one's place."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self) -> None:
+        self._table: array[int] | None = None  # most routers see no salts
+
+    def add(self, number: int) -> bool:
+        """True if it has come before; 64 bits, without a sign."""
+        if self._table is None:
+            self._table = array("Q", bytes(8 * SEEN_NUMBERS))
+        place = number % SEEN_NUMBERS
+        was = self._table[place] == number
+        self._table[place] = number
+        return was
+
+
+class Memory:
+    """What one replica was sent of late, for all of its models: keys and salts are told apart by the model."""
+
+    __slots__ = ("beginnings", "salts")
+
+    def __init__(self) -> None:
+        self.beginnings = Seen()
+        self.salts = Seen()
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What one replica has done for one model, as this router saw it."""
+
+    _memory: Memory
+    statuses: dict[int, int] = field(default_factory=dict)
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
+    request_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
+    prompt_tokens: int = 0
+    matched_tokens: int = 0  # predicted
+    blocks_predicted: int = 0  # of requests whose report is known
+    blocks_reported: int = 0
+    compared_tokens: int = 0  # all of those requests' prompts
+    resent_tokens: int = 0  # with which an earlier prompt began that was sent there, too
+    salted: int = 0  # prompts with a cache salt
+    new_salts: int = 0  # of these, with one that was not seen before
+
+    def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
+        """A prompt, by the keys of its blocks: what of it a cache could have held that forgets nothing."""
+        blocks, again, seen = len(keys), 0, self._memory.beginnings.add
+        for beginning in BEGINNINGS:
+            if beginning >= blocks:
+                break
+            if seen(keys[beginning - 1]):
+                again = beginning
+        if blocks and seen(keys[-1]):
+            again = blocks
+        self.resent_tokens += int(again * block_tokens)
+        if salt is not None:
+            self.salted += 1
+            self.new_salts += not self._memory.salts.add(hash(salt) & 2**64 - 1)

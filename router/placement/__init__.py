@@ -1,0 +1,1 @@
+"""Where a request goes: pure decisions over prompts, caches and loads."""

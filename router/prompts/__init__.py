@@ -1,0 +1,1 @@
+"""Prompts: read from a request, tokenized, and remembered."""

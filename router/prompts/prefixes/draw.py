@@ -1,0 +1,93 @@
+"""Draws the response of GET /prefixes as a table."""
+
+from typing import TextIO
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from events.tool.words import printable
+from router.asking import Client
+from router.prompts.prefixes.shared import Prefix, Shared
+
+BRANCH = "  "
+DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
+NAMED = 3  # replicas; of more the number is said
+HINT = "No texts are kept; start the router with --show-prompts to see them."
+
+
+def ask(router_url: str, limit: int, key: str | None) -> bytes:
+    with Client(router_url, key) as client:
+        return client.ask("GET", "/prefixes", parameters={"limit": limit})
+
+
+def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
+    """Print in colours on a terminal, in plain characters elsewhere."""
+    try:
+        shared = msgspec.json.decode(answer, type=Shared)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"the router's answer cannot be read: {error}; see it with --json") from error
+    console = Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+    console.print(Text(heading(shared)))
+    if not shared.prefixes:
+        return
+    console.print()
+    console.print(table_of(shared, plain=not console.is_terminal))
+    if not shared.texts:
+        console.print()
+        console.print(Text(HINT, style="dim" if console.is_terminal else ""))
+
+
+def heading(shared: Shared) -> str:
+    if not shared.prompts:
+        return "No prompt is remembered."
+    count = f"the last {shared.prompts:,} prompts" if shared.prompts > 1 else "the last prompt"
+    what = "What {} share" if shared.prefixes else "Nothing is shared by {}"
+    return f"{what.format(count)} ({ago(shared.span_s)})"
+
+
+def table_of(shared: Shared, *, plain: bool) -> Table:
+    style = "" if plain else "dim"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=style, expand=shared.texts)
+    models = {prefix.model for prefix in shared.prefixes}
+    table.add_column("tokens", no_wrap=True)
+    table.add_column("prompts", justify="right", no_wrap=True)
+    table.add_column("last", justify="right", no_wrap=True)
+    table.add_column("held by", overflow="fold", max_width=30)
+    if shared.texts:
+        table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    several = len(models) > 1
+    for prefix in shared.prefixes:
+        _add(table, prefix, 0, several=several, texts=shared.texts, plain=plain)
+    return table
+
+
+def _add(table: Table, prefix: Prefix, depth: int, *, several: bool, texts: bool, plain: bool) -> None:
+    model = f" {printable(prefix.model)}" if several and not depth else ""
+    row = [
+        f"{BRANCH * min(depth, DEEPEST)}{'' if prefix.exact else '~'}{'+' if depth else ''}{prefix.tokens:,}{model}",
+        f"{prefix.prompts:,}",
+        ago(prefix.idle_s),
+        holders(prefix),
+    ]
+    if texts:
+        row.append(printable(" ".join((prefix.text or "").split())))
+    table.add_row(*row, style="" if plain or prefix.held_by else "dim")
+    for below in prefix.below:
+        _add(table, below, depth + 1, several=several, texts=texts, plain=plain)
+
+
+def holders(prefix: Prefix) -> str:
+    if not prefix.held_by:
+        return "nobody"
+    named = ", ".join(map(printable, prefix.replicas[:NAMED]))
+    more = prefix.held_by - min(NAMED, len(prefix.replicas))
+    return named + (f" and {more:,} more" if more else "")
+
+
+def ago(duration_s: float) -> str:
+    if duration_s < 60:
+        return f"{duration_s:.0f} s"
+    return f"{duration_s / 60:.0f} min" if duration_s < 5400 else f"{duration_s / 3600:.1f} h"

@@ -1,0 +1,59 @@
+"""Builds the request for a prompt from a reading process, and the Prompt from its response."""
+
+import struct
+
+from api.tokenizer import ByteTokenizer
+from router.members.members import ServedModel
+from router.prompts.prompt import APPROXIMATE, Peek, Prompt
+from router.prompts.reading.messages import Made, Make
+
+# Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
+LONGEST_TOKENS = 2**24
+
+
+def make_for(model: ServedModel, chat: bool, salt: str | None) -> Make:
+    tokens = model.tokens
+    prompts = None if tokens.why_not is not None else tokens.prompts
+    return Make(
+        model=tokens.model,
+        chat=chat,
+        tokenizer=None if prompts is None else "" if is_bytes(prompts.tokenizer) else prompts.tokenizer.name,
+        template=None if prompts is None else prompts.given_template,
+        template_name="" if prompts is None else prompts.template_name,
+        vocab_size=0 if prompts is None else prompts.vocab_size,
+        special_tokens_in_text="parse" if prompts is None else prompts.special_tokens_in_text,
+        strict=tokens.strict,
+        lora=model.lora,
+        salt=salt,
+        max_model_len=model.max_model_len or LONGEST_TOKENS,
+        why_not=tokens.why_not,
+        with_text=APPROXIMATE in model.slots,
+        native=all(member.native for member in model.members),
+    )
+
+
+def is_bytes(tokenizer: object) -> bool:
+    return isinstance(tokenizer, ByteTokenizer)
+
+
+def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) -> Prompt:
+    """The prompt; `peek` is updated to describe the body that replicas get."""
+    model.tokens.counts.add(made.counts)
+    peek.prompt = made.beginning
+    if made.salted:
+        peek.cache_salt = salt
+    keys = made.text_keys
+    return Prompt(
+        model=model.tokens.model,
+        tokens=made.tokens,
+        packed=made.packed,
+        exact=made.exact,
+        why_not=made.why_not,
+        choices=made.choices,
+        lora=model.lora,
+        salt=salt,
+        peek=peek,
+        _keys={} if keys is None else {APPROXIMATE: list(struct.unpack(f"<{len(keys) // 8}Q", keys))},
+        _text_bytes=made.text_bytes,
+        read_apart=True,
+    )

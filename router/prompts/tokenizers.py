@@ -1,0 +1,76 @@
+"""Which tokenizer belongs to which model. One that is not known to be the model's own is never used for it."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from api.prompts import Prompts
+from api.special_tokens import SpecialTokensInText
+from api.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
+from router.prompts.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+ANY_TOKEN_ID = 2**31  # the model's vocabulary may be larger than its tokenizer's; the replica knows
+NEWEST = 8  # models
+
+
+class Tokenizers:
+    """The `Tokens` of every model, made when its first replica has said what it serves.
+
+    They live as long as somebody serves the model; the newest few longer, so that replicas may all start anew.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, str],
+        templates: Mapping[str, str],
+        cache_bytes: int,
+        special_tokens_in_text: SpecialTokensInText = "parse",
+    ) -> None:
+        """Folders and files of templates, by model. OSError or ValueError where one cannot be read."""
+        self._by_model: WeakValueDictionary[str, Tokens] = WeakValueDictionary()
+        self._newest: deque[Tokens] = deque(maxlen=NEWEST)
+        self._folders = folders
+        self._templates = {model: (path, read_template(Path(path))) for model, path in templates.items()}
+        self._cache_bytes = cache_bytes
+        self._special_tokens_in_text = special_tokens_in_text
+        self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
+
+    def of(self, model: str, *, tokenizer: str | None = None, native: bool = False) -> Tokens:
+        """`tokenizer` is what a native replica calls its own."""
+        tokens = self._by_model.get(model)
+        if tokens is None:
+            tokens = self._by_model[model] = self._made(model, tokenizer, native)
+            self._newest.append(tokens)
+        return tokens
+
+    def _made(self, model: str, tokenizer: str | None, native: bool) -> Tokens:
+        folder = self._folder(model)
+        if folder is not None:
+            prompts = self._prompts(model, self._read[folder])
+        elif tokenizer == ByteTokenizer.name:
+            prompts = self._prompts(model, ByteTokenizer())
+        else:
+            log.warning(
+                "%s: no tokenizer, so its prompts are known approximately; name its folder with --model-dir", model
+            )
+            return Tokens(model, None, cache_bytes=self._cache_bytes, strict=native)
+        return Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=native)
+
+    def _prompts(self, model: str, tokenizer: Tokenizer) -> Prompts:
+        path, template = self._templates.get(model, ("", None))
+        name = path or "the chat template"
+        return Prompts(tokenizer, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
+
+    def _folder(self, model: str) -> str | None:
+        """The one named for it; or the only one, if it was named for no model (`--model-dir DIR`)."""
+        if model in self._folders:
+            return self._folders[model]
+        unnamed = [folder for name, folder in self._folders.items() if name == folder]
+        named_like_it = [folder for folder in unnamed if Path(folder).name == model.rpartition("/")[2]]
+        if named_like_it:
+            return named_like_it[0]
+        return unnamed[0] if len(self._folders) == 1 and unnamed else None

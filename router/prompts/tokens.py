@@ -1,0 +1,312 @@
+"""Bodies to prompts, for one model: with its own tokenizer and template, or approximately.
+
+A draft is made on the event loop: everything but the encoding of text that nobody has said before. Where that is much,
+the caller finishes the draft on a thread.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct, field
+
+from api.errors import ApiError
+from api.prompts import Prompts
+from api.requests import ChatRequest, CompletionRequest, read
+from api.special_tokens import is_refusal
+from api.tokenizer import Tokenizer
+from events.blocks import TOKEN_BYTES, pack_tokens
+from router.members.tokenizer_probe import conversations
+from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
+from router.prompts.prompt import Peek, Prompt, approximate
+
+log = logging.getLogger(__name__)
+
+CACHE_BYTES = 64 * 1024 * 1024
+COMPARE_EVERY = 1000  # of so many prompts one is encoded as a whole too
+# What takes about a millisecond; beyond it other clients' streams should not have to wait.
+QUICK_TEXT_BYTES = 3 * 1024  # to encode
+QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
+QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
+
+Text: TypeAlias = str | list[int]  # token ids need no encoding
+Found: TypeAlias = LookUp | Text
+GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
+
+
+class TokenCounts(Struct):
+    """What the metrics say of a model's prompts."""
+
+    exact: int = 0
+    approximate: Counter[str] = field(default_factory=Counter)  # by reason
+    text_bytes: int = 0
+    encoded_bytes: int = 0  # of these; the cache had the others
+    compared: int = 0
+    different: int = 0
+
+    def add(self, more: "TokenCounts") -> None:
+        self.exact += more.exact
+        self.approximate.update(more.approximate)
+        self.text_bytes += more.text_bytes
+        self.encoded_bytes += more.encoded_bytes
+        self.compared += more.compared
+        self.different += more.different
+
+
+class Tokens:
+    """A model's way from a body to a prompt. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        model: str,
+        prompts: Prompts | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        strict: bool = True,
+        compare_every: int = COMPARE_EVERY,
+        why_not: str = "it has no tokenizer here",
+    ) -> None:
+        """`strict`: what our own request types refuse is refused; otherwise an engine of another kind will judge it.
+
+        `why_not` says why there are no `prompts`.
+        """
+        self.model = model
+        self.prompts = prompts
+        self.why_not = why_not if prompts is None else None  # None: prompts are exact
+        self.counts = TokenCounts()
+        self.cache: PieceCache | None = None
+        self.why_no_cache: str | None = None
+        self.strict = strict
+        self._compare_every = compare_every
+        self._drafts = 0
+        self.special_ids: tuple[bytes, bytes] | None = None  # what `add_special_tokens` puts around
+        if prompts is not None:
+            self._set_up_cache(prompts, cache_bytes)
+
+    def _set_up_cache(self, prompts: Prompts, cache_bytes: int) -> None:
+        if not cache_bytes:
+            self.why_no_cache = "it is switched off"
+            return
+        shown = conversations(prompts)
+        cut = best_cut(prompts.tokenizer.cuts, max(shown, key=len, default="".join(prompts.tokenizer.cuts)))
+        if cut is None:
+            self.why_no_cache = f"{prompts.tokenizer.name} has no special token that texts can be cut at"
+            return
+        different = difference(prompts.tokenizer, cut, tries(cut, shown, prompts.tokenizer.cuts[:8]))
+        if different is not None:
+            self.distrust_cache(prompts.tokenizer, different)
+            return
+        self.cache = PieceCache(prompts.tokenizer, cut, cache_bytes)
+        self.special_ids = _special_ids(prompts.tokenizer)
+
+    @property
+    def approximate_reasons(self) -> Counter[str]:
+        """How many prompts were not exact, by reason."""
+        return self.counts.approximate
+
+    def go_approximate(self, why: str) -> None:
+        """The replicas' tokens turned out to be other ones."""
+        if self.why_not is None:
+            log.warning("%s: prompts are known approximately from now on: %s", self.model, why)
+        self.why_not = why
+        self.cache = None
+
+    def is_quick(self, body: bytes) -> bool:
+        """Whether a draft can be made where others wait; `Draft.is_quick` says the same of what is left to do."""
+        return len(body) <= (QUICK_BODY_BYTES if self.why_not is None else QUICK_APPROXIMATE_BYTES)
+
+    def prompt(self, chat: bool, body: bytes, peek: Peek, lora: str | None = None, salt: str | None = None) -> Prompt:
+        return self.draft(chat, body, peek, lora, salt).finish()
+
+    def draft(
+        self,
+        chat: bool,
+        body: bytes,
+        peek: Peek,
+        lora: str | None = None,
+        salt: str | None = None,
+        max_model_len: int | None = None,
+    ) -> "Draft":
+        """ApiError as a replica would answer, if the model is strict. `salt` is what the replica will be told."""
+        named = Named(self.model, peek, lora, salt)
+        prompts, cache = self.prompts, self.cache
+        if self.why_not is not None or prompts is None:
+            return ready(self._approximate(named, self.why_not or ""))
+        try:
+            request, texts = _texts(prompts, body, chat, self.strict, max_model_len)
+        except ApiError as error:
+            return ready(self.refused(named, error))
+        compare = cache is not None and self._drafts % self._compare_every == 0
+        self._drafts += 1
+        encoding = Encoding(self, prompts, named, request, texts, cache, compare)
+        return Draft(encoding.unknown_bytes, encoding.finish)
+
+    def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
+        self.counts.approximate[reason] += 1
+        return approximate(named.model, named.peek, named.lora, named.salt, why)
+
+    def refused(self, named: "Named", error: ApiError) -> Prompt:
+        if self.strict or is_refusal(error):
+            try:
+                raise error
+            finally:
+                del error  # with its traceback it would be a cycle, and keep the body until that is collected
+        param = re.match(r"\w*", error.param or "")
+        return self._approximate(named, error.message, f"refused: {param[0] if param else ''}")
+
+    def distrust_cache(self, tokenizer: Tokenizer, text: str) -> None:
+        self.counts.different += 1
+        self.cache = None
+        if self.why_no_cache is None:
+            self.why_no_cache = f"{tokenizer.name} encodes a text in pieces differently"
+            log.error("%s: %s, first seen in a text of %d characters", self.model, self.why_no_cache, len(text))
+
+
+class Named(Struct, frozen=True):
+    """What stands in the root of a prompt's keys, and what was read of it."""
+
+    model: str
+    peek: Peek
+    lora: str | None
+    salt: str | None
+
+
+class Draft(Struct, frozen=True):
+    """A prompt that lacks at most its encoding; `finish` on any thread, once."""
+
+    unknown_bytes: int
+    finish: Callable[[], Prompt]
+
+    @property
+    def is_quick(self) -> bool:
+        return self.unknown_bytes <= QUICK_TEXT_BYTES
+
+
+def ready(prompt: Prompt) -> Draft:
+    return Draft(0, lambda: prompt)
+
+
+class Encoding:
+    """The texts of one request on their way to token ids."""
+
+    __slots__ = (
+        *("_cache", "_compare", "_found", "_named", "_prompts", "_request", "_special", "_texts", "_tokens"),
+        "unknown_bytes",
+    )
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        prompts: Prompts,
+        named: Named,
+        request: GenerationRequest,
+        texts: Sequence[Text],
+        cache: PieceCache | None,
+        compare: bool,
+    ) -> None:
+        self._tokens = tokens
+        self._prompts = prompts
+        self._named = named
+        self._request = request
+        self._texts = texts
+        self._compare = compare
+        self._special = _adds_special_tokens(request)
+        self._cache = None if self._special and tokens.special_ids is None else cache
+        self._found = [self._look_up(text) for text in texts]
+        self.unknown_bytes = sum(map(_unknown_bytes, self._found))
+        self._count()
+
+    def _look_up(self, text: Text) -> Found:
+        return self._cache.look_up(text) if self._cache is not None and isinstance(text, str) else text
+
+    def _count(self) -> None:
+        counts = self._tokens.counts
+        counts.text_bytes += sum(len(text) for text in self._texts if isinstance(text, str))
+        counts.encoded_bytes += self.unknown_bytes
+        if self._compare:
+            self.unknown_bytes += sum(len(text) for text in self._texts if isinstance(text, str))
+
+    def finish(self) -> Prompt:
+        packed = [self._packed(found) for found in self._found]
+        if self._compare:
+            self._compare_with_whole(packed)
+        if not all(packed):
+            return self._of_nothing()
+        self._tokens.counts.exact += 1
+        named, length = self._named, len(packed[0]) // TOKEN_BYTES
+        choices = len(packed) * self._request.n
+        return Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
+
+    def _packed(self, found: Found) -> bytes:
+        if isinstance(found, str):
+            return self._whole(found)
+        if isinstance(found, list):
+            return pack_tokens(found)
+        assert self._cache is not None, "it was looked up there"
+        packed = self._cache.encode(found)
+        around = self._tokens.special_ids if self._special else None
+        return packed if around is None else b"".join((around[0], packed, around[1]))
+
+    def _whole(self, text: str) -> bytes:
+        return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._special))
+
+    def _compare_with_whole(self, packed: list[bytes]) -> None:
+        """Puts the whole in place of what differs, and nothing is taken from the cache any more."""
+        self._tokens.counts.compared += 1
+        for i, text in enumerate(self._texts):
+            if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
+                packed[i] = whole
+                self._tokens.distrust_cache(self._prompts.tokenizer, text)
+
+    def _of_nothing(self) -> Prompt:
+        """A text of no tokens: `api.prompts` says it in its own words."""
+        try:
+            if isinstance(self._request, ChatRequest):
+                self._prompts.chat(self._request)
+            else:
+                self._prompts.completion(self._request)
+        except ApiError as error:
+            return self._tokens.refused(self._named, error)
+        raise AssertionError("a prompt without tokens is refused")
+
+
+def _texts(
+    prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_len: int | None
+) -> tuple[GenerationRequest, Sequence[Text]]:
+    if chat:
+        asked = read(body, ChatRequest)
+        if not strict:
+            asked.prompt_token_ids = None  # a field of our own, which other engines do not know
+        return asked, [prompts.chat_text(asked, max_model_len)]
+    request = read(body, CompletionRequest)
+    if not strict:
+        request.prompt_token_ids = None
+    return request, prompts.completion_texts(request, max_model_len)
+
+
+def _adds_special_tokens(request: GenerationRequest) -> bool:
+    if isinstance(request, ChatRequest):
+        return bool(request.add_special_tokens)
+    return request.add_special_tokens is not False
+
+
+def _unknown_bytes(found: Found) -> int:
+    if isinstance(found, LookUp):
+        return found.unknown_bytes
+    return len(found) if isinstance(found, str) else 0
+
+
+def _special_ids(tokenizer: Tokenizer) -> tuple[bytes, bytes] | None:
+    """What `add_special_tokens` puts before and after a text; None: that is not all it does."""
+    pairs = [
+        (tokenizer.encode(text, add_special_tokens=True), tokenizer.encode(text, add_special_tokens=False))
+        for text in ("a b", "", " ", "\n1", "é<")
+    ]
+    whole, plain = pairs[0]
+    for start in range(len(whole) - len(plain) + 1):
+        before, after = whole[:start], whole[start + len(plain) :]
+        if all(whole == [*before, *plain, *after] for whole, plain in pairs):
+            return pack_tokens(before), pack_tokens(after)
+    return None

@@ -1,0 +1,292 @@
+"""Who is let in: the one function that guards every route, the raw ones included. The tables of routes say for whom.
+
+It runs for every request: no allocation that is not needed, no clock, no I/O.
+"""
+
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from api.errors import ApiError, unauthorized
+from api.http.routes import Role
+from router.proxy.keys import Key, Keys, parse_keys
+from router.proxy.watched_file import WatchedFile
+
+log = logging.getLogger(__name__)
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as ASGI has them
+Address: TypeAlias = Sequence[Any]  # of a socket; its first part is the host
+
+ANYONE, CLIENT = Role.ANYONE, Role.CLIENT  # every request is compared with them
+
+MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADERS = 100
+MAX_REQUEST_ID = 128
+
+BURST = 1 / 6  # the share of a minute's requests that may come at once
+
+_VISIBLE = bytes(range(33, 127))
+
+
+class Bucket(Struct):
+    """Tokens that come back evenly; time never goes backwards for it."""
+
+    tokens: float
+    filled_s: float
+
+    def take(self, per_minute: float, now_s: float) -> float:
+        """0, and one token less; or how long it takes until there is one."""
+        most = max(1.0, per_minute * BURST)
+        if now_s > self.filled_s:
+            self.tokens = min(most, self.tokens + (now_s - self.filled_s) * per_minute / 60)
+            self.filled_s = now_s
+        self.tokens = min(most, self.tokens)  # the limit may be another one than before
+        if self.tokens >= 1.0 - 1e-9:  # additions of a rate that is no binary fraction
+            self.tokens = max(0.0, self.tokens - 1.0)
+            return 0.0
+        return (1.0 - self.tokens) * 60 / per_minute
+
+
+class Usage(Struct):
+    """What one key has used; it outlives a change of the keys."""
+
+    bucket: Bucket | None = None
+    in_flight: int = 0
+
+
+class Admitted(Struct):
+    """A request that may go on; to be handed to `release` once, when it has ended."""
+
+    request_id: str
+    key: Key | None = None  # None: no keys are in use, or the path is open
+    usage: Usage | None = None  # None: nothing of it is counted
+    shows_key: bool = False  # its headers have a key of ours, which is no replica's business
+    admin: bool = False  # may see all of what an administrator and others see different parts of
+
+    def cache_salt(self, given: str | None) -> str | None:
+        """The salt that its blocks are named with, from the client's own."""
+        return given if self.key is None else self.key.salted(given)
+
+
+class Admission:
+    """Where a key is not demanded, the keys count only for administration.
+
+    Where no key is an administrator's, administration is for clients on this machine.
+    """
+
+    def __init__(self, keys: Iterable[Key] = (), *, demand_key: bool = False) -> None:
+        self.keys = Keys(())
+        self._demand_key = demand_key
+        self._admin_exists = False
+        self._usage: dict[str, Usage] = {}
+        self._prefix = f"req-{secrets.token_hex(6)}-"
+        self._numbers = itertools.count(1)
+        self.use(keys)
+
+    def use(self, keys: Iterable[Key]) -> None:
+        """Other keys from now on; what those of the same names have used still counts."""
+        self.keys = Keys(keys)
+        self._admin_exists = self.keys.has_admin
+        names = {key.name for key in self.keys}
+        self._usage = {name: self._usage.get(name) or Usage() for name in names}
+
+    def admit(
+        self,
+        headers: Headers,
+        who: Role,
+        client: Address | None,
+        now_s: float,
+        *,
+        path: str = "this",
+        http_version: str = "1.1",
+    ) -> Admitted:
+        """Raises ApiError 401, 403, 429 or 431. `client` is the peer's address, None for a Unix socket."""
+        request_id = authorization = None
+        authorizations = header_bytes = 0
+        for name, value in headers:
+            header_bytes += len(name) + len(value)
+            if name == b"authorization":
+                authorization = value
+                authorizations += 1
+            elif name == b"x-request-id":
+                request_id = value
+        if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
+            raise _headers_too_large(header_bytes, len(headers))
+        admitted = Admitted(self._request_id(request_id))
+        if who is ANYONE:
+            return admitted
+        key = None
+        if authorization is not None and len(self.keys):
+            given = bearer(authorization) if authorizations == 1 else None
+            key = None if given is None else self.keys.find(given)
+            admitted.shows_key = key is not None or authorizations > 1  # of several, any may be ours
+        if who is CLIENT and not self._demand_key:
+            return admitted
+        if key is None and self._demand_key:
+            raise unauthorized()
+        if who is not CLIENT:
+            local = not self._admin_exists and is_local(headers, client[0] if client else None, http_version)
+            admitted.admin = self._is_admin(key, who, path, local=local)
+        elif key is not None:
+            self._count(admitted, key, now_s)
+        admitted.key = key
+        return admitted
+
+    def release(self, admitted: Admitted) -> None:
+        if admitted.usage is not None:
+            admitted.usage.in_flight -= 1
+            admitted.usage = None
+
+    def knows(self, key: Key | None, *, admin: bool) -> bool:
+        """Whether who was let in with it would be still: of what goes on for hours, somebody has to ask."""
+        if key is not None:
+            known = self.keys.of_digest(key.digest)
+            if known is None or known.admin != key.admin:
+                return False
+        return not (admin and self._admin_exists) or (key is not None and key.admin)
+
+    def in_flight(self) -> dict[str, int]:
+        """By the keys' names, for metrics; counted only where a limit is set."""
+        return {name: usage.in_flight for name, usage in self._usage.items()}
+
+    def check(self) -> None:
+        for name, usage in self._usage.items():
+            assert usage.in_flight >= 0, f"{name} has {usage.in_flight} requests in flight"
+            assert usage.bucket is None or usage.bucket.tokens >= 0, f"{name} has {usage.bucket}"
+
+    # ---- parts
+
+    def _request_id(self, given: bytes | None) -> str:
+        if given and len(given) <= MAX_REQUEST_ID and not given.translate(None, _VISIBLE):
+            return given.decode("ascii")
+        return f"{self._prefix}{next(self._numbers)}"
+
+    def _is_admin(self, key: Key | None, who: Role, path: str, *, local: bool) -> bool:
+        """Raises ApiError where only an administrator may go on."""
+        if self._admin_exists:
+            if key is not None and key.admin:
+                return True
+            refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
+        else:
+            if local:
+                return True
+            refused = "is only for clients on the router's own machine; start it with --admin-key"
+        if who is Role.READER:
+            return False
+        raise unauthorized() if self._admin_exists and key is None else _forbidden(f"{path} {refused}")
+
+    def _count(self, admitted: Admitted, key: Key, now_s: float) -> None:
+        if key.max_in_flight is None and key.requests_per_minute is None:
+            return
+        usage = self._usage[key.name]
+        if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
+            raise _limited(f"this API key has {usage.in_flight} requests running, which is its limit; wait for one", 1)
+        if key.requests_per_minute is not None:
+            if usage.bucket is None:
+                usage.bucket = Bucket(math.inf, now_s)
+            wait_s = usage.bucket.take(key.requests_per_minute, now_s)
+            if wait_s > 0:
+                rate = f"{key.requests_per_minute:g} requests a minute"
+                raise _limited(f"this API key may send {rate}; try again in {wait_s:.1f} s", wait_s)
+        usage.in_flight += 1
+        admitted.usage = usage
+
+
+class WatchedKeys:
+    """The keys of a file and those beside it; while the file is broken the last good keys stay."""
+
+    def __init__(self, path: str, beside: Sequence[Key] = ()) -> None:
+        self.problem: str | None = None
+        self._file = WatchedFile(path)
+        self._beside = beside
+
+    def look(self) -> list[Key] | None:
+        """All keys, if the file changed and is good; to be called every second or so."""
+        try:
+            text = self._file.read_if_changed()
+            if text is None:
+                return None
+            keys = parse_keys(self._file.path, text)
+            names = {key.name for key in self._beside}
+            if taken := next((key.name for key in keys if key.name in names), None):
+                raise ValueError(f"{self._file.path}: the name {taken!r} is taken by an option; choose another one")
+        except ValueError as error:
+            if self.problem != str(error):
+                log.warning("%s; the keys stay as they were", error)
+            self.problem = str(error)
+            return None
+        self.problem = None
+        return [*self._beside, *keys]
+
+
+# ---- what is said of a request
+
+
+def bearer(authorization: bytes) -> bytes | None:
+    scheme, _, key = authorization.partition(b" ")
+    return key.strip(b" ") if scheme.lower() == b"bearer" else None
+
+
+def is_local(headers: Headers, client: str | None, http_version: str = "1.1") -> bool:
+    """Whether the request comes from this machine, not through a proxy on it, and from no other site's page.
+
+    A proxy that says nothing of itself looks like a client of this machine: nobody can tell those apart.
+    """
+    if client is not None and not is_loopback(client):
+        return False
+    if http_version == "1.0":  # what nginx speaks to whom it passes requests on, unless it is told otherwise
+        return False
+    names: dict[bytes, bytes] = dict(headers)
+    if sum(name == b"host" for name, _ in headers) != 1:
+        return False
+    if any(name in names for name in (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")):
+        return False
+    host = names[b"host"]
+    # A name that is not ours may have been made to point here by whoever's page is asking.
+    if not is_loopback(host_of(host.decode("latin-1"))):
+        return False
+    origin = names.get(b"origin")
+    return origin is None or origin.partition(b"://")[2] == host
+
+
+def host_of(authority: str) -> str:
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.partition(":")[0]
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+# ---- refusals
+
+
+def _forbidden(message: str) -> ApiError:
+    return ApiError(403, message, code="admin_key_required")
+
+
+def _limited(message: str, wait_s: float) -> ApiError:
+    # The header counts whole seconds (RFC 9110, 10.2.3).
+    headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
+    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def _headers_too_large(size: int, count: int) -> ApiError:
+    message = (
+        f"the request has {count} headers of {size} bytes; at most {MAX_HEADERS} of {MAX_HEADER_BYTES} bytes are taken"
+    )
+    return ApiError(431, message, code="headers_too_large")

@@ -1,0 +1,205 @@
+"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request.
+
+What is called here by a connection raises nothing: a mistake of ours must not end what else its caller has to do.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from api.native import Frame, FrameReader
+from router.members.upstream import Broken, Header, Sending
+from router.placement.placement import Placed
+from router.proxy.headers import value_of
+
+if TYPE_CHECKING:
+    from router.members.members import Member
+    from router.proxy.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+MAX_REFUSAL_BYTES = 16 * 1024  # of an answer, to see why it refuses
+FRAMES_TYPE = b"application/x-warmroute-frames"
+MAX_ANSWER_IDS = 2**20  # of all choices; they are kept so that another replica can go on
+MAX_CHOICES = 4096
+SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
+
+
+class Owner:
+    """The request that an attempt is for, or that waits for room: what it is told."""
+
+    __slots__ = ()
+    exchange: "Exchange"
+
+    @property
+    def model_name(self) -> str | None:
+        """The model that its replica has to serve; None: any replica will do."""
+        raise NotImplementedError
+
+    def begun(self, attempt: "Attempt") -> None:
+        """The answer is a good one: its head may be sent on."""
+        raise NotImplementedError
+
+    def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
+        raise NotImplementedError
+
+    def holds(self, pending_bytes: int) -> bool:
+        """Whether there is room to wait for the rest of a frame."""
+        raise NotImplementedError
+
+    def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
+        """Status 400 or more, with as much of its body as was worth waiting for."""
+        raise NotImplementedError
+
+    def failed(self, attempt: "Attempt", broken: Broken) -> None:
+        raise NotImplementedError
+
+    def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
+        """Whether it could go on at one of these replicas, so that it need not wait for its own."""
+        raise NotImplementedError
+
+    def place(self) -> None:
+        """A replica has room for it by now."""
+        raise NotImplementedError
+
+    def nobody_took(self) -> None:
+        """It has waited for room in vain."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    owner: Owner
+    member: "Member"
+    placed: Placed
+    sent_order: int  # where it stands among what changes the router's figures (`Router.order`)
+    begun_order: int = -1
+    ended_order: int = -1
+    touched_s: float = field(init=False)  # kept by the clock's sweep, not per byte
+    begun_s: float = 0.0  # 0: not yet
+    ended_s: float = 0.0  # 0: not yet
+    fault: str | None = None  # how it ended, if that was the replica's doing
+    spoken: bool = False  # since the last sweep
+    unread: int | None = None  # bytes that the client had not taken then, where it is waited for
+    status: int = 0
+    headers: list[Header] = field(default_factory=list)
+    framed: bool = False
+    takes_frames: bool = field(init=False)  # it was asked for an answer in frames
+    cached_tokens: int | None = None
+    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, packed
+    sending: Sending | None = None
+    _frames: FrameReader | None = None
+    _ids: int = 0  # token ids in its frames
+    _refusal: bytearray | None = None
+
+    def __post_init__(self) -> None:
+        self.touched_s, self.takes_frames = self.placed.sent_s, self.member.native
+
+    @property
+    def is_paused(self) -> bool:
+        return self.sending is not None and self.sending.paused
+
+    @property
+    def goes_on(self) -> bool:
+        """Its answer has begun, and more of it should come all the time."""
+        return self.placed.streams and self.status > 0
+
+    def cancel(self) -> None:
+        if self.sending is not None:
+            self.sending.cancel()
+
+    # ---- what the connection tells
+
+    def answered(self, status: int, headers: list[Header]) -> None:
+        try:
+            self._answered(status, headers)
+        except Exception:
+            self.crash()
+
+    def received(self, body: bytes, complete: bool) -> None:
+        try:
+            self._received(body, complete)
+        except Exception:
+            self.crash()
+
+    def broke(self, broken: Broken) -> None:
+        try:
+            self.owner.failed(self, broken)
+        except Exception:
+            self.crash()
+
+    def crash(self) -> None:
+        """Where an exception that nobody thought of is handled: this request ends, and the others go on."""
+        log.exception("A request failed")
+        self.cancel()
+        self.owner.exchange.fail()
+
+    def _answered(self, status: int, headers: list[Header]) -> None:
+        self.status, self.headers, self.spoken = status, headers, True
+        if status >= 400:
+            self._refusal = bytearray()
+            return
+        self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
+        if self.framed:
+            self._frames = FrameReader()
+        cached = value_of(headers, b"x-warmroute-cached-tokens")
+        if cached is not None and len(cached) < 10 and cached.isdigit():
+            self.cached_tokens = int(cached)
+        self.owner.begun(self)
+
+    def _received(self, body: bytes, complete: bool) -> None:
+        self.spoken = True
+        if self._refusal is not None:
+            self._refusal += body
+            if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
+                refusal, self._refusal = bytes(self._refusal), None
+                self.owner.refused(self, refusal, complete)
+        elif self._frames is not None:
+            self._received_frames(self._frames, body, complete)
+        else:
+            self.owner.take(self, body, complete)
+
+    def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
+        try:
+            frames = reader.feed(body)
+            for frame in frames:
+                if frame.packed_ids:
+                    self._note_ids(frame)
+            if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
+                raise ValueError("the answers under way have no room left for so long a frame")
+        except ValueError as error:
+            self.cancel()
+            self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))
+            return
+        if complete and reader.pending_bytes:
+            self.owner.failed(self, Broken("its answer ended within a frame"))
+        else:
+            self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
+
+    def _note_ids(self, frame: Frame) -> None:
+        self._ids += len(frame.packed_ids) // 4
+        if self._ids > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
+            raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
+        self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
+
+
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def refusal_code(body: bytes) -> str | int | None:
+    """The `error.code` of an OpenAI-shaped answer."""
+    try:
+        return _decode_refusal(body).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,190 @@
+"""A request that is none of ours to understand: it goes to a replica as it came, and the answer comes back so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError, invalid
+from api.native import REQUEST_TYPE
+from router.members.members import Member
+from router.members.upstream import Broken
+from router.placement.decision import Decision
+from router.placement.placement import Unread
+from router.prompts.prompt import UNREADABLE, object_salted
+from router.prompts.reading.client import is_quick
+from router.prompts.reading.messages import Found, Salt
+from router.proxy.attempt import Attempt, refusal_code
+from router.proxy.exchange import Exchange
+from router.proxy.headers import TO_CLIENT, TO_REPLICA, lines, request_to, value_of
+from router.proxy.request import RESTING, Request
+from router.proxy.request_summary import RequestSummary
+
+UNREAD = Unread()
+RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # done twice, nothing is different
+
+
+class _Named(Struct):
+    model: str | None = None
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def _model_in(body: bytes) -> str | None:
+    try:
+        return _decode_named(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Forwarding(Request):
+    caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
+    prompt: Unread = UNREAD
+    _model: str | None = None  # that the body names
+
+    @property
+    def model_name(self) -> str | None:
+        return self._model
+
+    def serve(self, exchange: Exchange) -> None:
+        body = self._body = exchange.take_body()
+        self.came_s = self.router.now_s()
+        try:
+            self._refuse_native()
+            if not is_quick(body):
+                self._aside(partial(self._read_apart, body))
+                return
+            self._body = self._salted(body)
+            self._model = _model_in(self._body)
+        except ApiError as error:
+            self.refuse(error)
+        else:
+            self.place()
+
+    def _refuse_native(self) -> None:
+        """What only a router may say to a replica, such as a priority and the cache's salt, comes from no client."""
+        for name, value in self.exchange.scope["headers"]:
+            if name == b"content-type" and value.partition(b";")[0].strip().lower() == REQUEST_TYPE.encode():
+                raise ApiError(415, f"{REQUEST_TYPE} is what a router sends; send application/json", code="router_only")
+
+    async def _read_apart(self, body: bytes) -> None:
+        key = self.admitted.key
+
+        def want(found: Found) -> Salt | None:
+            self._model = found.fields.get("model")
+            if key is None or key.salt is None:
+                return None
+            if found.error is not None:
+                self._check_needs_no_salt(found.error)
+                return None
+            return Salt(key.salted(found.fields.get("cache_salt")))
+
+        made = await self.router.reading.read(body, want, whole=False)
+        self.exchange.aside = None
+        if made is not None and made.body is not None:
+            self._body = made.body
+        self.place()
+
+    def _salted(self, body: bytes) -> bytes:
+        """With the salt of the key: nobody knows here what an engine generates on."""
+        key = self.admitted.key
+        if key is None or key.salt is None or not body:
+            return body
+        try:
+            return object_salted(body, key.salted)
+        except UNREADABLE as error:
+            self._check_needs_no_salt(str(error))
+            return body
+
+    def _check_needs_no_salt(self, error: str) -> None:
+        """Refuse a body without room for a salt (400) where the engine may answer from its cache."""
+        if self.caches:
+            path = self.exchange.scope["path"]
+            why = f"this API key's cache is kept apart by a field of the body, and that of {path} is not a JSON object"
+            raise invalid(f"{why} ({error}); send one, or use a key without a salt")
+
+    def _is_ready(self) -> bool:
+        self.router.members.check_served(self._model)
+        return True
+
+    def _choose(self) -> Decision:
+        """The least loaded of those that serve the model, where the body names one."""
+        placement = self.router.placement
+        question, _ = placement.question(self.prompt, {}, self.router.now_s(), tried=self.tried, came_s=self.came_s)
+        return placement.decide(question, self._candidates(), policy="least-loaded")
+
+    def _send(self, member: Member, decision: Decision) -> bool:
+        attempt = self._sent(member, decision, streams=False)
+        attempt.takes_frames = False
+        request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", self._body)
+        method = self.exchange.scope["method"]
+        bodiless, resend = method == "HEAD", method in RESENT
+        attempt.sending = member.upstream.send(request, attempt, body=body, bodiless=bodiless, resend=resend)
+        return True
+
+    # ---- what the attempt tells
+
+    def begun(self, attempt: Attempt) -> None:
+        self._is_answered()
+        self.router.answered(attempt)
+        self._start(attempt)
+
+    def _start(self, attempt: Attempt) -> None:
+        length = value_of(attempt.headers, b"content-length")
+        head = lines(attempt.headers, TO_CLIENT) + attempt.member.name_line
+        known = int(length) if length is not None and length.isdigit() else None
+        self.exchange.start(attempt.status, head, length=known)
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if complete:
+            self._end_attempt(attempt)
+            self.exchange.finish(body)
+        elif body:
+            self.exchange.send(body)
+        else:
+            self.exchange.flush()
+
+    def holds(self, pending_bytes: int) -> bool:
+        """Frames are for generation requests alone."""
+        raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
+
+    def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        """One that is too busy, or ends, has not begun with it."""
+        code = refusal_code(body) if attempt.status in (429, 503) else None
+        if code in RESTING:
+            self.router.rests(attempt)
+        elif attempt.status in (429, 503):
+            self.router.refused_at_once(attempt)
+        if attempt.status in (429, 503) and self._others(attempt):
+            certain = code in RESTING or code == "queue_full"
+            if certain or self.router.retry_budget.take(self.router.now_s()):
+                attempt.cancel()
+                self._end_attempt(attempt)
+                self._again(attempt.member)
+                return
+        self._start(attempt)
+        self.take(attempt, body, complete)
+
+    def failed(self, attempt: Attempt, broken: Broken) -> None:
+        """Sent again only where it cannot have arrived: nobody knows here what it would do twice."""
+        self._broke(attempt, broken)
+        if self.exchange.response_started:
+            self.exchange.cut()
+        elif broken.refused:
+            self._again(attempt.member)
+        else:
+            message = f"{attempt.member.name} was lost before it answered: {broken}"
+            self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
+
+    def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
+        """Its client is told, and may ask somebody else; nobody asks the same one again for it."""
+        return any(one is not attempt.member and (self._model is None or self._model in one.models) for one in members)
+
+    def summary(self) -> RequestSummary:
+        return RequestSummary(
+            exchange=self.exchange, admitted=self.admitted, arrived_s=self.arrived_s, ended_s=self.ended_s
+        )

@@ -1,0 +1,90 @@
+"""Notes of a running request for its line in the request log."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from router.log_lines import Decided, Weighed
+from router.placement.cost import INFINITE
+
+if TYPE_CHECKING:
+    from router.members.feeds import Feeds
+    from router.members.members import Member
+    from router.placement.decision import Decision
+
+COMPLETION = b'"completion_tokens"'
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+
+
+class Notes:
+    """What is kept of a request for its line while it runs."""
+
+    __slots__ = ("body", "completion_tokens", "decisions")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.decisions: list[Decided] = []
+        self.completion_tokens: int | None = None  # by the usage that an engine sends
+
+    def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
+        """To be called before the load changes."""
+        question = decision.question
+        matched, lower = question.matched.get, question.lower.get
+        lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
+        self.decisions.append(
+            Decided(
+                order,
+                question.now_s,
+                decision.policy,
+                decision.tie_break,
+                question.turn,
+                None if decision.chosen is None else decision.chosen.name,
+                sorted(question.tried),
+                [
+                    _weighed(member, cost, matched(member.slot, 0), lower(member.slot, 0), feeds, lost_tokens)
+                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
+                ],
+                question.came_s,
+            )
+        )
+
+    def read(self, body: bytes) -> None:
+        """A part of an answer that is no frames."""
+        if COMPLETION in body:
+            found = _COMPLETION_TOKENS.findall(body)
+            self.completion_tokens = int(found[-1]) if found else self.completion_tokens
+
+
+def _weighed(
+    member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds", lost_tokens: float | None
+) -> Weighed:
+    """Runs for every replica and request while a log is written: positions, no keywords."""
+    candidate, load = member.candidate, member.load
+    known = feeds.known(member.name)
+    seq, inexact = (None, None) if known is None else known
+    return Weighed(
+        candidate.name,
+        None if cost == INFINITE else cost,
+        matched,
+        lower if lower > matched else None,
+        candidate.queued_tokens,
+        candidate.running,
+        candidate.waiting,
+        candidate.in_flight,
+        candidate.prefill_tokens_per_s,
+        candidate.empty_tokens,
+        candidate.assigned_tokens,
+        candidate.slowness,
+        candidate.unavailable,
+        candidate.may_try_anyway,
+        candidate.limit,
+        candidate.max_model_len,
+        member.block_size,
+        load.block_size,
+        load.total_blocks,
+        seq,
+        inexact,
+        member.report,
+        lost_tokens or 0.0,
+        member.trust,
+    )

@@ -1,0 +1,242 @@
+"""One request of a client that a replica is to answer: it is placed, waits for room, is sent, and ends.
+
+Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits. A
+request alone writes its fields; when it is over, the router is told a summary.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from api.errors import ApiError, queue_full, too_long
+from router.members.members import no_replica
+from router.members.upstream import Broken
+from router.placement.cost import NONE_TRIED, Candidate
+from router.placement.decision import Decision
+from router.placement.eligibility import obstacles
+from router.placement.placement import Prompt
+from router.proxy.admission import Admitted
+from router.proxy.attempt import Attempt, Owner
+from router.proxy.exchange import Exchange
+from router.proxy.request_summary import RequestSummary
+
+if TYPE_CHECKING:
+    from router.core import Router
+    from router.members.members import Member
+
+log = logging.getLogger(__name__)
+
+RESTING = ("draining", "loading")  # codes of replicas that take nothing new
+PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a request is tried again that nobody took; it doubles each time
+
+
+@dataclass(slots=True, eq=False)
+class Request(Owner):
+    router: "Router"
+    exchange: Exchange
+    admitted: Admitted
+    arrived_s: float
+    came_s: float = field(init=False)  # all of its body
+    first_byte_s: float = 0.0
+    ended_s: float = 0.0
+    prompt: Prompt = field(init=False)
+    decision: Decision | None = None
+    attempt: Attempt | None = None  # that is under way
+    tried: frozenset[str] = NONE_TRIED  # replicas that have failed it
+    unfit: frozenset[str] = NONE_TRIED  # of these, those that cannot go on with it, or took too long
+    retries: int = 0
+    resumes: int = 0
+    is_over: bool = False
+    why: str = ""  # it ended without an answer
+    waited_s: float = 0.0  # for room
+    _queued_s: float = 0.0  # when it began to wait; 0: it does not
+    _since_s: float = 0.0  # when it did so first
+    _waits_until_s: float = 0.0  # 0: it has not waited since a replica answered
+    _fruitless: int = 0  # tries, since a replica answered
+    _body: bytes = b""
+    _client_is_full: bool = False
+
+    def __post_init__(self) -> None:
+        self.came_s = self.arrived_s
+        self.exchange.answerer = self
+        self.exchange.on_end = self._over
+
+    # ---- what each kind of request says of itself
+
+    @property
+    def prompt_field(self) -> Literal["messages", "prompt"]:
+        return "prompt"
+
+    def _is_ready(self) -> bool:
+        """Look at the model once more before a replica is chosen; False: something else has to be done first."""
+        return True
+
+    def _choose(self) -> Decision:
+        raise NotImplementedError
+
+    def _send(self, member: "Member", decision: Decision) -> bool:
+        """False: this replica cannot go on with what the client has begun to read."""
+        raise NotImplementedError
+
+    def summary(self) -> RequestSummary:
+        raise NotImplementedError
+
+    # ---- to a replica
+
+    def place(self) -> None:
+        """Choose a replica and send it there, or wait until one has room."""
+        try:
+            while not self.is_over and self._is_ready():
+                decision = self.decision = self._choose()
+                if decision.chosen is None:
+                    self._wait(decision)
+                    return
+                member = self.router.members.by_name[decision.chosen.name]
+                if self._send(member, decision):
+                    return
+                self.tried, self.unfit = self.tried | {member.name}, self.unfit | {member.name}
+        except ApiError as error:
+            self.give_up(error)
+
+    def _wait(self, decision: Decision) -> None:
+        """Replicas that are full will have room, and those that are silent or gone may come back."""
+        if decision.nobody == "too_long":
+            raise too_long(decision.refusal(), self.prompt_field)
+        if decision.nobody == "tried" and all(one.name in self.unfit for one in decision.candidates):
+            raise no_replica(decision.refusal())
+        router = self.router
+        now_s, begun = router.now_s(), self.exchange.response_started
+        self._queued_s = self._queued_s or now_s
+        # What has waited keeps its place, and an answer that has begun goes before new requests.
+        self._since_s = self._since_s or (self.came_s if begun else now_s)
+        self._waits_until_s = self._waits_until_s or now_s + router.config.queue_timeout_s
+        again_s = 0.0
+        if self.tried:
+            again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**self._fruitless)
+            self._fruitless = min(self._fruitless + 1, 16)
+        if decision.nobody != "full":
+            self.tried = self.unfit  # the others may be asked again once they are back
+        refused: Owner | None = self
+        group = self.model_name or ""
+        if now_s < self._waits_until_s and (begun or decision.nobody == "full" or router.may_wait(group)):
+            refused = router.waiting.offer(
+                self,
+                0.0,
+                now_s,
+                self._waits_until_s,
+                since_s=self._since_s,
+                group=group,
+                tokens=self._tokens,
+                tried=self.tried,
+                not_before_s=again_s,
+            )
+        if refused is not None:
+            refused.nobody_took()
+
+    @property
+    def _tokens(self) -> int:
+        """Its length, as far as a replica can be too small for it."""
+        return self.prompt.tokens if self.prompt.exact else 0
+
+    def nobody_took(self) -> None:
+        """It has waited in vain."""
+        if self.decision is None or self.decision.nobody == "full":
+            wait_s = self.router.waiting.estimated_wait_s(self.router.now_s())
+            why = "every replica is at its limit, and the queue is full or moves too slowly; try again"
+            self.give_up(queue_full(why, wait_s))
+        else:
+            self.give_up(no_replica(self.decision.refusal()))
+
+    def _sent(self, member: "Member", decision: Decision, *, streams: bool) -> Attempt:
+        """It is about to be sent."""
+        attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams)
+        if self._queued_s:
+            self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
+        return attempt
+
+    def _is_answered(self) -> None:
+        self._waits_until_s, self._fruitless = 0.0, 0
+
+    def _others(self, attempt: Attempt) -> bool:
+        """Whether somebody else is there to ask, now or when there is room."""
+        found = obstacles(self._candidates(), self._tokens, self.tried | {attempt.member.name})
+        return not {None, "full"}.isdisjoint(found)
+
+    def _candidates(self) -> Sequence[Candidate]:
+        return self.router.candidates_of(self.model_name or "")
+
+    def _end_attempt(
+        self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
+    ) -> None:
+        self.attempt = None
+        self.router.attempt_over(attempt, fault, refused=refused, silent=silent)
+
+    def _broke(self, attempt: Attempt, broken: Broken) -> None:
+        self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
+
+    def _again(self, member: "Member") -> None:
+        """Ask another replica."""
+        self.retries += 1
+        self.tried = self.tried | {member.name}
+        self.place()
+
+    # ---- the end
+
+    def give_up(self, error: ApiError) -> None:
+        """No replica could answer."""
+        if self.exchange.response_started:
+            self.why = error.message
+            self.exchange.cut()
+        else:
+            self.refuse(error)
+
+    def refuse(self, error: ApiError) -> None:
+        self.why = error.message
+        self.router.counts.refused[error.code or str(error.status)] += 1
+        if not self.is_over:
+            self.exchange.refuse(error)
+
+    def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
+        self.is_over = True
+        if (attempt := self.attempt) is not None:  # it ended before its attempt did
+            attempt.cancel()
+            self._end_attempt(attempt)
+        self._body = b""
+        self.router.waiting.cancel(self)
+        self.ended_s = self.router.now_s()
+        if self._queued_s:
+            self.waited_s += self.ended_s - self._queued_s
+        self.router.over(self.summary())
+
+    def _aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do what takes a while for this request, unless it ends before."""
+        exchange = self.exchange
+
+        async def watched() -> None:
+            try:
+                await work()
+            except ApiError as error:
+                exchange.aside = None
+                self.refuse(error)
+            except Exception:
+                exchange.aside = None
+                log.exception("A body could not be read")
+                exchange.fail()
+
+        exchange.aside = self.router.loop.create_task(watched())
+
+    # ---- what the client does
+
+    def client_left(self) -> None:
+        """Its attempt ends with it, in `_over`."""
+
+    def client_full(self) -> None:
+        self._client_is_full = True
+        if self.attempt is not None and self.attempt.sending is not None:
+            self.attempt.sending.pause()
+
+    def client_ready(self) -> None:
+        self._client_is_full = False
+        if self.attempt is not None and self.attempt.sending is not None:
+            self.attempt.sending.resume()

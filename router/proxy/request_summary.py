@@ -1,0 +1,202 @@
+"""A request that is over, however it ended: all that metrics, logs, traces and the list of decisions are told of it."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.members.accuracy import Accuracy
+from router.members.tally import Tally
+from router.placement.cost import INFINITE
+from router.placement.decision import Decision
+from router.placement.placement import APPROXIMATE, Prediction
+
+if TYPE_CHECKING:
+    from router.members.members import Member, ServedModel
+    from router.prompts.prompt import Peek, Prompt
+    from router.proxy.admission import Admitted
+    from router.proxy.attempt import Attempt
+    from router.proxy.exchange import Exchange
+    from router.proxy.log_notes import Notes
+
+
+class GenerationSummary(Struct, eq=False):
+    """A generation request for which a replica was looked for."""
+
+    peek: "Peek"
+    prompt: "Prompt"
+    decision: Decision  # the last
+    member: "Member | None"  # that was chosen last
+    prediction: Prediction | None  # None: only guessed
+    reported_tokens: int | None  # cached, as the replica says
+
+    @property
+    def block_size(self) -> int:
+        """Of the blocks that its prompt counts in."""
+        return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
+
+
+class RequestSummary(Struct, eq=False, kw_only=True):
+    exchange: "Exchange"
+    admitted: "Admitted"
+    arrived_s: float
+    ended_s: float
+    first_byte_s: float = 0.0  # 0: none has come
+    waited_s: float = 0.0  # for room
+    retries: int = 0
+    resumes: int = 0
+    why: str = ""  # it was not answered, or not to its end
+    chat: bool | None = None  # None: it is no generation request
+    model: "ServedModel | None" = None
+    generation: GenerationSummary | None = None
+    attempts: "Sequence[Attempt]" = ()
+    notes: "Notes | None" = None  # for the request log
+    trace: Any = None  # router.tracing.Trace, whose package is an extra; None: it is not traced
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_s - self.arrived_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.first_byte_s - self.arrived_s if self.first_byte_s else None
+
+
+# ---- what is counted of it
+
+
+def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary) -> None:
+    """Count a request that has ended at the replica that the tally is of."""
+    member, prompt, size = generation.member, generation.prompt, generation.block_size
+    assert member is not None, "it is one of its tallies"
+    status = summary.exchange.status
+    tally.statuses[status] = tally.statuses.get(status, 0) + 1
+    tally.request_s.observe(summary.duration_s)
+    if summary.ttft_s is not None:
+        tally.first_token_s.observe(summary.ttft_s)
+    tally.prompt_tokens += prompt.tokens
+    tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
+    salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
+    tally.sent(prompt.keys(size), size or prompt.approximate_block_tokens, salt)
+    predicted, reported_tokens = generation.prediction, generation.reported_tokens
+    if predicted is not None and reported_tokens is not None and not summary.resumes:
+        tally.blocks_predicted += predicted.blocks
+        tally.blocks_reported += reported_tokens // predicted.block_size
+        tally.compared_tokens += prompt.tokens
+
+
+def is_as_predicted(accuracy: Accuracy, summary: RequestSummary, generation: GenerationSummary) -> bool:
+    """Compare what the replica reported; False if it found another number of cached blocks than was sure."""
+    predicted, reported_tokens = generation.prediction, generation.reported_tokens
+    if predicted is None or reported_tokens is None or summary.resumes:
+        return True
+    reported_blocks = reported_tokens // predicted.block_size
+    accuracy.claimed(predicted.claimed_blocks, reported_blocks)
+    return accuracy.compare(predicted.blocks, reported_blocks) or not predicted.sure
+
+
+# ---- the list of decisions
+
+
+class Considered(Struct, frozen=True):
+    """One replica in a decision."""
+
+    name: str
+    matched_tokens: int
+    cost_s: float | None  # None: it could not take the request
+
+
+class DecisionRecord(Struct, frozen=True):
+    """A decision in the answer of /decisions, without a word of the prompt."""
+
+    ts: float
+    request_id: str
+    model: str
+    policy: str
+    chosen: str | None
+    prompt_tokens: int
+    exact: bool
+    predicted_cached_tokens: int | None
+    reported_cached_tokens: int | None
+    estimated_ttft_s: float | None
+    ttft_s: float | None
+    duration_s: float
+    waited_s: float
+    retries: int
+    resumes: int
+    status: int
+    why: str | None  # it was not answered
+    candidates: list[Considered]
+
+
+class PastDecision(Struct, frozen=True, gc=False):
+    """What a record is made of when somebody asks: for every request only references are kept."""
+
+    ts: float
+    duration_s: float
+    ttft_s: float | None
+    waited_s: float
+    request_id: str
+    model: str
+    chosen: str | None
+    tokens: int
+    exact: bool
+    decision: Decision
+    predicted_tokens: int | None
+    reported_tokens: int | None
+    retries: int
+    resumes: int
+    status: int
+    why: str
+
+    def record(self) -> DecisionRecord:
+        decision = self.decision
+        matched = decision.question.matched
+        return DecisionRecord(
+            ts=self.ts,
+            request_id=self.request_id,
+            model=self.model,
+            policy=decision.policy,
+            chosen=self.chosen,
+            prompt_tokens=self.tokens,
+            exact=self.exact,
+            predicted_cached_tokens=self.predicted_tokens,
+            reported_cached_tokens=self.reported_tokens,
+            estimated_ttft_s=round(decision.ttft_s, 6),
+            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
+            duration_s=round(self.duration_s, 6),
+            waited_s=round(self.waited_s, 6),
+            retries=self.retries,
+            resumes=self.resumes,
+            status=self.status,
+            why=self.why or None,
+            candidates=[
+                Considered(one.name, int(matched.get(one.slot, 0)), None if cost == INFINITE else round(cost, 6))
+                for one, cost in zip(decision.candidates, decision.costs, strict=True)
+            ],
+        )
+
+
+def past_decision(summary: RequestSummary, generation: GenerationSummary) -> PastDecision:
+    decision, predicted = generation.decision, generation.prediction
+    return PastDecision(
+        time.time(),
+        summary.duration_s,
+        summary.ttft_s,
+        summary.waited_s,
+        summary.admitted.request_id,
+        generation.peek.model,
+        None if generation.member is None else generation.member.name,
+        generation.prompt.tokens,
+        generation.prompt.exact,
+        # Its costs hold the effects.
+        decision if decision.effects is None else replace(decision, effects=None),
+        None if predicted is None else predicted.blocks * predicted.block_size,
+        generation.reported_tokens,
+        summary.retries,
+        summary.resumes,
+        summary.exchange.status,
+        summary.why,
+    )

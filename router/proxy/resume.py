@@ -1,0 +1,456 @@
+"""A foreign engine's stream that another replica can go on with: what was said of it, and how the others' events fit.
+
+The engine is asked for its token ids (`return_token_ids`: vLLM from 0.10.2 on, SGLang for completions); what that adds
+is taken out again. When the replica is lost, another one is given the prompt and what was generated as one prompt of
+`/v1/completions`, and its events are retold as those of the first stream.
+
+What stays unequal: a stream with a temperature goes on with other random numbers, also where it has a seed (greedy ones
+go on with the same tokens); `cached_tokens` is the last replica's. Reasoning and tool calls are taken apart by a parser
+that cannot begin in the middle: such streams break off. Text is never shown twice and none is left out: tokens whose
+text the client has not seen are generated again.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from api.detokenize import Detokenizer
+from api.native import unpack_ids
+from api.sse import DONE as LAST_EVENT
+from api.sse import event as event_of
+from api.tokenizer import Tokenizer
+from events.blocks import TOKEN_BYTES
+from router.members.spec import ReplicaSpec
+from router.prompts.prompt import Prompt
+from router.proxy.sse import DONE, EventReader, payload_of
+
+COMPLETIONS_PATH = b"/v1/completions"
+TAKE_IDS = ("vllm", "sglang")  # as a prompt; beside our own
+USUAL_COMPLETION_TOKENS = 16  # OpenAI's default, where a chat may go on to the model's length
+
+_IDS = rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]'
+# Within a string the quotes would stand behind backslashes, so a member's name cannot be mistaken.
+_ADDED = re.compile(rb"\s*,\s*" + _IDS + rb"|" + _IDS + rb"\s*,?\s*")
+# Of a chat request, or said anew. Whatever else there is means the same in a completion.
+_NOT_CONTINUED = frozenset(
+    """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
+    response_format logprobs top_logprobs chat_template chat_template_kwargs add_generation_prompt
+    continue_final_message add_special_tokens reasoning_effort include_reasoning documents mm_processor_kwargs
+    suffix echo best_of prompt_token_ids""".split()  # noqa: SIM905
+)
+
+
+# ---- an engine's events, as far as they have to be understood
+
+
+class Choice(Struct):
+    index: int = 0
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    logprobs: Any = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def said(self) -> str:
+        return (self.text if self.delta is None else self.delta.get("content")) or ""
+
+    @property
+    def role(self) -> bool:
+        return self.delta is not None and self.delta.get("role") is not None
+
+
+class Chunk(Struct):
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[Choice] = []
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
+    """It is there only for its token ids."""
+    if chunk.usage is not None or not chunk.choices:
+        return False
+    return all(
+        choice.finish_reason is None
+        and not choice.logprobs
+        and not (choice.role and role_is_news)
+        and not any(value for name, value in (choice.delta or {}).items() if name != "role")
+        and not choice.text
+        for choice in chunk.choices
+    )
+
+
+# ---- requests that can be gone on with
+
+
+# The fields that look at the whole output, or show the prompt, with the values that change nothing. None is one of any.
+_WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),  # not 0, which asks for a token's own
+    "prompt_logprobs": (),
+    "stop": ([],),
+    "min_tokens": (0,),
+    "thinking_token_budget": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+}
+_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED, ())
+_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in _WHOLE_OUTPUT])
+_decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
+
+
+def not_resumable(body: bytes) -> str | None:
+    """The first field for which an engine that is sent a prompt and half its answer would not just go on."""
+    asked = _decode_whole_output(body)
+    for name, neutral in _WHOLE_OUTPUT.items():
+        value = getattr(asked, name)
+        if value is None:
+            continue
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            return name
+    return None
+
+
+class _Asked(Struct):
+    """What else of a request decides whether, and how, it can go on."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    # Each of these makes the prompt another one than its tokens say.
+    resume_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
+
+
+_decode_asked = msgspec.json.Decoder(_Asked).decode
+
+
+def why_alone(prompt: Prompt, body: bytes) -> str | None:
+    """Why nobody could go on with the answer to such a request; None: somebody could."""
+    if not prompt.exact:
+        return f"its prompt is known only approximately ({prompt.why_not})"
+    field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
+    if field is None:
+        try:
+            asked = _decode_asked(body)
+        except msgspec.ValidationError as error:
+            return str(error)
+        names = ("resume_token_ids", "truncate_prompt_tokens", "prompt_embeds")
+        field = next((name for name in names if getattr(asked, name) is not None), None)
+    return None if field is None else f"{field} looks at the whole of it"
+
+
+def with_ids(body: bytes) -> bytes:
+    """The request, asking for token ids, too. If it says otherwise before, the last word counts."""
+    return body.rstrip()[:-1] + b',"return_token_ids":true}'
+
+
+# ---- the stream
+
+
+class Continuation:
+    """Of one stream. For each replica: `relay...` or `resume`, then `feed` what comes, and `settle` when it is lost."""
+
+    def __init__(self, chat: bool, prompt: Prompt, body: bytes, tokenizer: Tokenizer) -> None:
+        asked = _decode_asked(body)
+        self.why_not: str | None = None  # nobody can go on with it after all
+        self.broken: str | None = None  # what the replica itself said
+        self.done = False  # the last event was shown
+        self.ids: list[int] = []  # generated, with a text that is the one shown
+        self._clean: int | None = 0  # so many of them end with a whole character; None: not even once
+        self._shown_ids = 0
+        self._chat = chat
+        self._prompt_ids = prompt.packed[0]
+        self._tokenizer = tokenizer
+        self._shows_ids = bool(asked.return_token_ids)
+        self._skips_special = asked.skip_special_tokens is not False
+        ends = () if asked.ignore_eos else tokenizer.eos_token_ids
+        self._ends = frozenset((*ends, *(asked.stop_token_ids or ())))
+        self._wants_usage = bool((asked.stream_options or {}).get("include_usage"))
+        self._limit = asked.max_completion_tokens if chat else None
+        if self._limit is None:
+            self._limit = asked.max_tokens or (None if chat else USUAL_COMPLETION_TOKENS)
+        self._head: tuple[str, int, str] | None = None  # id, created and model, as the client knows them
+        self._opened = False  # the role was shown
+        self._finished = False
+        self._usage_shown = False
+        # Of the present replica:
+        self._reader = EventReader()
+        self._retells = False
+        self._says_ids = True
+        self._before = 0  # tokens of the answer that are part of its prompt
+        self._new_ids: list[int] = []
+        self._new_text: list[str] = []
+
+    # ---- what a replica is sent
+
+    def relay(self) -> None:
+        """A replica answers from the beginning, and its bytes go on as they come."""
+        self._begin(retells=self._head is not None)
+
+    def relay_native(self) -> None:
+        """A replica of ours goes on by itself; its token ids are in its frames."""
+        self._begin(retells=self._head is not None and not self.ids)
+        self._says_ids = False
+
+    def resume(self, body: bytes, max_model_len: int | None) -> bytes:
+        """What a foreign replica is sent: the request as a completion, with what was generated in its prompt."""
+        self._begin(retells=True)
+        self._before = len(self.ids)
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        kept = {name: value for name, value in fields.items() if name not in _NOT_CONTINUED}
+        prompt = [*unpack_ids(self._prompt_ids), *self.ids]
+        more = {"prompt": prompt, "max_tokens": self._room(max_model_len), "return_token_ids": True}
+        return msgspec.json.encode(kept | more)
+
+    def _begin(self, *, retells: bool) -> None:
+        self._reader, self.broken = EventReader(), None
+        self._retells, self._says_ids, self._before = retells, True, 0
+        self._new_ids, self._new_text = [], []
+
+    def fits(self, native: bool, spec: ReplicaSpec) -> bool:
+        """Whether such a replica can go on; what it cannot go on from is forgotten."""
+        kept = len(self.ids) if native else self._clean
+        if kept is None:
+            return False
+        if self._shows_ids and kept != self._shown_ids:
+            return False  # ids within a character would be shown again
+        if not native and (spec.engine not in TAKE_IDS or self._room(spec.max_model_len) is None):
+            return False
+        del self.ids[kept:]
+        return True
+
+    def _room(self, max_model_len: int | None) -> int | None:
+        """How many tokens may still be generated; None: nobody knows."""
+        if self._limit is not None:
+            return self._limit - len(self.ids)
+        if max_model_len is None:
+            return None
+        return max_model_len - len(self._prompt_ids) // TOKEN_BYTES - len(self.ids)
+
+    # ---- what comes of it
+
+    def feed(self, body: bytes) -> bytes:
+        """What the client is to be sent: whole events only."""
+        try:
+            events = self._reader.feed(body)
+        except ValueError as error:
+            self.why_not = f"it has {error}"
+            return self.rest()
+        show = self._retold if self._retells else self._relayed
+        return b"".join([show(event) for event in events])
+
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        rest, self._reader.rest = self._reader.rest, b""
+        return rest
+
+    def _relayed(self, event: bytes) -> bytes:
+        chunk = self._read(event)
+        if chunk is None:
+            return b"" if self.broken else event
+        self._head = self._head or (chunk.id, chunk.created, chunk.model)
+        self._note(chunk)
+        if self._shows_ids:
+            return event
+        return b"" if is_silent(chunk) else _ADDED.sub(b"", event)
+
+    def _retold(self, event: bytes) -> bytes:
+        chunk = self._read(event)
+        if chunk is None or self._head is None:
+            return b"" if self.broken else event
+        again = self._opened and any(choice.role for choice in chunk.choices)
+        self._note(chunk)
+        if is_silent(chunk, role_is_news=not again) and not (self._shows_ids and not again):
+            return b""
+        payload = payload_of(event)
+        assert payload is not None, "it was read"
+        fields: dict[str, Any] = msgspec.json.decode(payload)
+        fields["id"], fields["created"], fields["model"] = self._head
+        fields["object"] = self._object
+        fields.pop("prompt_token_ids", None)
+        fields["choices"] = [self._retold_choice(choice) for choice in fields.get("choices", ())]
+        if fields.get("usage"):
+            fields["usage"] = self._whole_usage(fields["usage"])
+        return event_of(msgspec.json.encode(fields))
+
+    def _retold_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        left_out = {"prompt_token_ids"} if self._shows_ids else {"prompt_token_ids", "token_ids"}
+        told: dict[str, Any] = {}
+        for name, value in choice.items():
+            if name == "text" and self._chat:
+                told["delta"] = {"content": value} if value else {}
+            elif name not in left_out:
+                told[name] = value
+        return told
+
+    def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        told = dict(usage)
+        prompt_tokens = told["prompt_tokens"] = told.get("prompt_tokens", 0) - self._before
+        told["completion_tokens"] = told.get("completion_tokens", 0) + self._before
+        details = told.get("prompt_tokens_details")
+        if isinstance(details, dict) and details.get("cached_tokens"):
+            told["prompt_tokens_details"] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
+        return told
+
+    @property
+    def _object(self) -> str:
+        return "chat.completion.chunk" if self._chat else "text_completion"
+
+    def _read(self, event: bytes) -> Chunk | None:
+        """None: it is to be passed on as it is, unless it says that the replica broke."""
+        payload = payload_of(event)
+        if payload is None:
+            return None
+        if payload == DONE:
+            self.done = True
+            return None
+        try:
+            chunk = decode_chunk(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self.why_not = f"an event of it cannot be read: {error}"
+            return None
+        if chunk.error is not None and not chunk.choices:
+            if self.why_not is None:
+                self.broken = "it broke its stream off with an error"
+            return None
+        return chunk
+
+    def _note(self, chunk: Chunk) -> None:
+        self._usage_shown = self._usage_shown or (not chunk.choices and chunk.usage is not None)
+        prompts = [chunk.prompt_token_ids, *(choice.prompt_token_ids for choice in chunk.choices)]
+        if not self._before and any(ids and ids != unpack_ids(self._prompt_ids) for ids in prompts):
+            self.why_not = "the replica's prompt has other tokens than the router knows"
+        for choice in chunk.choices:
+            self._note_choice(choice)
+
+    def _note_choice(self, choice: Choice) -> None:
+        self._opened = self._opened or choice.role
+        self._finished = self._finished or choice.finish_reason is not None
+        said = choice.said
+        if said:
+            self._new_text.append(said)
+        if choice.token_ids:
+            self._new_ids += choice.token_ids
+            self._shown_ids += len(choice.token_ids)
+        elif said and self._says_ids:
+            self.why_not = "the replica does not say its token ids"
+        if choice.index:
+            self.why_not = "it has several choices"
+        strange = [name for name, value in (choice.delta or {}).items() if value and name not in ("role", "content")]
+        if strange:
+            self.why_not = f"a parser made {strange[0]} of it"
+
+    # ---- when the replica is lost
+
+    @property
+    def head(self) -> tuple[str, int, str] | None:
+        """Id, created and model as the client has seen them; None: it has seen no event."""
+        return self._head
+
+    def begun_by_ours(self, head: tuple[str, int, str]) -> None:
+        """A replica of ours, whose events are not looked at, has begun the stream."""
+        self._head = head
+        self._opened = True
+
+    def settle(self, ids: Sequence[int] | None = None) -> None:
+        """The replica is lost: how far what it generated (`ids`: says a replica of ours) has been shown."""
+        reader = Detokenizer(self._tokenizer, self._skips_special)
+        reader.feed(self.ids)
+        if ids is not None:
+            self._settle_native(reader, ids)
+        elif self._finished:
+            self.ids += self._new_ids
+        else:
+            self._settle_shown(reader)
+
+    def _settle_shown(self, reader: Detokenizer) -> None:
+        shown, text = "".join(self._new_text), ""
+        ends = [] if shown else [len(self.ids)]  # with just that text
+        for place, token_id in enumerate(self._new_ids, len(self.ids) + 1):
+            text += reader.feed([token_id])
+            if text == shown:
+                ends.append(place)
+            elif len(text) > len(shown):
+                break
+        if not ends:
+            self.why_not = self.why_not or "its text is not that of its tokens"
+            return
+        self.ids += self._new_ids[: ends[-1] - len(self.ids)]
+        if shown:
+            self._clean = self._first_clean(ends)
+
+    def _settle_native(self, reader: Detokenizer, ids: Sequence[int]) -> None:
+        ends: list[int] = []
+        for token_id in ids:
+            self.ids.append(token_id)
+            if reader.feed([token_id]):
+                ends.clear()
+            elif not ends and self._clean is not None:
+                continue  # nothing was said beyond what is clean
+            ends.append(len(self.ids))
+        if ends:
+            self._clean = self._first_clean(ends)
+        self._shown_ids = len(self.ids)
+        room = self._room(None)  # the last token and the end are one event
+        self._finished = self._finished or room == 0 or bool(self.ids and self.ids[-1] in self._ends)
+
+    def _first_clean(self, ends: Sequence[int]) -> int | None:
+        """The first of these ends that leaves no bytes of a character over."""
+        for end in ends:
+            reader = Detokenizer(self._tokenizer, self._skips_special)
+            reader.feed(self.ids[:end])
+            if not reader.finish():
+                return end
+        return None
+
+    def is_complete(self, max_model_len: int | None) -> bool:
+        """Nothing is left to generate."""
+        room = self._room(max_model_len)
+        return self._finished or (room is not None and room <= 0)
+
+    def ending(self) -> bytes:
+        """What was missing of a stream whose tokens are complete."""
+        if self.done:
+            return b""
+        last: list[bytes] = []
+        if not self._finished:
+            empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+            choice = {"index": 0, **empty, "logprobs": None, "finish_reason": "length"}
+            last.append(self._event([choice], {"usage": None} if self._wants_usage else {}))
+        if self._wants_usage and not self._usage_shown:
+            prompt, generated = len(self._prompt_ids) // TOKEN_BYTES, len(self.ids)
+            usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+            last.append(self._event([], {"usage": usage}))
+        return b"".join(chain(last, (LAST_EVENT,)))
+
+    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        assert self._head is not None, "something was shown"
+        id, created, model = self._head
+        head = {"id": id, "object": self._object, "created": created, "model": model}
+        return event_of(msgspec.json.encode(head | {"choices": choices} | more))

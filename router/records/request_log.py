@@ -1,0 +1,120 @@
+"""One JSON line for every generation request: what analysis, simulation and replay of it need later."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
+from msgspec import Raw
+
+from router.log_lines import NO_BODY, LogLine, Sending
+from router.records.line_file import LineFile
+
+if TYPE_CHECKING:
+    from router.config import RouterConfig
+    from router.proxy.attempt import Attempt
+    from router.proxy.log_notes import Notes
+    from router.proxy.request_summary import GenerationSummary, RequestSummary
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES = 4
+_encode = msgspec.json.Encoder().encode
+
+
+class RequestLog(LineFile):
+    def __init__(self, path: str, *, bodies: bool) -> None:
+        super().__init__(path, "request log")
+        self.run = uuid4().hex[:12]
+        self._bodies = bodies
+        self._has_failed = False
+
+    @classmethod
+    def open(cls, config: "RouterConfig") -> "RequestLog | None":
+        if config.request_log is None:
+            return None
+        return cls(config.request_log, bodies=config.log_prompts)
+
+    def over(self, summary: "RequestSummary") -> None:
+        """One for which no replica was ever looked for has no line. A mistake in here costs the line alone."""
+        try:
+            if summary.notes is not None and summary.generation is not None:
+                self.add(_encode(self._line(summary, summary.generation, summary.notes)))
+        except Exception:
+            if not self._has_failed:  # said once, and not for every request
+                log.exception("A line of the request log could not be made; it is lost, like all that fail so")
+            self._has_failed = True
+            self.lost_lines += 1
+            self._lost_before += 1  # the file itself works
+
+    def _line(self, summary: "RequestSummary", generation: "GenerationSummary", notes: "Notes") -> LogLine:
+        prompt, ttft_s = generation.prompt, summary.ttft_s
+        size = _block_tokens(summary, generation)
+        session = generation.decision.question.session
+        return LogLine(
+            ts=round(time.time() - summary.duration_s, 6),
+            request_id=summary.admitted.request_id,
+            model=generation.peek.model,
+            prompt_tokens=prompt.tokens,
+            output_tokens=_output_tokens(summary.attempts, notes),
+            cached_tokens=generation.reported_tokens,
+            block_tokens=size,
+            blocks=prompt.keys(size) if size else [],
+            status=summary.exchange.status,
+            ttft_s=None if ttft_s is None else round(ttft_s, 6),
+            duration_s=round(summary.duration_s, 6),
+            replica=generation.member.name if generation.member is not None else None,
+            session=None if session is None else session.encode("utf-8", "replace").decode(),
+            exact=prompt.exact,
+            base_model=prompt.model if prompt.lora is not None else None,
+            client_left=summary.exchange.disconnected,
+            run=self.run,
+            at_s=summary.arrived_s,
+            decisions=notes.decisions,
+            sendings=[_sending(attempt) for attempt in summary.attempts],
+            raw_body=_one_line(notes.body) if self._bodies else NO_BODY,
+        )
+
+
+def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") -> int:
+    """Of the replica that was chosen; of any where that one has none."""
+    if not generation.prompt.exact:
+        return 0
+    if generation.block_size or summary.model is None:
+        return generation.block_size
+    return max(summary.model.slots, default=0)
+
+
+def _output_tokens(attempts: "Sequence[Attempt]", notes: "Notes") -> int | None:
+    """Counted where token ids came; else as an engine said."""
+    packed = [packed for attempt in attempts for ids in attempt.token_ids.values() for packed in ids]
+    if any(attempt.framed for attempt in attempts):
+        return sum(map(len, packed)) // TOKEN_BYTES + (notes.completion_tokens or 0)
+    return notes.completion_tokens
+
+
+def _sending(attempt: "Attempt") -> Sending:
+    placed = attempt.placed
+    return Sending(
+        attempt.member.name,
+        attempt.sent_order,
+        placed.sent_s,
+        placed.uncached_tokens,
+        attempt.begun_order,
+        attempt.begun_s,
+        attempt.ended_order,
+        attempt.ended_s,
+        placed.streams,
+        attempt.fault,
+        placed.priority_s,
+        placed.awaited_s,
+    )
+
+
+def _one_line(body: bytes) -> Raw:
+    try:
+        return Raw(msgspec.json.format(body, indent=-1))
+    except (msgspec.DecodeError, RecursionError):  # what only a lenient reader takes for JSON; nested too deep
+        return Raw(_encode(body.decode("utf-8", "replace")))

@@ -1,0 +1,220 @@
+"""A span for every generation request and one for each of its attempts, sent by OTLP; no word of a prompt.
+
+Needs the extra `tracing`. Spans are made when the request has ended, out of what is known of it anyway, and sent by a
+thread; while it runs, only the ids exist that replicas are told. A collector that is lost costs its spans.
+"""
+
+import os
+import random
+import re
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from threading import Thread
+from typing import TypeAlias
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from router.members.upstream import Header
+from router.proxy.attempt import Attempt
+from router.proxy.headers import value_of
+from router.proxy.request_summary import GenerationSummary, RequestSummary
+
+Attributes: TypeAlias = dict[str, str | int | float | bool]
+
+TRACEPARENT = b"traceparent"
+TRACES_PATH = "/v1/traces"
+EXPORT_LIMIT_S = 5.0
+CLOSE_LIMIT_S = 2.0  # for the last spans; nobody should wait for a collector that is gone
+NS = 1_000_000_000
+
+_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class Tracing:
+    """Where spans go; `close` it at the end."""
+
+    def __init__(self, endpoint: str) -> None:
+        url = endpoint.rstrip("/")
+        exporter = OTLPSpanExporter(url if url.endswith(TRACES_PATH) else url + TRACES_PATH, timeout=EXPORT_LIMIT_S)
+        self._batches = BatchSpanProcessor(exporter)
+        name = os.environ.get("OTEL_SERVICE_NAME", "warmroute-router")
+        self._resource = Resource.create({"service.name": name, "service.version": version("warmroute")})
+        self._scope = InstrumentationScope("warmroute.router", version("warmroute"))
+
+    def begin(self, headers: Iterable[Header]) -> "Trace | None":
+        """Of a request; None: its client decided that it is not traced."""
+        said = value_of(headers, TRACEPARENT)
+        found = _PARENT.fullmatch(said) if said is not None else None
+        if found is None:
+            return Trace(self, random.getrandbits(128) or 1, None)
+        if not int(found[3], 16) & TraceFlags.SAMPLED:
+            return None
+        return Trace(self, int(found[1], 16), int(found[2], 16))
+
+    def tell(
+        self,
+        name: str,
+        kind: SpanKind,
+        context: SpanContext,
+        parent: SpanContext | None,
+        times_ns: tuple[int, int],
+        attributes: Attributes,
+        fault: str | None,
+    ) -> None:
+        """`fault` is the description of an error; None: there was none."""
+        self._batches.on_end(
+            ReadableSpan(
+                name,
+                context,
+                parent,
+                self._resource,
+                attributes,
+                kind=kind,
+                status=Status() if fault is None else Status(StatusCode.ERROR, fault or None),
+                start_time=times_ns[0],
+                end_time=times_ns[1],
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def flush(self) -> None:
+        """Sends what there is, and waits for that."""
+        self._batches.force_flush()
+
+    def close(self) -> None:
+        closing = Thread(target=self._batches.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_LIMIT_S)
+
+
+class Trace:
+    """The ids of one request and of its attempts."""
+
+    __slots__ = ("_attempt_ids", "_parent_id", "_span_id", "_trace_id", "_tracing")
+
+    def __init__(self, tracing: Tracing, trace_id: int, parent_id: int | None) -> None:
+        self._tracing = tracing
+        self._trace_id = trace_id
+        self._parent_id = parent_id
+        self._span_id = _new_id()
+        self._attempt_ids: list[int] = []
+
+    def line(self) -> bytes:
+        """The header that tells the replica of the next attempt whose work it does."""
+        span_id = _new_id()
+        self._attempt_ids.append(span_id)
+        return b"traceparent: 00-%032x-%016x-01\r\n" % (self._trace_id, span_id)
+
+    def end(self, summary: RequestSummary) -> None:
+        """The request is over."""
+        now_s = summary.ended_s
+        zero_ns = time.time_ns() - round(now_s * NS)  # of the loop's clock
+        scope = summary.exchange.scope
+        own = self._context(self._span_id)
+        parent = None if self._parent_id is None else self._context(self._parent_id, is_remote=True)
+        times_ns = (zero_ns + round(summary.arrived_s * NS), zero_ns + round(now_s * NS))
+        attributes = request_attributes(summary)
+        name = f"{scope['method']} {scope['path']}"
+        self._tracing.tell(name, SpanKind.SERVER, own, parent, times_ns, attributes, fault_of(summary))
+        for span_id, attempt in zip(self._attempt_ids, summary.attempts, strict=True):
+            ended_s = attempt.ended_s or now_s
+            times_ns = (zero_ns + round(attempt.placed.sent_s * NS), zero_ns + round(ended_s * NS))
+            attributes = attempt_attributes(summary, attempt)
+            name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
+            context = self._context(span_id)
+            self._tracing.tell(name, SpanKind.CLIENT, context, own, times_ns, attributes, attempt.fault)
+
+    def _context(self, span_id: int, *, is_remote: bool = False) -> SpanContext:
+        return SpanContext(self._trace_id, span_id, is_remote, _SAMPLED)
+
+
+def _new_id() -> int:
+    return random.getrandbits(64) or 1
+
+
+def fault_of(summary: RequestSummary) -> str | None:
+    """What the client did wrong is no error of ours; what it said stays out of this."""
+    status = summary.exchange.status
+    if status >= 500:
+        return ""
+    return "the answer broke off" if summary.why and status < 400 else None
+
+
+def request_attributes(summary: RequestSummary) -> Attributes:
+    exchange, status = summary.exchange, summary.exchange.status
+    attributes: Attributes = {
+        "http.request.method": exchange.scope["method"],
+        "http.route": exchange.scope["path"],
+        "url.path": exchange.scope["path"],
+        "url.scheme": exchange.scope["scheme"],
+        "gen_ai.operation.name": operation(summary),
+        "warmroute.request_id": summary.admitted.request_id,
+        "warmroute.retries": summary.retries,
+        "warmroute.resumes": summary.resumes,
+    }
+    if status:
+        attributes["http.response.status_code"] = status
+    if status >= 500:
+        attributes["error.type"] = str(status)
+    elif summary.why and status < 400:
+        attributes["error.type"] = "broken_stream"
+    if exchange.disconnected:
+        attributes["warmroute.client_left"] = True
+    if summary.generation is not None:
+        attributes |= answer_attributes(summary, summary.generation)
+    return attributes
+
+
+def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Attributes:
+    """Where it was placed, and what came of that."""
+    decision, chosen, prompt = generation.decision, generation.member, generation.prompt
+    attributes: Attributes = {
+        "gen_ai.request.model": generation.peek.model,
+        "gen_ai.request.stream": bool(generation.peek.stream),
+        "warmroute.policy": decision.policy,
+        "warmroute.prompt_is_exact": prompt.exact,
+        "warmroute.waited_s": summary.waited_s,
+    }
+    if prompt.exact:
+        attributes["gen_ai.usage.input_tokens"] = prompt.tokens
+    if chosen is not None:
+        attributes["warmroute.replica"] = chosen.name
+        attributes["warmroute.matched_tokens"] = int(decision.question.matched.get(chosen.slot, 0))
+    if (predicted := generation.prediction) is not None:
+        attributes["warmroute.predicted_cached_tokens"] = predicted.blocks * predicted.block_size
+    if generation.reported_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = generation.reported_tokens
+    if summary.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = summary.ttft_s
+    return attributes
+
+
+def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
+    target = attempt.member.upstream.target
+    attributes: Attributes = {
+        "http.request.method": "POST",
+        "server.address": target.host,
+        "server.port": target.port,
+        "gen_ai.operation.name": operation(summary),
+        "gen_ai.request.model": summary.generation.peek.model if summary.generation else "",
+        "warmroute.replica": attempt.member.name,
+    }
+    if attempt.status:
+        attributes["http.response.status_code"] = attempt.status
+    if attempt.framed:  # else nobody counted them
+        tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
+        attributes["gen_ai.usage.output_tokens"] = tokens
+    if attempt.fault is not None:
+        attributes["error.type"] = str(attempt.status) if attempt.status >= 400 else "replica_lost"
+    return attributes
+
+
+def operation(summary: RequestSummary) -> str:
+    return "chat" if summary.chat else "text_completion"

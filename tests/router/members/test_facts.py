@@ -1,0 +1,145 @@
+"""What replicas say of themselves, read without trust."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.members.facts import foreign_facts, native_facts, scraped_queue
+from router.members.spec import BadSpec, ReplicaSpec
+
+LOAD = {"model": "m", "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 7}
+URL = "http://10.0.0.1:8000"
+
+
+def spec(**fields: Any) -> ReplicaSpec:
+    return ReplicaSpec(**{"name": "r", "url": URL, **fields})
+
+
+def models(*listed: dict[str, Any]) -> bytes:
+    return json.dumps({"object": "list", "data": listed}).encode()
+
+
+def load(**fields: Any) -> bytes:
+    return json.dumps(LOAD | fields).encode()
+
+
+# ---- ours
+
+
+def test_a_replica_of_ours_says_what_it_is() -> None:
+    facts = native_facts(spec(), load(pool={"total": 100, "free": 3}, draining=True, unknown={"x": 1}))
+    assert facts is not None and facts.native and facts.draining
+    assert (facts.models, facts.tokenizer, facts.total_blocks) == (("m",), "bytes", 100)
+    assert (facts.spec.engine, facts.spec.block_size, facts.spec.max_model_len) == ("warmroute", 16, 4096)
+    assert facts.spec.incarnation == 7
+
+
+def test_what_somebody_named_stays() -> None:
+    facts = native_facts(spec(max_model_len=100, block_size=32), load())
+    assert facts is not None and (facts.spec.max_model_len, facts.spec.block_size) == (100, 32)
+
+
+@pytest.mark.parametrize("answer", [b"", b"{", b"\xff", b"[]", b"{}", b'{"model": 1}', b'{"load": 0.5}'])
+def test_another_answer_is_not_ours(answer: bytes) -> None:
+    assert native_facts(spec(), answer) is None
+
+
+def test_one_that_is_still_loading_is_not_taken_for_one_without_events() -> None:
+    facts = native_facts(spec(), load(incarnation=None, endpoints=None))
+    assert facts is not None and facts.loading and facts.models == ("m",)
+    known = native_facts(spec(), load())
+    assert known is not None and not known.loading
+
+
+def test_events_are_asked_where_the_replica_is() -> None:
+    endpoints = {"events": "tcp://0.0.0.0:5557", "replay": "tcp://*:5558", "status": None, "snapshot": None}
+    facts = native_facts(spec(), load(endpoints=endpoints, topic="t"))
+    assert facts is not None
+    assert (facts.spec.events, facts.spec.replay) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+
+
+def test_events_of_another_machines_loopback_are_refused_with_what_to_do() -> None:
+    with pytest.raises(BadSpec, match="--events-host"):
+        native_facts(spec(), load(endpoints={"events": "tcp://127.0.0.1:5557"}))
+
+
+def test_another_model_than_the_one_named_is_refused() -> None:
+    with pytest.raises(BadSpec, match="serves 'm', not 'other'"):
+        native_facts(spec(model="other"), load())
+
+
+# ---- others
+
+
+def test_an_engine_says_what_it_serves() -> None:
+    facts = foreign_facts(
+        spec(),
+        models(
+            {"id": "m", "owned_by": "vllm", "max_model_len": 512, "root": "path"},
+            {"id": "lora-b", "parent": "m", "owned_by": "vllm"},
+            {"id": "lora-a", "parent": "m", "owned_by": "vllm"},
+            {"id": "alias", "owned_by": "vllm"},
+        ),
+    )
+    assert facts.models == ("m", "alias", "lora-a", "lora-b")
+    assert facts.adapters == {"lora-a", "lora-b"}
+    assert (facts.spec.model, facts.spec.engine, facts.spec.max_model_len, facts.native) == ("m", "vllm", 512, False)
+
+
+@pytest.mark.parametrize(
+    ("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("me", "openai"), (None, "openai")]
+)
+def test_an_engine_is_known_by_who_owns_its_models(owner: str | None, engine: str) -> None:
+    assert foreign_facts(spec(), models({"id": "m", "owned_by": owner})).spec.engine == engine
+
+
+def test_an_engine_that_was_named_stays_what_it_is() -> None:
+    assert foreign_facts(spec(engine="sglang"), models({"id": "m", "owned_by": "vllm"})).spec.engine == "sglang"
+
+
+def test_the_model_that_was_named_comes_first() -> None:
+    facts = foreign_facts(spec(model="b"), models({"id": "a"}, {"id": "b"}))
+    assert facts.models == ("b", "a") and facts.spec.model == "b"
+
+
+def test_adapters_that_were_named_are_served() -> None:
+    facts = foreign_facts(spec(adapters=("x",)), models({"id": "m"}))
+    assert facts.models == ("m", "x") and facts.adapters == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("named", "answer", "why"),
+    [
+        ({}, b"", "does not answer as OpenAI's does"),
+        ({}, b"\xff", "does not answer as OpenAI's does"),
+        ({}, b'{"data":[{"id":7}]}', "does not answer as OpenAI's does"),
+        ({}, models(), "names no model"),
+        ({}, models({"id": "lora", "parent": "m"}), "names no model"),
+        ({"model": "other"}, models({"id": "m"}), "serves 'm', not 'other'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(named: dict[str, Any], answer: bytes, why: str) -> None:
+    with pytest.raises(BadSpec, match=why):
+        foreign_facts(spec(**named), answer)
+
+
+# ---- queues
+
+
+@pytest.mark.parametrize(
+    ("metrics", "queue"),
+    [
+        (b'vllm:num_requests_running{model_name="m"} 3.0\nvllm:num_requests_waiting{model_name="m"} 7.0\n', (3, 7)),
+        (b"sglang:num_running_reqs 2\nsglang:num_queue_reqs 1e1\n", (2, 10)),
+        (b'vllm:num_requests_running{e="0"} 1\nvllm:num_requests_running{e="1"} 2\n', (3, 0)),
+        (b"# HELP vllm:num_requests_running x\nother 1\n", None),
+        (b"", None),
+        (b"vllm:num_requests_running NaN\n", None),
+        (b"vllm:num_requests_running 1.2.3\n", None),
+        (b"vllm:num_requests_running 1e999\n", None),
+        (b"xvllm:num_requests_running 3\n", None),
+    ],
+)
+def test_an_engines_queue_is_read_from_its_metrics(metrics: bytes, queue: tuple[int, int] | None) -> None:
+    assert scraped_queue(metrics) == queue

@@ -1,0 +1,306 @@
+"""Streams of real publishers over real sockets, into the index."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from events.blocks import block_keys, root_key
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from events.native import Load, Status
+from events.publisher import Publisher, PublisherConfig
+from events.subscriber import Source
+from router.members.feeds import Feeds, FeedState
+from router.placement.index import PrefixIndex
+
+ANY = "tcp://127.0.0.1:0"
+SIZE = 4
+PROMPT = [number for number in range(10) for _ in range(SIZE)]
+KEYS = block_keys(PROMPT, SIZE, root_key("m", None, None, SIZE))
+
+
+def config(**changed: Any) -> PublisherConfig:
+    return PublisherConfig(**{"events": ANY, "replay": ANY, "status": ANY, "snapshot": ANY, "model": "m", **changed})
+
+
+def chain(last: int, first: int = 0, *, native: bool = True, medium: str = "GPU") -> BlockStored:
+    """Blocks of the prompt; a foreign engine has hashes of its own."""
+    hashes = [key if native else key // 2 for key in KEYS]
+    parent = hashes[first - 1] if first else None
+    return BlockStored(list(hashes[first:last]), parent, PROMPT[first * SIZE : last * SIZE], SIZE, None, medium, None)
+
+
+def native(publisher: Publisher) -> Source:
+    ends = publisher.endpoints
+    return Source("?", ends.events, ends.replay, ends.status, ends.snapshot)
+
+
+def foreign(publisher: Publisher, *, replay: bool = True) -> Source:
+    ends = publisher.endpoints
+    return Source("?", ends.events, ends.replay if replay else None, model="m")
+
+
+class Router:
+    """An index and its feeds."""
+
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self.statuses: list[tuple[str, Status]] = []
+        self.on_status: Callable[[str, Status], None] = lambda name, status: self.statuses.append((name, status))
+        self.feeds = Feeds(self.index, lambda name, status: self.on_status(name, status))
+
+    def follow(self, name: str, source: Source) -> int:
+        slot = self.index.add()
+        self.feeds.follow(name, slot, source)
+        return slot
+
+    def state(self, name: str) -> FeedState:
+        state = self.feeds.state(name)
+        assert state is not None
+        return state
+
+    def matched(self) -> dict[int, int]:
+        self.index.check()
+        return self.index.match(KEYS, 0b1111).gpu
+
+    async def exact(self, name: str, seq: int = -1) -> None:
+        await until(lambda: self.state(name).exact and self.state(name).seq >= seq)
+
+
+@asynccontextmanager
+async def routing() -> AsyncIterator[Router]:
+    router = Router()
+    try:
+        yield router
+    finally:
+        router.feeds.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+async def reporting(publisher: Publisher, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        publisher.report(Load(running=5))
+        await asyncio.sleep(0.005)
+
+
+async def test_native_and_foreign_replicas_fill_one_index() -> None:
+    with Publisher(config()) as one, Publisher(config()) as other:
+        one.publish([chain(6)])
+        other.publish([chain(3, native=False)])
+        async with routing() as router:
+            slots = router.follow("one", native(one)), router.follow("other", foreign(other))
+            await router.exact("one")
+            await router.exact("other")
+            assert router.matched() == {slots[0]: 6, slots[1]: 3}
+            one.publish([BlockRemoved([KEYS[4]], "GPU"), chain(8, 4, medium="CPU")])
+            other.publish([AllBlocksCleared(), chain(1, native=False)])
+            await router.exact("one", 1)
+            await router.exact("other", 1)
+            assert router.matched() == {slots[0]: 4, slots[1]: 1}
+            assert router.index.match(KEYS, 0b11).lower == {slots[0]: 8, slots[1]: 1}
+            assert router.index.blocks(slots[0]) == {"GPU": 5, "CPU": 4}
+
+
+async def test_what_comes_of_a_stream_is_counted() -> None:
+    with Publisher(config()) as one:
+        async with routing() as router:
+            router.follow("one", native(one))
+            assert router.feeds.traffic("nobody") is None
+            await router.exact("one")
+            one.publish([chain(6)])
+            await router.exact("one", 0)
+            one.publish([BlockRemoved([KEYS[5], KEYS[4]], "GPU")])
+            one.publish([chain(5, 4)])
+            await router.exact("one", 2)
+            await reporting(one, lambda: router.feeds.traffic("one").digests_compared > 0)  # type: ignore[union-attr]
+            traffic = router.feeds.traffic("one")
+            assert traffic is not None
+            assert (traffic.batches, traffic.stored, traffic.removed) == (3, 7, 2)
+
+
+async def test_a_replica_that_leaves_takes_its_blocks_along_and_its_slot_is_used_again() -> None:
+    with Publisher(config()) as one, Publisher(config()) as other:
+        one.publish([chain(6)])
+        other.publish([chain(3)])
+        async with routing() as router:
+            slot = router.follow("one", native(one))
+            kept = router.follow("other", native(other))
+            await router.exact("one")
+            await router.exact("other")
+            router.feeds.leave("one")
+            assert (router.feeds.state("one"), router.index.blocks(slot)) == (None, {})
+            router.index.drop(slot)
+            assert router.follow("again", foreign(one)) == slot
+            assert router.matched() == {kept: 3}
+            await router.exact("again")
+            assert router.matched() == {slot: 6, kept: 3}
+            router.feeds.leave("nobody")
+
+
+async def test_stored_blocks_confirm_what_was_routed() -> None:
+    with Publisher(config()) as publisher:
+        async with routing() as router:
+            slot = router.follow("r", native(publisher))
+            await router.exact("r")
+            router.index.optimistic.add(slot, KEYS[:5], 1e9)
+            assert router.index.match(KEYS, 1) == ({slot: 5}, {slot: 5}, {})
+            publisher.publish([chain(3)])
+            await router.exact("r", 0)
+            assert router.index.match(KEYS, 1) == ({slot: 5}, {slot: 5}, {slot: 3})
+            assert len(router.index.optimistic) == 2
+
+
+async def test_a_state_says_what_is_known_of_the_stream() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(6)])
+        async with routing() as router:
+            router.follow("r", native(publisher))
+            early = router.state("r")
+            assert (early.exact, early.partial, early.connected) == (False, False, False)
+            assert early.reason == "not synchronized yet"
+            await router.exact("r")
+            publisher.publish([chain(8, 6)])
+            await router.exact("r", 1)
+            state = router.state("r")
+            assert (state.exact, state.partial, state.reason, state.seq) == (True, False, None, 1)
+            assert (set(state.block_sizes), state.incarnation) == ({SIZE}, publisher.incarnation)
+            assert (state.gaps, state.repairs, state.restarts, state.lag_batches) == (0, 1, 0, 0)
+            assert state.last_event_age_s is not None and 0 <= state.last_event_age_s < 10
+
+
+async def test_a_foreign_replica_without_history_is_partial_and_used() -> None:
+    with Publisher(config(replay_batches=1)) as publisher:
+        publisher.publish([chain(3, native=False)])
+        publisher.publish([chain(6, native=False)])
+        await until(lambda: publisher.stats.batches == 2)
+        async with routing() as router:
+            slot = router.follow("r", foreign(publisher))
+            await until(lambda: router.state("r").partial)
+            assert router.state("r").reason == "joined at batch 1: what came before is not known"
+            assert router.matched() == {slot: 6}
+
+
+async def test_a_foreign_replica_without_a_replay_socket_is_partial_from_the_start() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3, native=False)])
+        await until(lambda: publisher.stats.batches == 1)
+        async with routing() as router:
+            slot = router.follow("r", foreign(publisher, replay=False))
+            await until(lambda: router.state("r").partial)
+            assert router.matched() == {}
+            while router.state("r").seq < 1:  # until the publisher has heard of the subscription
+                publisher.publish([chain(4, native=False), BlockRemoved([KEYS[2] // 2], "GPU")])
+                await asyncio.sleep(0.005)
+            assert router.matched() == {slot: 2}
+            assert router.state("r").partial
+
+
+async def test_statuses_are_handed_on_with_the_replicas_name() -> None:
+    with Publisher(config()) as publisher:
+        async with routing() as router:
+            router.follow("r", native(publisher))
+            await router.exact("r")
+            await reporting(publisher, lambda: bool(router.statuses))
+            name, status = router.statuses[0]
+            assert (name, status.load.running, status.incarnation) == ("r", 5, publisher.incarnation)
+
+
+async def test_a_replica_may_leave_and_come_back_in_the_callback_of_its_own_status() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(6)])
+        async with routing() as router:
+            slots = [router.follow("r", native(publisher))]
+
+            def on_status(name: str, _status: Status) -> None:
+                if len(slots) < 3:
+                    router.feeds.leave(name)
+                    router.index.drop(slots[-1])
+                    router.index.add()  # somebody else takes the slot
+                    slots.append(router.follow(name, native(publisher)))
+
+            router.on_status = on_status
+            await reporting(publisher, lambda: len(slots) == 3)
+            await router.exact("r")
+            assert slots == [0, 1, 2]
+            assert router.matched() == {2: 6}
+            router.on_status = lambda name, _status: router.feeds.leave(name)
+            await reporting(publisher, lambda: router.feeds.state("r") is None)
+            assert router.matched() == {}
+
+
+@pytest.mark.parametrize("source", [native, foreign])
+async def test_resync_reads_the_whole_cache_anew(source: Callable[[Publisher], Source]) -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(6)])
+        async with routing() as router:
+            slot = router.follow("r", source(publisher))
+            await router.exact("r")
+            router.index.remove(slot, [KEYS[2]])  # damage that the stream cannot know of
+            router.index.store(slot, [666], "CPU")
+            publisher.publish([chain(8, 6)])
+            publisher.report(Load())
+            await router.exact("r", 1)
+            assert router.matched() == {slot: 2}  # the control: nothing else repairs it
+            router.feeds.resync("r")
+            assert not router.state("r").exact
+            await router.exact("r", 1)
+            assert router.matched() == {slot: 8}
+            assert router.index.blocks(slot) == {"GPU": 8}
+            router.feeds.resync("nobody")
+
+
+async def test_a_wrong_digest_is_repaired_in_the_index_too() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(6)])
+        async with routing() as router:
+            slot = router.follow("r", native(publisher))
+            await router.exact("r")
+            view = router.feeds._feeds["r"].view
+            view._changed(view.resolver.apply([chain(8, 6)]))  # an event that never was
+            assert router.matched() == {slot: 8}
+            await reporting(publisher, lambda: router.state("r").digest_mismatches > 0)
+            await router.exact("r")
+            assert router.matched() == {slot: 6}
+
+
+async def test_a_replica_that_restarts_is_known_by_its_new_cache_and_block_size() -> None:
+    with Publisher(config()) as first:
+        first.publish([chain(6)])
+        ends = first.endpoints
+        router = Router()
+        slot = router.follow("r", native(first))
+        await router.exact("r")
+    again = config(events=ends.events, replay=ends.replay, status=ends.status, snapshot=ends.snapshot)
+    try:
+        await until(lambda: not router.state("r").connected)
+        assert router.matched() == {slot: 6}
+        with Publisher(again) as second:
+            keys = block_keys([7] * 8, 8, root_key("m", None, None, 8))
+            second.publish([BlockStored(list(keys), None, [7] * 8, 8, None, "GPU", None)])
+            await until(lambda: router.state("r").incarnation == second.incarnation and router.state("r").exact)
+            assert (router.matched(), router.index.blocks(slot)) == ({}, {"GPU": 1})
+            await until(lambda: router.state("r").block_sizes == {8})
+    finally:
+        router.feeds.close()
+
+
+async def test_what_cannot_be_followed_is_refused_and_leaves_nothing() -> None:
+    async with routing() as router:
+        with pytest.raises(ValueError, match=r"r: events is 'tcp://nowhere'"):
+            router.follow("r", Source("?", "tcp://nowhere"))
+        assert router.feeds.state("r") is None
+        router.follow("r", Source("?", "tcp://127.0.0.1:1"))
+        with pytest.raises(ValueError, match="'r' is followed already"):
+            router.follow("r", Source("?", "tcp://127.0.0.1:1"))
+        assert not router.state("r").connected

@@ -1,0 +1,336 @@
+"""The same with an API server of Kubernetes itself, where there is one (`$KUBEBUILDER_ASSETS`): RBAC, TLS, and all."""
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from router.config import Kubernetes
+from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.pods import pods_of
+from tests.router.kubernetes_api import PODS, SPACE, pod, port
+from tests.router.kubernetes_real import (
+    MERGE,
+    ROUTER,
+    RealApi,
+    Relay,
+    checked,
+    following,
+    no_cluster,
+    real_api,
+    slices_known_to,
+)
+from tests.router.members.test_kubernetes_pods import NO_SELECTORS, SELECTORS
+from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
+
+why_not = no_cluster()
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(why_not is not None, reason=why_not or ""),
+]
+
+SOON_S = 3.0  # a second is what is promised, and what is measured; a busy machine may add to that
+ROUNDS = 10
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
+    with real_api(tmp_path_factory.mktemp("kubernetes")) as made:
+        yield made
+
+
+class Kubelet:
+    """Makes pods, and says of them what a node would."""
+
+    def __init__(self, client: httpx2.AsyncClient, replicas: dict[str, Scripted]) -> None:
+        self.client = client
+        self.replicas = replicas
+
+    async def create(self, name: str) -> None:
+        content = pod(name, annotations={"warmroute/engine": "openai"})
+        content["metadata"].pop("uid")
+        container = {"image": "none", "ports": [port("http", self.replicas[name].port)]}
+        content["spec"]["containers"][0] |= container
+        content["spec"]["nodeName"] = "made-up"
+        content.pop("status")
+        checked(await self.client.post(PODS, json=content))
+
+    async def says(self, name: str, **state: Any) -> None:
+        status = pod(name, "127.0.0.1", **state)["status"]
+        for each in status["containerStatuses"]:
+            each |= {"image": "none", "imageID": "", "ready": True}
+        checked(await self.client.patch(f"{PODS}/{name}/status", json={"status": status}, headers=MERGE))
+
+    async def delete(self, name: str, grace_s: int | None = None) -> None:
+        """First it only ends; with no grace it is gone."""
+        params = {} if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
+        checked(await self.client.delete(f"{PODS}/{name}", params=params))
+
+
+class Cloud:
+    def __init__(self, kubelet: Kubelet, running: Served, relay: Relay) -> None:
+        self.kubelet = kubelet
+        self.relay = relay
+        self.running = running
+        self.unanswered: list[Any] = []
+        self.answered = 0
+        self.latencies_s: list[float] = []
+
+    async def members(self) -> dict[str, bool]:
+        async with connect(self.running.port) as client:
+            answer = await client.get("/replicas")
+        return {each["name"]: each["available"] for each in answer.json["replicas"]}
+
+    async def soon(self, expected: dict[str, bool], since_s: float | None = None) -> None:
+        since_s = time.monotonic() if since_s is None else since_s
+        while (found := await self.members()) != expected:
+            assert time.monotonic() < since_s + SOON_S, f"{found} instead of {expected}"
+            await asyncio.sleep(0.002)
+        self.latencies_s.append(time.monotonic() - since_s)
+
+    async def asked(self, count: int) -> None:
+        before = self.answered
+        await until(lambda: self.answered > before + count)
+
+    async def ask_on_and_on(self) -> None:
+        async with connect(self.running.port) as client:
+            while True:
+                answer = await client.post(CHAT, chat())
+                self.answered += answer.status == 200
+                if answer.status != 200:
+                    self.unanswered.append((answer.status, answer.body))
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def cloud(api: RealApi, *names: str) -> AsyncIterator[Cloud]:
+    """A router that watches as its account may, and pods of which the first is ready."""
+    async with AsyncExitStack() as stack:
+        replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
+        kubelet = Kubelet(await stack.enter_async_context(api.administrator()), replicas)
+        relay = Relay(api.port)
+        stack.callback(relay.close)
+        await relay.open()
+        watched = msgspec.structs.replace(api.account(), url=f"https://127.0.0.1:{relay.port}")
+        told = Kubernetes(watched, pods="app=llm")
+        running = await stack.enter_async_context(served(ready=False, kubernetes=told))
+        made = Cloud(kubelet, running, relay)
+        await kubelet.create(names[0])
+        await kubelet.says(names[0])
+        await made.soon({names[0]: True})
+        asker = asyncio.create_task(made.ask_on_and_on())
+        try:
+            yield made
+            assert made.unanswered == []
+            assert made.answered and not asker.done()
+        finally:
+            asker.cancel()
+            await asyncio.gather(asker, return_exceptions=True)
+            for name in names:
+                await kubelet.client.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"})
+
+
+async def test_pods_are_replicas_within_a_second_of_every_change(
+    api: RealApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cloud(api, "a", "b") as made:
+        kubelet = made.kubelet
+        for _ in range(ROUNDS):
+            await kubelet.create("b")
+            await kubelet.says("b", ready=False)
+            assert await made.members() == {"a": True}
+            await kubelet.says("b")
+            await made.soon({"a": True, "b": True})
+            first, since_s = made.running.member("b"), time.monotonic()
+            await kubelet.says("b", restarts=1)
+            while made.running.router.members.by_name.get("b") in (first, None):
+                assert time.monotonic() < since_s + SOON_S
+                await asyncio.sleep(0.002)
+            await made.soon({"a": True, "b": True}, since_s)
+            await kubelet.delete("b")
+            await made.soon({"a": True, "b": False})
+            await kubelet.says("b", restarts=1, ready=False)
+            assert await made.members() == {"a": True, "b": False}
+            await kubelet.delete("b", grace_s=0)
+            await made.soon({"a": True})
+        report(capsys, f"API server {api.version()}: a change is known after", made.latencies_s)
+
+
+async def test_a_killed_api_server_changes_nothing_and_is_heard_when_it_is_back(
+    api: RealApi, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "router.members.discovery")
+    async with cloud(api, "a", "b") as made:
+        await made.kubelet.create("b")
+        await made.kubelet.says("b")
+        await made.soon({"a": True, "b": True})
+        made.latencies_s.clear()
+        for _ in range(2):
+            before = made.answered
+            await asyncio.to_thread(api.kill)
+            restarting = asyncio.create_task(asyncio.to_thread(api.start))
+            while not restarting.done():
+                assert await made.members() == {"a": True, "b": True}
+                await asyncio.sleep(0.01)
+            await restarting
+            assert made.answered > before
+            since_s = time.monotonic()
+            await made.kubelet.says("b", ready=False)
+            await made.soon({"a": True}, since_s)
+            await made.kubelet.says("b")
+            await made.soon({"a": True, "b": True})
+        report(capsys, "after a restart of the API server a change is known after", made.latencies_s)
+    assert "keeping the replicas it named" in caplog.text
+    assert "pods space/app=llm can be read again" in caplog.text
+
+
+async def test_what_happened_while_nobody_could_tell_is_known_within_a_second(
+    api: RealApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cloud(api, "a", "b", "c") as made:
+        kubelet = made.kubelet
+        await kubelet.create("b")
+        await kubelet.says("b")
+        await made.soon({"a": True, "b": True})
+        made.latencies_s.clear()
+        for _ in range(ROUNDS):
+            made.relay.close()
+            await kubelet.create("c")
+            await kubelet.says("c")
+            await kubelet.delete("b", grace_s=0)
+            await made.asked(300)
+            assert await made.members() == {"a": True, "b": True}
+            await made.relay.open()
+            await made.soon({"a": True, "c": True})
+            await kubelet.create("b")
+            await kubelet.says("b")
+            await kubelet.delete("c", grace_s=0)
+            await made.soon({"a": True, "b": True})
+        report(capsys, "what happened while it could not be reached is known after", made.latencies_s[::2])
+
+
+async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
+    api: RealApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.members.discovery")
+    pods = pods_of(SPACE, "app=nobody")
+    pods.resource_version = "1"
+    watch = KubernetesDiscovery(api.account(), pods)
+    watch._listed = True
+    async with following(watch) as said:
+        await until(lambda: int(pods.resource_version) > 1)
+        assert said == [{}]
+    (message,) = [each.message for each in caplog.records if each.name == "router.members.discovery.kubernetes"]
+    assert message.startswith("Listing pods space/app=nobody anew: too old resource version: 1 ")
+
+
+def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
+    with api.asking() as client:
+        for selector in (*SELECTORS, *NO_SELECTORS):
+            status = client.get(PODS, params={"labelSelector": selector}).status_code
+            assert status == (200 if selector in SELECTORS else 400), selector
+
+
+def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
+    with api.asking(ROUTER) as client:
+        for resource in (PODS, "/apis/discovery.k8s.io/v1beta1/namespaces/space/endpointslices"):
+            assert client.get(resource).status_code == 200
+        for resource in ("secrets", "configmaps", "serviceaccounts"):
+            assert client.get(f"/api/v1/namespaces/{SPACE}/{resource}").status_code == 403
+        assert client.get("/api/v1/namespaces/default/pods").status_code == 403
+        assert client.post(PODS, json=pod("mine")).status_code == 403
+        assert client.delete(PODS).status_code == 403
+
+
+async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
+    elsewhere = msgspec.structs.replace(api.account(), namespace="default")
+    watch = KubernetesDiscovery(elsewhere, pods_of("default", "app=llm"))
+    async with following(watch):
+        await until(lambda: watch.problem is not None)
+    assert watch.problem == (
+        "status 403; let the service account get, list and watch pods of the core API in the namespace default"
+    )
+
+
+async def test_bookmarks_let_a_watch_go_on_from_where_nothing_happened(
+    api: RealApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.members.discovery")
+    pods = pods_of(SPACE, "app=nobody")
+    with api.asking() as client:
+        async with following(KubernetesDiscovery(api.account(), pods, watch_s=5)) as said:
+            await until(lambda: said)
+            listed = int(pods.resource_version)
+            for number in range(3):
+                checked(client.post("/api/v1/namespaces", json={"metadata": {"name": f"other-{number}-{listed}"}}))
+            metadata = {"name": f"elsewhere-{listed}", "labels": {"app": "somebody"}}
+            made = {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "none"}]}}
+            newer = int(checked(client.post(PODS, json=made))["metadata"]["resourceVersion"])
+            await until(lambda: int(pods.resource_version) >= newer)
+            checked(client.delete(f"{PODS}/elsewhere-{listed}", params={"gracePeriodSeconds": "0"}))
+    assert [each.message for each in caplog.records if each.name == "router.members.discovery.kubernetes"] == []
+
+
+async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.members.discovery.kubernetes.PAGE", 2)
+    names = [f"paged-{number}" for number in range(5)]
+    with api.asking() as client:
+        for name in names:
+            metadata = {"name": name, "labels": {"app": "paged"}}
+            container = {"name": "c", "image": "none", "ports": [port("http", 8000)]}
+            checked(client.post(PODS, json={"metadata": metadata, "spec": {"containers": [container]}}))
+            status = {"status": pod(name)["status"] | {"containerStatuses": []}}
+            checked(client.patch(f"{PODS}/{name}/status", json=status, headers=MERGE))
+        async with following(KubernetesDiscovery(api.account(), pods_of(SPACE, "app=paged"))) as said:
+            await until(lambda: said)
+            assert sorted(said[0]) == names
+        for name in names:
+            checked(client.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"}))
+
+
+async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
+    with api.asking() as client:
+        slices = slices_known_to(client, "llm")
+        path = slices.kind.path(SPACE)
+        target = {"kind": "Pod", "name": "p", "uid": "u", "namespace": SPACE}
+        endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": target}
+        labels = {"kubernetes.io/service-name": "llm", "warmroute/engine": "vllm"}
+        content = {
+            "metadata": {"name": "llm-x", "labels": labels},
+            "addressType": "IPv4",
+            "endpoints": [endpoint],
+            "ports": [{"name": "http", "port": 8000}, {"name": "events", "port": 5557}],
+        }
+        async with following(KubernetesDiscovery(api.account(), slices)) as said:
+            await until(lambda: said)
+            checked(client.post(path, json=content))
+            await until(lambda: said[-1])
+            spec = said[-1]["p"]
+            assert (spec.url, spec.events, spec.engine) == ("http://10.0.0.1:8000", "tcp://10.0.0.1:5557", "vllm")
+            ended = {"ready": False, "serving": True, "terminating": True}
+            if slices.kind.version != "v1beta1":  # which may not know of ending pods yet
+                changed = {"endpoints": [endpoint | {"conditions": ended}]}
+                checked(client.patch(f"{path}/llm-x", json=changed, headers=MERGE))
+                await until(lambda: said[-1]["p"].draining)
+            checked(client.delete(f"{path}/llm-x"))
+            await until(lambda: not said[-1])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def report(capsys: pytest.CaptureFixture[str], what: str, latencies_s: list[float]) -> None:
+    with capsys.disabled():
+        middle_ms, most_ms = 1000 * statistics.median(latencies_s), 1000 * max(latencies_s)
+        print(f"\n{what} {middle_ms:.0f} ms (median of {len(latencies_s)}), {most_ms:.0f} ms at most")

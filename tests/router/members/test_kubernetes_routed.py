@@ -1,0 +1,249 @@
+"""A whole router that Kubernetes tells: pods come and go, and so does the API server, while clients are answered."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events.curve import load_curve, write_keys
+from events.messages import BlockStored
+from events.publisher import Publisher, PublisherConfig
+from router.config import Kubernetes
+from router.members.discovery.cluster import Cluster
+from router.members.feeds import Feeds
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Object, pod, port
+from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
+
+SOON_S = 3.0  # a second is what is promised; a machine with other tests on it may add to that
+
+
+class Cloud:
+    """Replicas, the API server that knows them, and a router with clients that never stop asking."""
+
+    def __init__(self, api: KubernetesApi, running: Served, replicas: dict[str, Scripted]) -> None:
+        self.api = api
+        self.running = running
+        self.replicas = replicas
+        self.answered: Counter[str] = Counter()  # by who did
+        self.unanswered: list[Any] = []
+
+    def pod(self, name: str, **more: Any) -> Object:
+        ports = [port("http", self.replicas[name].port)]
+        return pod(name, "127.0.0.1", **({"ports": ports, "annotations": {"warmroute/engine": "openai"}} | more))
+
+    def put(self, name: str, **more: Any) -> None:
+        self.api.put(PODS, self.pod(name, **more))
+
+    async def members(self) -> dict[str, bool]:
+        """By name, as GET /replicas says it, and whether it takes requests."""
+        async with connect(self.running.port) as client:
+            answer = await client.get("/replicas")
+        assert answer.status == 200
+        return {each["name"]: each["available"] for each in answer.json["replicas"]}
+
+    async def soon(self, expected: dict[str, bool]) -> None:
+        """The router's replicas are these, within a second of now."""
+        until_s = time.monotonic() + SOON_S
+        while (found := await self.members()) != expected:
+            assert time.monotonic() < until_s, f"{found} instead of {expected}"
+            await asyncio.sleep(0.01)
+
+    async def ask_on_and_on(self) -> None:
+        async with connect(self.running.port) as client:
+            while True:
+                answer = await client.post(CHAT, chat())
+                if answer.status == 200:
+                    self.answered[answer.json] += 1
+                else:
+                    self.unanswered.append((answer.status, answer.body))
+                await asyncio.sleep(0.001)  # the others share this process
+
+    async def someone_answers(self, name: str) -> None:
+        """That replica gets requests now."""
+        before = self.answered[name]
+        async with asyncio.timeout(SOON_S):
+            while self.answered[name] == before:
+                await asyncio.sleep(0.005)
+
+    async def asked_a_while(self, count: int = 20) -> Counter[str]:
+        """The replicas that served the next requests."""
+        before = self.answered.copy()
+        async with asyncio.timeout(10):
+            while (new := self.answered - before).total() < count:
+                await asyncio.sleep(0.005)
+        return new
+
+
+@asynccontextmanager
+async def cloud(*names: str, asking: bool = True, keys: Mapping[str, str] | None = None) -> AsyncIterator[Cloud]:
+    """With pods of these names, the first of which is ready."""
+    async with AsyncExitStack() as stack:
+        replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
+        api = await stack.enter_async_context(KubernetesApi().running())
+        told = Kubernetes(Cluster(api.url, SPACE), pods="app=llm")
+        running = await stack.enter_async_context(served(ready=False, kubernetes=told, **(keys or {})))
+        made = Cloud(api, running, replicas)
+        made.put(names[0])
+        await made.soon({names[0]: True})
+        asker = asyncio.create_task(made.ask_on_and_on() if asking else asyncio.sleep(0))
+        try:
+            yield made
+            assert made.unanswered == []
+            assert not asker.done() or not asking, asker
+        finally:
+            asker.cancel()
+            await asyncio.gather(asker, return_exceptions=True)
+
+
+async def test_pods_come_become_ready_restart_and_go_and_every_request_is_answered() -> None:
+    async with cloud("a", "b") as made:
+        made.put("b", ready=False)
+        made.put("a", annotations={"warmroute/engine": "openai", "seen": "since"})
+        await made.asked_a_while()
+        assert await made.members() == {"a": True}
+        made.put("b")
+        await made.soon({"a": True, "b": True})
+        await made.someone_answers("b")
+        first = made.running.member("b")
+        made.put("b", restarts=1)  # in place: neither its name nor its readiness said so
+        async with asyncio.timeout(SOON_S):
+            while made.running.member("b") is first:
+                await asyncio.sleep(0.01)
+        await made.soon({"a": True, "b": True})
+        made.put("b", restarts=1, ending=True)
+        await made.soon({"a": True, "b": False})
+        assert set(await made.asked_a_while()) == {"a"}
+        made.put("b", restarts=1, ending=True, ready=False)
+        await made.asked_a_while()
+        assert await made.members() == {"a": True, "b": False}
+        made.api.delete(PODS, "b")
+        await made.soon({"a": True})
+        made.put("b", uid="another")
+        await made.soon({"a": True, "b": True})
+        made.api.delete(PODS, "b")
+        await made.soon({"a": True})
+
+
+async def test_a_stream_that_a_leaving_pod_answers_comes_to_its_end() -> None:
+    async with cloud("a", asking=False) as made, connect(made.running.port) as client:
+        release = asyncio.Event()
+
+        async def slowly(call: Any) -> None:
+            call.begin()
+            call.chunk(b"data: 1\n\n")
+            await release.wait()
+            call.chunk(b"data: [DONE]\n\n")
+            call.end()
+
+        made.replicas["a"].handler = slowly
+        client.send("POST", CHAT, chat(stream=True))
+        assert (await client.head())[0] == 200
+        assert await client.chunk() == b"data: 1\n\n"
+        made.put("a", ending=True)
+        await made.soon({"a": False})
+        made.put("a", ending=True, ready=False)
+        made.api.delete(PODS, "a")
+        await made.soon({})
+        release.set()
+        assert b"".join([part async for part in client.chunks()]).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_an_api_server_that_was_gone_is_heard_within_a_second(forgotten: bool) -> None:
+    async with cloud("a", "b", "c") as made:
+        made.put("b")
+        await made.soon({"a": True, "b": True})
+        await made.api.stop()
+        await made.asked_a_while(100)
+        made.api.delete(PODS, "b")
+        made.put("c")
+        if forgotten:
+            made.api.forget()
+        await until_tried(made, 5)
+        assert await made.members() == {"a": True, "b": True}  # what was known stays
+        assert set(await made.asked_a_while()) == {"a", "b"}
+        await made.api.start()
+        await made.soon({"a": True, "c": True})
+        made.put("b")
+        await made.soon({"a": True, "b": True, "c": True})
+
+
+async def until_tried(made: Cloud, times: int) -> None:
+    """The router has failed to reach the API server so often; its wait is then as long as it gets."""
+    (watch,) = [each for each in made.running.front.discovery.discoveries if each.where.startswith("pods")]
+    backoff: Any = watch
+    async with asyncio.timeout(10):
+        while backoff._backoff._attempts < times:
+            await asyncio.sleep(0.01)
+    assert watch.problem is not None
+
+
+@pytest.mark.parametrize("trouble", ["dropped", "torn", "compacted", "repeated"])
+async def test_watches_that_break_hide_nothing(trouble: str) -> None:
+    async with cloud("a", "b") as made:
+        for _ in range(3):
+            for state, expected in (({}, {"a": True, "b": True}), ({"ending": True}, {"a": True, "b": False})):
+                await watched(made)
+                break_watch(made.api, trouble)
+                made.put("b", **state)
+                await made.soon(expected)
+            await watched(made)
+            break_watch(made.api, trouble)
+            made.api.delete(PODS, "b")
+            await made.soon({"a": True})
+
+
+async def watched(made: Cloud) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not made.api.watched:
+            await asyncio.sleep(0.005)
+
+
+def break_watch(api: KubernetesApi, trouble: str) -> None:
+    if trouble == "dropped":
+        api.drop()
+    elif trouble == "torn":
+        api.torn = True
+    elif trouble == "compacted":
+        api.bookmark("elsewhere")  # something else has happened that this watch was not told
+        api.forget()
+        api.drop()
+    else:
+        api.say_again(PODS)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_given(
+    known: bool, tmp_path: Path
+) -> None:
+    server, secret = write_keys(str(tmp_path / "replica"))
+    (tmp_path / "clients").mkdir()
+    _, own = write_keys(str(tmp_path / ("clients/router" if known else "stranger")))
+    curve = load_curve(str(secret), str(tmp_path / "clients"))
+    any_port = "tcp://127.0.0.1:0"
+    publishing = PublisherConfig(events=any_port, replay=any_port, status=any_port, snapshot=any_port, curve=curve)
+    keys = {"curve_server": str(server), "curve_secret": str(own)}
+    with Publisher(publishing) as publisher:
+        publisher.publish([BlockStored([1], None, [1, 2, 3, 4], 4, None, "GPU", None)])
+        ports = {
+            f"warmroute/{name}-port": str(getattr(publisher.endpoints, name)).rpartition(":")[2]
+            for name in ("events", "replay", "status", "snapshot")
+        }
+        async with cloud("a", asking=False, keys=keys) as made:
+            made.put("a", annotations={"warmroute/engine": "openai"} | ports)
+            assert await heard_of(made.running.router.feeds, "a") is known
+
+
+async def heard_of(feeds: Feeds, name: str) -> bool:
+    """Tell whether its events arrive within a second."""
+    until_s = time.monotonic() + SOON_S
+    while (state := feeds.state(name)) is None or state.seq != 0:
+        if time.monotonic() > until_s:
+            return False
+        await asyncio.sleep(0.01)
+    return True

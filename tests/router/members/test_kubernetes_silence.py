@@ -1,0 +1,66 @@
+"""An API server whose machine is gone: no connection ends, nothing is refused, there is only silence."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from router.members.discovery.cluster import Cluster
+from router.members.discovery.desired import Desired
+from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.pods import pods_of
+from tests.chaos.nodes import Node, network, no_nodes
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, pod
+
+why_not = "Linux' own" if sys.platform != "linux" else no_nodes()
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(why_not is not None, reason=why_not or "")]
+
+NOTICED_S = 12.0
+BACK_S = 2.5  # of which a second is that of a packet that was lost, when it is sent again
+
+
+def test_silence_is_noticed_and_its_end_too() -> None:
+    with network(2) as (server, router), router.inside():
+        noticed_s, back_s = asyncio.run(cut_and_restored(server))
+    assert noticed_s < NOTICED_S
+    assert back_s < BACK_S
+
+
+async def cut_and_restored(server: Node) -> tuple[float, float]:
+    """How long it takes until the watch has a problem, and, after the server is back, until it tells again."""
+    api = KubernetesApi(server.address)
+    api.put(PODS, pod("a"))
+    with server.inside():
+        await api.start()
+    watch = KubernetesDiscovery(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
+    said: list[Desired] = []
+    following = asyncio.create_task(follow(watch, said))
+    await until(lambda: api.watched == 1, 5.0)
+    server.cut()
+    api.put(PODS, pod("b"))
+    noticed_s = await until(lambda: watch.problem is not None, 30.0)
+    assert list(said[-1]) == ["a"]
+    server.restore()
+    back_s = await until(lambda: sorted(said[-1]) == ["a", "b"], 30.0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await api.stop()
+    return noticed_s, back_s
+
+
+async def follow(watch: KubernetesDiscovery, said: list[Desired]) -> None:
+    async with contextlib.aclosing(watch.watch()) as members:
+        async for wanted in members:
+            said.append(wanted)
+
+
+async def until(condition: Callable[[], bool], limit_s: float) -> float:
+    """How long it took."""
+    since_s = time.monotonic()
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+    return time.monotonic() - since_s

@@ -1,0 +1,107 @@
+"""The drawing of `warmroute prefixes`."""
+
+import io
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from router.prompts.prefixes.draw import HINT, ago, draw
+
+TOOL = {
+    "model": "m",
+    "exact": True,
+    "begin": 0,
+    "tokens": 2048,
+    "prompts": 312,
+    "idle_s": 0.4,
+    "held_by": 2,
+    "replicas": ["replica-0", "replica-2"],
+    "text": "system: You are\n a [helpful] assistant. " * 4,
+}
+QUESTION = TOOL | {
+    "begin": 2048,
+    "tokens": 512,
+    "prompts": 40,
+    "idle_s": 90,
+    "held_by": 0,
+    "replicas": [],
+    "text": None,
+}
+SHARED = {"prompts": 1204, "span_s": 720.0, "texts": True, "prefixes": [TOOL | {"below": [QUESTION]}], "newer": 1}
+
+
+def drawn(width: int = 80, **changes: Any) -> str:
+    file = io.StringIO()
+    draw(msgspec.json.encode(SHARED | changes), file, width)
+    return file.getvalue()
+
+
+def test_what_is_shared_is_a_tree_of_plain_text_where_there_is_no_terminal() -> None:
+    assert [line.rstrip() for line in drawn().splitlines()] == [
+        "What the last 1,204 prompts share (12 min)",
+        "",
+        "tokens  prompts   last  held by               text",
+        "2,048       312    0 s  replica-0, replica-2  system: You are a [helpful] assis…",
+        "  +512       40  2 min  nobody",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_it_fits_in_the_columns_there_are(width: int) -> None:
+    assert max(len(line) for line in drawn(width).splitlines()) <= max(width, 42)
+
+
+def test_texts_that_are_not_kept_are_no_column_but_a_hint() -> None:
+    text = drawn(texts=False)
+    assert "helpful" not in text and "text" not in text.splitlines()[2]
+    assert text.splitlines()[-1] == HINT
+
+
+def test_models_are_named_where_there_are_several() -> None:
+    other = TOOL | {"model": "other", "exact": False, "below": []}
+    lines = drawn(prefixes=[TOOL | {"below": [QUESTION]}, other]).splitlines()
+    assert lines[3].startswith("2,048 m ") and lines[4].startswith("  +512 ") and lines[5].startswith("~2,048 other ")
+
+
+def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
+    drawn_text = drawn(prefixes=[TOOL | {"text": "\x1b[2J\x07 gone \u202e", "below": []}])
+    assert "\\x1b[2J\\x07 gone \\u202e" in drawn_text
+    assert all(letter.isprintable() or letter == "\n" for letter in drawn_text)
+
+
+def test_a_long_conversation_leaves_room_for_the_other_columns() -> None:
+    deep = QUESTION
+    for _ in range(60):
+        deep = QUESTION | {"below": [deep]}
+    lines = drawn(prefixes=[TOOL | {"below": [deep]}]).splitlines()
+    assert lines[2].split() == ["tokens", "prompts", "last", "held", "by", "text"]
+    assert lines[-1].strip().startswith("+512") and max(map(len, lines)) <= 80
+
+
+def test_many_replicas_are_counted() -> None:
+    held = TOOL | {"held_by": 1000, "replicas": [f"r{number}" for number in range(20)], "below": []}
+    assert "r0, r1, r2 and 997 more" in drawn(prefixes=[held])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "heading"),
+    [
+        (0, "No prompt is remembered."),
+        (1, "Nothing is shared by the last prompt (5 s)"),
+        (7, "Nothing is shared by the last 7 prompts (5 s)"),
+    ],
+)
+def test_nothing_shared_is_said(prompts: int, heading: str) -> None:
+    assert drawn(prompts=prompts, span_s=5, prefixes=[]) == f"{heading}\n"
+
+
+def test_an_answer_that_cannot_be_read_is_said_in_one_line() -> None:
+    with pytest.raises(click.ClickException, match="cannot be read"):
+        draw(b"[]", io.StringIO())
+
+
+@pytest.mark.parametrize(("duration_s", "text"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (5400, "1.5 h")])
+def test_times_are_short(duration_s: float, text: str) -> None:
+    assert ago(duration_s) == text

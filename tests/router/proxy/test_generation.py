@@ -1,0 +1,1122 @@
+"""A generation request's way through failures, with replicas that fail as the test says."""
+
+import asyncio
+import gc
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from api.native import pack_ids, unpack_ids
+from events.native import Load
+from router.members.spec import ReplicaSpec
+from router.placement.cost import ASSUMED_TOKENS_PER_S
+from router.placement.effects import PATIENCE
+from router.proxy.generation import Generation
+from router.proxy.keys import Key, digest_of
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    DEADLINE_S,
+    DONE,
+    DRAINING,
+    MODEL,
+    QUEUE_FULL,
+    Call,
+    Handler,
+    Script,
+    Scripted,
+    Served,
+    chat,
+    connect,
+    drops,
+    event,
+    events_of,
+    head_of,
+    named,
+    refused_port,
+    says,
+    served,
+    silent,
+)
+
+GOOD = b'{"choices":[]}'
+JSON = "application/json"
+PIECES = [b"one ", b"two ", b"three ", b"four"]
+
+
+def faults(running: Served) -> int:
+    return sum(member.faults for member in running.router.members)
+
+
+async def hold(call: Call) -> None:
+    """As `silent`, once the head and a first event are out."""
+    call.begin()
+    call.chunk(event('{"n":0}'))
+    await call.left()
+
+
+# ---- before the first byte
+
+
+async def test_a_refused_connection_is_not_seen_by_the_client() -> None:
+    dead = ReplicaSpec(name="dead", url=f"http://127.0.0.1:{refused_port()}", engine="openai", model=MODEL)
+    good = named("good")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(good.running())
+        running = await stack.enter_async_context(served(good, replicas=(good.spec, dead)))
+        client = await stack.enter_async_context(connect(running.port))
+        assert [(await client.post(CHAT, chat())).status for _ in range(4)] == [200] * 4
+
+
+async def test_a_replica_that_stops_listening_is_passed_over_and_its_breaker_opens() -> None:
+    stopping, good = named("stopping"), named("good")
+    async with AsyncExitStack() as stack:
+        listening = AsyncExitStack()
+        await listening.enter_async_context(stopping.running())
+        running = await stack.enter_async_context(served(stopping, good))
+        client = await stack.enter_async_context(connect(running.port))
+        assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"stopping", "good"}
+        await listening.aclose()
+        answers = [await client.post(CHAT, chat()) for _ in range(4)]
+        assert [answer.json for answer in answers] == ["good"] * 4
+        assert running.member("stopping").candidate.unavailable is not None
+        assert running.member("good").candidate.unavailable is None
+        assert running.router.counts.retries == 1
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [drops, lambda call: call.write(b"HTTP/1.1 200 O") or call.drop(), lambda call: call.write(b"garbage\r\n\r\n")],
+    ids=["nothing", "half a line", "no HTTP"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_loss_before_the_first_byte_is_not_seen_by_the_client(lost: Handler, stream: bool) -> None:
+    script = Script(lost, says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat(stream=stream))
+        assert (answer.status, answer.body) == (200, GOOD)
+        assert len(script.calls) == 2 and script.calls[0].body == script.calls[1].body
+        assert faults(running) == 1
+        assert running.router.counts.retries == 1
+
+
+async def test_where_nobody_else_is_there_the_same_one_is_asked_again() -> None:
+    script = Script(drops, says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).body == GOOD
+        assert len(script.calls) == 2
+
+
+@pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.2}], ids=["no queue", "too late"])
+async def test_where_nobody_comes_back_in_time_the_client_is_told_to_try_again(queue: dict[str, Any]) -> None:
+    gone = named("gone")
+    async with AsyncExitStack() as server:
+        await server.enter_async_context(gone.running())
+        async with served(gone, **queue) as running, connect(running.port) as client:
+            await server.aclose()
+            answer = await client.post(CHAT, chat())
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert answer.error["code"] == "no_replica" and "gone" in answer.error["message"]
+
+
+async def test_a_request_waits_for_a_replica_that_is_away() -> None:
+    away = named("away")
+    async with AsyncExitStack() as server:
+        await server.enter_async_context(away.running())
+        async with served(away, health_interval_s=0.05) as running, connect(running.port) as client:
+            await server.aclose()
+            client.send("POST", CHAT, chat())
+            await until(lambda: len(running.router.waiting) == 1, "it waits")
+            await server.enter_async_context(away.running(away.port))
+            assert (await client.answer()).json == "away"
+
+
+async def test_a_request_that_kills_replicas_takes_no_more_than_three_with_it() -> None:
+    poison, innocent = Script(drops), Script(says(GOOD))
+
+    def by_body(call: Call) -> None:
+        (poison if b"poison" in call.body else innocent)(call)
+
+    replicas = [Scripted(f"r{n}", by_body) for n in range(6)]
+    async with served(*replicas) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat("poison"))
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
+        assert len(poison.calls) == 3
+        assert [(await client.post(CHAT, chat())).status for _ in range(6)] == [200] * 6
+
+
+async def test_a_request_that_ends_whole_processes_takes_no_more_than_three_with_it() -> None:
+    ends: dict[str, AsyncExitStack] = {}
+    ended: list[str] = []
+
+    def dies(name: str) -> Handler:
+        async def handle(call: Call) -> None:
+            if b"poison" in call.body:
+                ended.append(name)
+                await ends[name].aclose()
+            else:
+                call.answer(GOOD)
+
+        return handle
+
+    replicas = [Scripted(name, dies(name)) for name in "abcdef"]
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            ends[replica.name] = await stack.enter_async_context(AsyncExitStack())
+            await ends[replica.name].enter_async_context(replica.running())
+        running = await stack.enter_async_context(served(*replicas))
+        client = await stack.enter_async_context(connect(running.port))
+        for _ in range(12):  # each replica has a connection that has been used before
+            assert (await client.post(CHAT, chat())).status == 200
+        answer = await client.post(CHAT, chat("poison"))
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
+        assert len(ended) == 3
+        assert [(await client.post(CHAT, chat())).status for _ in range(9)] == [200] * 9
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_gateways_error_sends_the_request_to_the_next_replica(status: int) -> None:
+    script = Script(says(b"bad gateway", status), says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).body == GOOD
+        assert len(script.calls) == 2 and faults(running) == 1
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_the_last_replicas_error_is_passed_on(status: int) -> None:
+    script = Script(says(b"bad gateway", status, x_own="1"))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.body, answer.headers["x-own"]) == (status, b"bad gateway", "1")
+        assert len(script.calls) == 2 and faults(running) == 2
+
+
+@pytest.mark.parametrize("body", [b"failed", b"long" * 200_000], ids=["short", "long"])
+async def test_an_internal_error_that_three_replicas_give_is_passed_on_and_counted(body: bytes) -> None:
+    script = Script(says(body, 500))
+    async with served(*script.replicas(6), breaker_faults=100) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.body) == (500, body)
+        assert len(script.calls) == faults(running) == 4  # the first, and three more
+
+
+async def test_requests_that_every_replica_refuses_are_not_asked_again_without_end() -> None:
+    script = Script(says(b"overloaded", 429))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        running.router.retry_budget.left = 3.0
+        running.router.retry_budget.filled_s = float("inf")  # time adds nothing
+        for _ in range(10):
+            assert (await client.post(CHAT, chat())).status == 429
+        assert len(script.calls) == 10 + 3 + 2  # a fifth of the ten, too
+
+
+@pytest.mark.parametrize("body", [b"failed", b"long" * 200_000], ids=["short", "long"])
+async def test_internal_errors_in_a_row_open_the_breaker(body: bytes) -> None:
+    async with served(*Script(says(body, 500)).replicas(1)) as running, connect(running.port) as client:
+        for _ in range(3):
+            assert running.member("r0").health.breaker == "closed"
+            await client.post(CHAT, chat())
+        assert running.member("r0").health.breaker == "open"
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 501])
+@pytest.mark.parametrize("body", [b'{"error":{"code":"mine"}}', b"long" * 200_000], ids=["short", "long"])
+async def test_the_clients_own_fault_is_passed_on_and_never_counted(status: int, body: bytes) -> None:
+    script = Script(says(body, status, x_own="1"))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        for sent in range(1, 6):
+            answer = await client.post(CHAT, chat())
+            assert (answer.status, answer.body, answer.headers["x-own"]) == (status, body, "1")
+            assert len(script.calls) == sent
+        assert faults(running) == (sent if status == 501 else 0)
+        assert status == 501 or all(member.candidate.unavailable is None for member in running.router.members)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_refusal_arrives_though_the_replica_closed_without_reading_megabytes(path: str) -> None:
+    refusal = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 9\r\nconnection: close\r\n\r\ntoo large"
+
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = b'{"data":[{"id":"m"}]}'
+        writer.write(refusal if head.startswith(b"POST") else head_of(200, {"connection": "close"}, len(body)) + body)
+        writer.close()
+
+    server = await asyncio.start_server(hasty, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    spec = ReplicaSpec(name="hasty", url=f"http://127.0.0.1:{port}", engine="openai")
+    async with server, served(ready=False, replicas=(spec,)) as running, connect(running.port) as client:
+        await until(lambda: running.member("hasty").candidate.unavailable is None, "it takes requests")
+        for _ in range(10):
+            answer = await client.post(path, {"model": MODEL, "prompt": "x" * 8_000_000})
+            assert (answer.status, answer.body) == (413, b"too large")
+        assert faults(running) == 0
+
+
+async def test_a_draining_replica_leaves_the_request_to_the_next_one_and_rests() -> None:
+    script = Script(says(DRAINING, 503), says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert [(await client.post(CHAT, chat())).body for _ in range(3)] == [GOOD] * 3
+        assert len(script.calls) == 4  # it was not asked again
+        resting = [member for member in running.router.members if member.candidate.unavailable]
+        assert [member.candidate.unavailable for member in resting] == ["it drains"]
+        assert faults(running) == 0
+
+
+async def test_where_all_drain_the_client_reads_why() -> None:
+    async with served(*Script(says(DRAINING, 503)).replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (503, "draining")
+        assert faults(running) == 0
+
+
+async def test_a_full_replica_leaves_the_request_to_the_next_one() -> None:
+    script = Script(says(QUEUE_FULL, 429), says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).body == GOOD
+        assert faults(running) == 0
+        assert all(member.candidate.unavailable is None for member in running.router.members)
+
+
+async def test_where_all_are_full_the_client_is_told_so() -> None:
+    script = Script(says(QUEUE_FULL, 429, retry_after="7"))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, QUEUE_FULL, "7")
+        assert len(script.calls) == 2
+
+
+# ---- in the midst of a plain answer
+
+
+async def test_a_plain_stream_that_breaks_off_ends_in_an_error_that_clients_understand() -> None:
+    def broken(call: Call) -> None:
+        call.begin()
+        call.chunk(event('{"n":1}'))
+        call.drop()
+
+    script = Script(broken, says(GOOD))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat(stream=True))
+        first, last = events_of(answer.body)
+        assert (answer.status, first) == (200, {"n": 1})
+        assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "broken_stream")
+        assert len(script.calls) == 1 and faults(running) == 1
+        assert (await client.post(CHAT, chat())).body == GOOD  # the connection is in step
+
+
+async def test_an_error_never_becomes_part_of_half_an_event() -> None:
+    def broken(call: Call) -> None:
+        call.begin()
+        call.chunk(event('{"n":1}') + b'data: {"n":')
+        call.drop()
+
+    async with served(*Script(broken).replicas(1)) as running, connect(running.port) as client:
+        first, half, error, done, end = (await client.post(CHAT, chat(stream=True))).body.split(b"\n\n")
+        assert (first, half, done, end) == (b'data: {"n":1}', b'data: {"n":', b"data: [DONE]", b"")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
+
+
+async def test_a_stream_that_is_lost_after_its_last_event_is_complete() -> None:
+    def broken(call: Call) -> None:
+        call.begin()
+        call.chunk(event('{"n":1}') + DONE)
+        call.drop()
+
+    async with served(*Script(broken).replicas(1)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == event('{"n":1}') + DONE
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n",
+        b"content-type: text/event-stream\r\ncontent-length: 100\r\n\r\nab",
+    ],
+    ids=["no events", "a length"],
+)
+async def test_what_cannot_end_in_words_breaks_off_for_the_client_too(headers: bytes) -> None:
+    def broken(call: Call) -> None:
+        call.write(b"HTTP/1.1 200 OK\r\n" + headers)
+        call.drop()
+
+    async with served(*Script(broken).replicas(2)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        status, _ = await client.head()
+        body = await client.rest()
+        assert status == 200 and body in (b"ab", b"2\r\nab\r\n")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n", b"content-length: 100\r\n\r\nab"],
+    ids=["chunked", "length"],
+)
+async def test_a_whole_answer_that_breaks_off_is_given_anew_by_another_replica(broken: bytes) -> None:
+    def breaks(call: Call) -> None:
+        call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + broken)
+        call.drop()
+
+    script = Script(breaks, says(GOOD, x_own="1"))
+    async with served(*script.replicas(2)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.body, answer.headers["x-own"]) == (200, GOOD, "1")
+        assert faults(running) == 1
+
+
+# ---- native answers
+
+
+def ids(n: int) -> list[int]:
+    return [100 + n]
+
+
+def from_piece(first: int, until_: int, *, then: str = "end", **begin: str) -> Handler:
+    """A native replica that says these PIECES, one token each."""
+
+    def handle(call: Call) -> None:
+        call.begin_frames(**begin)
+        for n in range(first, until_):
+            call.frame(event(PIECES[n].decode()), *ids(n))
+        if then == "end":
+            call.frame(DONE)
+            call.end()
+        elif then == "half a frame":
+            call.chunk(b"\0\0\0\0\1\0\0\0")
+            call.drop()
+        elif then == "no frame":
+            call.chunk(b"\xff" * 12)
+        else:
+            call.drop()
+
+    return handle
+
+
+def goes_on(call: Call) -> None:
+    """From wherever the router says that the answer was cut."""
+    said = call.native[0].resume_token_ids
+    tokens = unpack_ids(said[0]) if said else []
+    assert tokens == [100, 101, 102, 103][: len(tokens)]
+    from_piece(len(tokens), 4)(call)
+
+
+WHOLE = b"".join(event(piece.decode()) for piece in PIECES) + DONE
+
+
+async def test_a_native_replica_gets_the_tokens_and_what_makes_answers_alike() -> None:
+    script = Script(from_piece(0, 4, x_warmroute_cached_tokens="16"))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat(stream=True, seed=None, unknown=[1]), accept="text/event-stream")
+        assert answer.body == WHOLE
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-warmroute-cached-tokens"] == "16"
+        assert "x-warmroute-content-type" not in answer.headers
+        call = script.calls[0]
+        assert call.header("content-type") == "application/x-warmroute-request"
+        assert call.header("accept") == "application/x-warmroute-frames"
+        native, body = call.native
+        assert body == chat(stream=True, seed=None, unknown=[1])
+        assert ord("h") in unpack_ids(native.prompts[0])
+        assert native.response_id is not None and native.response_id.startswith("chatcmpl-")
+        assert native.created is not None and native.seed is not None
+        assert native.resume_token_ids == []
+
+
+async def test_a_native_replica_is_told_whom_to_compute_first_and_a_retry_keeps_its_place() -> None:
+    script = Script(from_piece(0, 4))
+    async with served(*script.replicas(1, native=True), policy="cost") as running, connect(running.port) as client:
+        for words in (10, 2000):
+            await client.post(CHAT, chat("a " * words, stream=True))
+        short, long = (call.native[0].priority for call in script.calls)
+        assert long - short > PATIENCE * 1900 / ASSUMED_TOKENS_PER_S
+
+    script = Script(drops, from_piece(0, 4))
+    async with served(*script.replicas(2, native=True), policy="cost") as running, connect(running.port) as client:
+        await client.post(CHAT, chat(stream=True))
+        first, again = (call.native[0].priority for call in script.calls)
+        assert again < first
+
+
+async def test_a_body_that_comes_slowly_gains_nothing_by_it() -> None:
+    script = Script(from_piece(0, 4))
+    async with served(*script.replicas(1, native=True), policy="cost") as running, connect(running.port) as client:
+        router, late_s = running.router, 0.0
+        clock = router.now_s
+        router.now_s = lambda: clock() + late_s
+        body = json.dumps(chat(stream=True)).encode()
+        client.send("POST", CHAT, body[:10], content_length=str(len(body)))
+        await until(lambda: router.open_requests, "its head has come")
+        late_s = 30.0
+        client.write(body[10:])
+        assert (await client.answer()).status == 200
+        assert script.calls[0].native[0].priority > -late_s / 2
+        await running.idle()
+        assert router.decisions[-1].record().duration_s >= late_s  # the negative control: it came so early
+
+
+async def test_a_clients_own_seed_stands() -> None:
+    script = Script(from_piece(0, 4))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        await client.post(CHAT, chat(stream=True, seed=7))
+        assert script.calls[0].native[0].seed is None
+
+
+@pytest.mark.parametrize("then", ["drop", "half a frame", "no frame"])
+@pytest.mark.parametrize("cut", [0, 1, 3, 4])
+async def test_a_native_stream_goes_on_elsewhere_and_the_client_reads_the_same_bytes(cut: int, then: str) -> None:
+    script = Script(from_piece(0, cut, then=then), goes_on)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True, cache_salt="s"))).body == WHOLE
+        first, second = (call.native[0] for call in script.calls)
+        assert len(second.resume_token_ids) == (cut > 0) or then == "no frame"  # which takes what came with it along
+        assert second.prompts == first.prompts and second.cache_salt == first.cache_salt == "s"
+        assert (second.response_id, second.created, second.seed) == (first.response_id, first.created, first.seed)
+        assert script.calls[0].native[1] == script.calls[1].native[1]
+        assert running.router.counts.resumes == 1 and faults(running) == 1
+
+
+async def test_it_may_be_lost_twice() -> None:
+    script = Script(from_piece(0, 1, then="drop"), from_piece(1, 3, then="drop"), from_piece(3, 4))
+    async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+        assert unpack_ids(script.calls[2].native[0].resume_token_ids[0]) == [100, 101, 102]
+
+
+async def test_a_native_stream_that_nobody_can_go_on_with_ends_in_an_error() -> None:
+    script = Script(from_piece(0, 2, then="drop"))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        body = (await client.post(CHAT, chat(stream=True))).body
+        assert body.startswith(event("one ") + event("two ")) and body.endswith(DONE)
+        assert body.count(b"broken_stream") == 1
+
+
+async def test_without_resume_a_native_stream_that_is_lost_ends_in_an_error() -> None:
+    script = Script(from_piece(0, 2, then="drop"), from_piece(2, 4))
+    async with served(*script.replicas(2, native=True), resume=False) as running, connect(running.port) as client:
+        body = (await client.post(CHAT, chat(stream=True))).body
+        assert b"broken_stream" in body and len(script.calls) == 1
+        assert (await client.post(CHAT, chat(stream=True))).status == 200
+
+
+async def test_a_native_stream_lost_after_its_last_event_is_complete() -> None:
+    def broken(call: Call) -> None:
+        call.begin_frames()
+        for n, piece in enumerate(PIECES):
+            call.frame(event(piece.decode()), *ids(n))
+        call.frame(DONE)
+        call.drop()
+
+    script = Script(broken, from_piece(0, 4))
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+        assert len(script.calls) == 1
+
+
+async def test_the_choices_of_a_native_stream_are_resumed_each_where_it_was() -> None:
+    def first(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("a0"), 10, choice=0)
+        call.frame(event("c0"), 30, 31, choice=2)
+        call.drop()
+
+    script = Script(first, from_piece(0, 1))
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True, n=3))).body == event("a0") + event("c0") + event(
+            "one "
+        ) + DONE
+        assert script.calls[1].native[0].resume_token_ids == [pack_ids([10]), b"", pack_ids([30, 31])]
+
+
+@pytest.mark.parametrize("lost_after", ["tokens", "the answer"])
+async def test_a_whole_native_answer_that_is_lost_is_not_seen_by_the_client(lost_after: str) -> None:
+    def first(call: Call) -> None:
+        call.begin_frames(JSON)
+        call.frame(b"", 10, 11)
+        if lost_after == "the answer":
+            call.frame(GOOD)
+        call.drop()
+
+    def second(call: Call) -> None:
+        call.begin_frames(JSON, x_warmroute_cached_tokens="3")
+        call.frame(b"", 12)
+        call.frame(GOOD)
+        call.end()
+
+    script = Script(first, second)
+    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
+        answer = await client.post(COMPLETIONS, {"model": MODEL, "prompt": "hi"})
+        assert (answer.status, answer.body) == (200, GOOD)
+        assert answer.headers["content-type"] == JSON
+        assert answer.headers["content-length"] == str(len(GOOD))
+        assert script.calls[1].native[0].resume_token_ids == [pack_ids([10, 11])]
+
+
+async def test_a_native_replica_that_will_not_go_on_leaves_it_to_another_one() -> None:
+    script = Script(from_piece(0, 2, then="drop"), says(DRAINING, 503), from_piece(2, 4))
+    async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+
+
+async def test_a_native_replica_that_refuses_to_go_on_ends_the_stream_with_an_error() -> None:
+    script = Script(from_piece(0, 2, then="drop"), says(b'{"error":{}}', 400))
+    async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
+        body = (await client.post(CHAT, chat(stream=True))).body
+        assert body.startswith(event("one ") + event("two ")) and body.count(b"broken_stream") == 1
+        assert len(script.calls) == 2
+
+
+# ---- time
+
+
+@pytest.mark.parametrize("stream", [True])
+async def test_a_first_token_that_does_not_come_is_waited_for_elsewhere(stream: bool) -> None:
+    script = Script(silent, says(GOOD))
+    async with served(*script.replicas(2), first_token_timeout_s=0.1) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=stream))).body == GOOD
+        assert faults(running) == 1
+        async with asyncio.timeout(DEADLINE_S):
+            await script.calls[0].left()
+
+
+async def test_a_whole_answer_may_take_its_time() -> None:
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        call.answer(GOOD)
+
+    script = Script(slow)
+    async with (
+        served(*script.replicas(2), idle_timeout_s=0.05) as running,
+        connect(running.port) as client,
+    ):
+        client.send("POST", CHAT, chat())
+        asyncio.get_running_loop().call_later(0.4, release.set)
+        assert (await client.answer()).body == GOOD
+        assert faults(running) == 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_whole_answer_that_never_comes_gives_its_slot_back(path: str) -> None:
+    async with served(*Script(silent).replicas(1), first_token_timeout_s=0.1) as running, connect(running.port) as one:
+        answer = await one.post(path, {"model": MODEL, "prompt": "hi"})
+        assert answer.status in (502, 503)
+        await running.idle()
+        assert faults(running) == 1
+
+
+async def test_a_native_stream_that_falls_silent_goes_on_elsewhere() -> None:
+    async def falls_silent(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("one "), *ids(0))
+        await call.left()
+
+    script = Script(falls_silent, from_piece(1, 4))
+    async with (
+        served(*script.replicas(2, native=True), idle_timeout_s=0.1) as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
+
+
+async def test_a_plain_stream_that_falls_silent_ends_in_an_error() -> None:
+    async with served(*Script(hold).replicas(2), idle_timeout_s=0.1) as running, connect(running.port) as client:
+        body = (await client.post(CHAT, chat(stream=True))).body
+        assert b"no more of its answer came within 0.1 s" in body and body.endswith(DONE)
+
+
+async def test_a_stream_that_speaks_now_and_then_is_not_silent() -> None:
+    async def slow(call: Call) -> None:
+        call.begin()
+        for n in range(6):
+            await asyncio.sleep(0.1)
+            call.chunk(event(str(n)))
+        call.chunk(DONE)
+        call.end()
+
+    async with served(*Script(slow).replicas(2), idle_timeout_s=0.35) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat(stream=True))).body == b"".join(event(str(n)) for n in range(6)) + DONE
+        assert faults(running) == 0
+
+
+async def test_a_client_that_reads_slowly_does_not_make_the_replica_look_silent() -> None:
+    size = 20_000_000
+
+    async def long(call: Call) -> None:
+        call.begin()
+        for _ in range(size // 100_000):
+            call.chunk(bytes(100_000))
+            await call.connection.writer.drain()
+        call.end()
+
+    async with (
+        served(*Script(long).replicas(1), idle_timeout_s=1.0, first_token_timeout_s=0.1) as running,
+        connect(running.port) as client,
+    ):
+        client.send("POST", CHAT, chat(stream=True))
+        await client.head()
+        await asyncio.sleep(0.6)
+        assert len((await client.chunk()) + b"".join([part async for part in client.chunks()])) == size
+        assert faults(running) == 0
+
+
+async def test_a_client_that_reads_nothing_any_more_gives_its_slot_back() -> None:
+    async def long(call: Call) -> None:
+        call.begin()
+        while True:
+            call.chunk(bytes(100_000))
+            await call.connection.writer.drain()
+
+    async with (
+        served(*Script(long).replicas(1), idle_timeout_s=0.1) as running,
+        connect(running.port) as client,
+    ):
+        client.send("POST", CHAT, chat(stream=True))
+        await until(lambda: running.router.open_requests == 1, "it has come")
+        await running.idle()
+        assert faults(running) == 0 and running.router.counts.client_left == 1
+
+
+# ---- waiting for room
+
+
+async def test_requests_beyond_the_limit_wait_and_go_in_the_order_in_which_they_came() -> None:
+    release = [asyncio.Event() for _ in range(5)]
+    begun: list[str] = []
+
+    async def one(call: Call) -> None:
+        begun.append(call.json["messages"][0]["content"])
+        await release[len(begun) - 1].wait()
+        call.answer(GOOD)
+
+    async with served(*Script(one).replicas(1), replica_limit=1) as running, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(running.port)) for _ in range(5)]
+        for n, client in enumerate(clients):
+            client.send("POST", CHAT, chat(str(n)))
+            await running.opened(n + 1)
+        await until(lambda: begun == ["0"], "one is answered")
+        await asyncio.sleep(0.35)  # the clock looks a few times whether there is room
+        assert len(running.router.waiting) == 4
+        for n in range(5):
+            release[n].set()
+            assert (await clients[n].answer()).body == GOOD
+        assert begun == ["0", "1", "2", "3", "4"]
+        waited = [one.record().waited_s for one in running.router.decisions]
+        assert waited[0] == 0 and all(waited_s > 0.3 for waited_s in waited[1:])
+
+
+async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        call.answer(GOOD)
+
+    async with (
+        served(*Script(slow).replicas(1), replica_limit=1, queue_size=1) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        first.send("POST", CHAT, chat())
+        await until(lambda: running.member("r0").candidate.in_flight == 1, "it is full")
+        second.send("POST", CHAT, chat())
+        await until(lambda: len(running.router.waiting) == 1, "the queue is full")
+        answer = await third.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        assert answer.error["type"] == "rate_limit_error" and int(answer.headers["retry-after"]) >= 1
+        assert running.router.counts.refused["queue_full"] == 1
+        release.set()
+        assert (await first.answer()).body == (await second.answer()).body == GOOD
+
+
+async def test_who_waits_too_long_is_refused() -> None:
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        call.answer(GOOD)
+
+    async with (
+        served(*Script(slow).replicas(1), replica_limit=1, queue_timeout_s=0.25) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        first.send("POST", CHAT, chat())
+        await until(lambda: running.member("r0").candidate.in_flight == 1, "it is full")
+        answer = await second.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        release.set()
+        assert (await first.answer()).body == GOOD
+
+
+async def test_a_client_that_leaves_while_it_waits_takes_nobodys_room() -> None:
+    release = asyncio.Event()
+    script = Script(silent, says(GOOD))
+    async with (
+        served(*script.replicas(1), replica_limit=1) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        del release
+        for n, client in enumerate((first, second, third)):
+            client.send("POST", CHAT, chat(str(n)))
+            await running.opened(n + 1)
+        second.leave()
+        await until(lambda: len(running.router.waiting) == 1, "it is out of the queue")
+        first.leave()
+        assert (await third.answer()).body == GOOD
+        assert [call.json["messages"][0]["content"] for call in script.calls] == ["0", "2"]
+        await until(lambda: running.router.counts.client_left == 2, "both are counted")
+
+
+def takes(call: Call) -> None:
+    """The test answers it."""
+
+
+async def test_who_waits_for_a_model_does_not_keep_back_who_wants_another_one() -> None:
+    one, other = Scripted("one", takes, models=["x"]), Scripted("other", takes, models=["y"])
+    async with served(one, other, replica_limit=1) as running, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(running.port)) for _ in range(4)]
+        for n, (client, model) in enumerate(zip(clients, "xyxy", strict=True)):
+            client.send("POST", CHAT, chat(str(n)) | {"model": model})
+            await running.opened(n + 1)
+        await until(lambda: len(running.router.waiting) == 2 and one.calls and other.calls, "two wait behind two")
+        other.calls[0].answer(GOOD)  # the third waits before the fourth, but for the other model
+        await until(lambda: len(other.calls) == 2, "the fourth has its turn")
+        assert len(one.calls) == 1
+        one.calls[0].answer(GOOD)
+        await until(lambda: len(one.calls) == 2, "the third has its turn")
+        one.calls[1].answer(GOOD)
+        other.calls[1].answer(GOOD)
+        assert [(await client.answer()).status for client in clients] == [200] * 4
+
+
+async def test_who_waits_goes_to_a_replica_that_is_added_meanwhile_and_not_to_one_that_is_gone() -> None:
+    busy, gone, new = (Scripted(name, takes) for name in ("busy", "gone", "new"))
+    async with AsyncExitStack() as stack:
+        for replica in (gone, new):
+            await stack.enter_async_context(replica.running())
+        running = await stack.enter_async_context(served(busy, replica_limit=1))
+        clients = [await stack.enter_async_context(connect(running.port)) for _ in range(4)]
+        running.front.upkeep.add(gone.spec)
+        await until(lambda: "gone" in running.router.members.by_name, "it is known")
+        await until(lambda: running.member("gone").candidate.unavailable is None, "it takes requests")
+        for n, client in enumerate(clients[:3]):
+            client.send("POST", CHAT, chat())
+            await running.opened(n + 1)
+        await until(lambda: gone.calls and busy.calls and len(running.router.waiting) == 1, "one waits")
+        running.front.upkeep.remove("gone")
+        gone.calls[0].answer(GOOD)
+        await until(lambda: running.router.open_requests == 2, "what it had is answered")
+        assert len(gone.calls) == len(running.router.waiting) == 1
+        running.front.upkeep.add(new.spec)
+        await until(lambda: new.calls, "the one that waits goes to the new one")
+        new.calls[0].answer(GOOD)
+        busy.calls[0].answer(GOOD)
+        assert [(await client.answer()).status for client in clients[:3]] == [200] * 3
+
+
+@pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.1}], ids=["full", "too slow"])
+async def test_a_stream_that_waits_to_go_on_ends_within_itself(queue: dict[str, Any]) -> None:
+    taken = Scripted("taken", takes, native=True)
+    losing = Scripted("losing", takes, native=True)
+    async with (
+        served(taken, losing, replica_limit=1, **queue) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+    ):
+        for n, client in enumerate((first, second)):
+            client.send("POST", CHAT, chat(stream=True))
+            await running.opened(n + 1)
+        await until(lambda: taken.calls and losing.calls, "both are full")
+        from_piece(0, 1, then="drop")(losing.calls[0])
+        pending = {asyncio.ensure_future(one.answer()): one for one in (first, second)}
+        done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE_S)
+        bodies = [task.result().body for task in done]
+        assert len(bodies) == 1
+        assert bodies[0].startswith(event("one ")) and bodies[0].count(b"broken_stream") == 1
+        assert bodies[0].endswith(DONE) and b"HTTP/1.1" not in bodies[0]
+        from_piece(0, 4)(taken.calls[0])
+        assert (await next(task for task in pending if task not in done)).body == WHOLE
+
+
+async def test_the_time_of_streaming_is_no_time_of_waiting_and_who_goes_on_has_its_whole_time_to_wait() -> None:
+    one, other = (Scripted(name, takes, native=True) for name in ("one", "other"))
+    async with (
+        served(one, other, replica_limit=1, queue_timeout_s=0.6) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        for n, client in enumerate((first, second, third)):
+            client.send("POST", CHAT, chat(stream=True))
+            await running.opened(n + 1)
+        await until(lambda: len(running.router.waiting) == 1, "the third waits")
+        from_piece(0, 4)(one.calls[0])
+        await until(lambda: len(one.calls) == 2, "the third has its turn")
+        one.calls[1].begin_frames()
+        one.calls[1].frame(event("one "), *ids(0))
+        await asyncio.sleep(0.7)  # longer than it may wait
+        one.calls[1].drop()
+        await until(lambda: len(running.router.waiting) == 1, "it waits again")
+        from_piece(0, 4)(other.calls[0])
+        await until(lambda: len(other.calls) == 2, "and goes on")
+        from_piece(1, 4)(other.calls[1])
+        assert [(await client.answer()).body for client in (first, second, third)] == [WHOLE] * 3
+        assert all(remembered.record().waited_s < 0.5 for remembered in running.router.decisions)
+
+
+async def test_who_asks_for_a_model_whose_last_replica_is_gone_is_told_to_try_again() -> None:
+    coming = Scripted("coming", says(GOOD))
+    async with coming.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).status == 404  # nobody is known
+        coming.control["/v1/models"] = (500, {})
+        running.front.upkeep.add(coming.spec)
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
+        running.front.upkeep.remove("coming")
+        coming.control["/v1/models"] = (200, {"data": [{"id": MODEL}]})
+        running.front.upkeep.add(coming.spec)
+        await until(lambda: running.router.members.models, "its models are known")
+        await until(lambda: running.member("coming").candidate.unavailable is None, "it takes requests")
+        assert (await client.post(CHAT, chat())).body == GOOD
+        running.front.upkeep.remove("coming")
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
+        assert (await client.post(CHAT, chat() | {"model": "never"})).status == 404
+
+
+async def test_who_waits_when_the_last_replica_goes_waits_for_another_one() -> None:
+    busy, new = Scripted("busy", takes), Scripted("new", says(GOOD))
+    async with AsyncExitStack() as stack:
+        for replica in (busy, new):
+            await stack.enter_async_context(replica.running())
+        running = await stack.enter_async_context(served(replica_limit=1))
+        first, second = [await stack.enter_async_context(connect(running.port)) for _ in range(2)]
+        running.front.upkeep.add(busy.spec)
+        await until(lambda: running.router.members.models, "its models are known")
+        await until(lambda: running.member("busy").candidate.unavailable is None, "it takes requests")
+        first.send("POST", CHAT, chat())
+        await until(lambda: busy.calls, "it is full")
+        second.send("POST", CHAT, chat())
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        running.front.upkeep.remove("busy")
+        busy.calls[0].answer(GOOD)
+        assert (await first.answer()).body == GOOD
+        assert len(running.router.waiting) == 1
+        running.front.upkeep.add(new.spec)
+        assert (await second.answer()).body == GOOD
+
+
+async def test_who_waits_is_not_tried_where_only_shorter_prompts_have_room() -> None:
+    small, big = Scripted("small", says(GOOD), native=True), Scripted("big", takes, native=True)
+    small.control["/load"][1]["max_model_len"] = 8
+    asked = {"model": MODEL, "prompt": "x" * 64}
+    async with (
+        served(small, big, replica_limit=1) as running,
+        connect(running.port) as first,
+        connect(running.port) as second,
+        connect(running.port) as third,
+    ):
+        first.send("POST", COMPLETIONS, asked)
+        await until(lambda: big.calls, "it is full")
+        second.send("POST", COMPLETIONS, asked)
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        decided = sum(running.router.counts.decision_s.counts)
+        await asyncio.sleep(0.4)  # the clock looks a few times
+        assert sum(running.router.counts.decision_s.counts) == decided
+        assert (await third.post(COMPLETIONS, {"model": MODEL, "prompt": "x"})).body == GOOD
+        big.calls[0].answer(GOOD)
+        await until(lambda: len(big.calls) == 2, "the second has its turn")
+        big.calls[1].answer(GOOD)
+        assert (await first.answer()).body == (await second.answer()).body == GOOD
+
+
+async def test_a_replica_that_never_began_with_a_prompt_is_not_taken_to_have_it_cached() -> None:
+    script = Script(drops, says(b"{}", 400), says(GOOD))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        running.member("r0").block_size = 16  # as if it had events
+        running.router.members.arrange()
+        kept = []
+        for _ in range(2):  # the first is asked twice
+            await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
+            await running.idle()
+            kept.append(len(running.router.placement.index.optimistic))
+        assert kept == [0, 4]
+
+
+@pytest.mark.parametrize(("queue_s", "still_s", "gone_s"), [(100.0, 150.0, 300.0), (10_000.0, 600.0, 700.0)])
+async def test_what_waits_in_a_long_queue_counts_as_cached_while_it_may_have_its_turn(
+    queue_s: float, still_s: float, gone_s: float
+) -> None:
+    """No longer than a first token is waited for, though."""
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
+        member, router = running.member("r0"), running.router
+        member.block_size = 16
+        router.members.arrange()
+        load = Load(waiting=9, queued_prefill_tokens=int(queue_s * 8000), prefill_tokens_per_s=8000.0)
+        member.load.reported(load, router.now_s())
+        await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 64})
+        await running.idle()
+        router.placement.index.optimistic.expire(router.now_s() + still_s)
+        assert len(router.placement.index.optimistic) == 4
+        router.placement.index.optimistic.expire(router.now_s() + gone_s)
+        assert len(router.placement.index.optimistic) == 0
+
+
+async def test_prompts_are_kept_account_of_where_the_policy_asks_what_they_would_drive_out() -> None:
+    for policy, answer, pages in (("cost", says(GOOD), 1), ("cost", says(b"{}", 400), 0), ("prefix", says(GOOD), 0)):
+        script = Script(answer)
+        async with served(*script.replicas(1, native=True), policy=policy) as running, connect(running.port) as client:
+            member = running.member("r0")
+            member.block_size = 1024
+            running.router.members.arrange()
+            member.load.describe(1024, 100)
+            await client.post(COMPLETIONS, {"model": MODEL, "prompt": "x" * 1500})
+            await running.idle()
+            assert member.candidate.ages is not None
+            assert len(member.candidate.ages) == pages
+
+
+# ---- what nobody thought of
+
+
+SALTED = Key(name="k", digest=digest_of("secret"), salt="s")
+
+
+@pytest.mark.parametrize("on_a_thread", [False, True])
+async def test_a_body_that_cannot_be_salted_is_refused_and_leaves_nothing_behind(on_a_thread: bool) -> None:
+    rest = b"x" * 3_000_000 if on_a_thread else b"x"
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}],"cache_salt":"x","\xff":1}' % rest
+    async with served(named("r0"), keys=(SALTED,), demand_key=True) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, body, authorization="Bearer secret")
+        assert answer.status == 400 and "UTF-8" in answer.error["message"]
+        await running.idle()
+        answer = await client.post(CHAT, chat(cache_salt="x"), authorization="Bearer secret")
+        assert answer.json == "r0"  # the negative control
+
+
+class Resumed(Scripted):
+    """An engine whose streams the router reads on their way."""
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        return ReplicaSpec(name=self.name, url=f"http://127.0.0.1:{self.port}", engine="vllm", resume=True)
+
+
+async def test_a_body_that_cannot_be_read_for_going_on_with_its_answer_is_refused() -> None:
+    ours, vllm = Scripted("ours", says(GOOD), native=True), Resumed("vllm", says(GOOD))
+    body = b'{"model":"m","prompt":"hi","stream":true,"thinking_token_budget":"\xff"}'
+    async with served(ours, vllm) as running, connect(running.port) as client:
+        assert running.router.members.models[MODEL].tokens.prompts is not None
+        answers = [await client.post(COMPLETIONS, body) for _ in range(2)]
+        assert sorted(answer.status for answer in answers) == [200, 400], answers  # nothing reads it for ours
+        await running.idle()
+
+
+@pytest.mark.parametrize("stage", ["place", "begun", "take", "prompted"])
+async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
+    stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = getattr(Generation, stage)
+
+    def wrong(routing: Generation, *arguments: object) -> None:
+        if routing.peek.user == "unlucky":
+            raise ZeroDivisionError
+        right(routing, *arguments)
+
+    monkeypatch.setattr(Generation, stage, wrong)
+    async with served(named("r0")) as running, connect(running.port) as client:
+        answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        await running.idle()
+        assert "ZeroDivisionError" in caplog.text
+        assert (await client.post(CHAT, chat())).json == "r0"
+
+
+async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(takes, says(GOOD))
+    async with served(*script.replicas(1), replica_limit=1) as running, AsyncExitStack() as stack:
+        first, unlucky, last = [await stack.enter_async_context(connect(running.port)) for _ in range(3)]
+        first.send("POST", CHAT, chat())
+        await until(lambda: script.calls, "it is full")
+        unlucky.send("POST", CHAT, chat(user="unlucky"))
+        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        last.send("POST", CHAT, chat())
+        await until(lambda: len(running.router.waiting) == 2, "two wait")
+        right = Generation.place
+
+        def wrong(routing: Generation) -> None:
+            if routing.peek.user == "unlucky":
+                raise ZeroDivisionError
+            right(routing)
+
+        monkeypatch.setattr(Generation, "place", wrong)
+        script.calls[0].answer(GOOD)
+        assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
+
+
+async def test_an_access_log_that_cannot_be_written_keeps_nobody_from_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with served(named("r0")) as running, connect(running.port) as client:
+        running.router.on_answer = full
+        for _ in range(3):
+            assert (await client.post(CHAT, chat())).json == "r0"
+        await running.idle()
+    assert caplog.text.count("The access log cannot be written") == 1
+
+
+# ---- sessions, salts, counters
+
+
+async def test_a_session_stays_with_its_replica() -> None:
+    replicas = [named(name) for name in "abcd"]
+    async with served(*replicas, policy="session") as running, connect(running.port) as client:
+        by_session: dict[str, set[str]] = {}
+        for n in range(40):
+            session = f"s{n % 8}"
+            by_header = {"x_session_id": session} if n % 2 else {}
+            body = chat() if n % 2 else chat(prompt_cache_key=session)
+            by_session.setdefault(session, set()).add((await client.post(CHAT, body, **by_header)).json)
+        assert all(len(replicas) == 1 for replicas in by_session.values())
+        assert len(set.union(*by_session.values())) > 1  # the negative control: they are spread
+
+
+async def test_everything_is_remembered_but_the_words() -> None:
+    script = Script(says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}'), drops)
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        await client.post(CHAT, chat("secret words"), x_request_id="my-id")
+        await client.post(CHAT, chat("secret words"))
+        good, bad = [one.record() for one in running.router.decisions]
+        assert (good.request_id, good.status, good.chosen, good.reported_cached_tokens) == ("my-id", 200, "r0", 48)
+        assert good.ttft_s is not None and good.ttft_s <= good.duration_s
+        assert (bad.status, bad.ttft_s) == (503, None) and bad.why and "no replica" not in (good.why or "")
+        assert "secret" not in repr((good, bad))
+
+
+async def test_a_long_body_that_is_refused_is_not_kept_in_a_cycle_of_references() -> None:
+    """The collector may take its time, and bodies are megabytes."""
+    body = {"model": MODEL, "prompt": "x" * 200_000}
+    async with served(*Script(says(b"{}")).replicas(1, native=True)) as running, connect(running.port) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            client.send("POST", COMPLETIONS, body)
+            assert (await client.answer()).status == 413
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()

@@ -1,0 +1,52 @@
+"""What is kept of a request that is over."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.proxy.request_summary import GenerationSummary, RequestSummary, past_decision
+from tests.router.placement.test_placement import Prompt, Scene
+
+ROUTER = Path(__file__).resolve().parents[2] / "router"
+
+
+def crowded() -> Any:
+    scene = Scene(replicas=1)
+    for number in range(3):
+        scene.place(Prompt(first=1000 * number), 1.0)
+    question, _ = scene.it.question(Prompt(first=9000), scene.slots, 2.0)
+    return scene.it.decide(question, [load.candidate for load in scene.loads])
+
+
+def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> None:
+    decision = crowded()
+    assert decision.effects is not None
+    some: Any = SimpleNamespace
+    generation = GenerationSummary(some(model="m"), some(tokens=160, exact=True), decision, None, None, None)
+    summary = RequestSummary(
+        exchange=some(status=200), admitted=some(request_id="r"), arrived_s=1.0, ended_s=3.0, first_byte_s=1.5
+    )
+    past = past_decision(summary, generation)
+    assert past.decision.effects is None and decision.effects is not None
+    assert (past.ttft_s, past.duration_s) == (0.5, 2.0)
+    assert past.record().candidates[0].cost_s == pytest.approx(decision.costs[0], abs=1e-6)
+
+
+def test_a_request_alone_writes_its_fields() -> None:
+    """Elsewhere nothing is assigned to a field of something called a generation, an owner or a decision."""
+    written = {
+        f"{path.relative_to(ROUTER)}: {ast.unparse(target)}"
+        for path in ROUTER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign | ast.AugAssign)
+        for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        if isinstance(target, ast.Attribute)
+        if isinstance(target.value, ast.Name) and target.value.id in ("generation", "routing", "decision", "owner")
+    }
+    assert written == {
+        f"placement/policy.py: decision.{field}"
+        for field in ("chosen", "effects", "later_s", "nobody", "tie_break", "ttft_s")
+    }

@@ -1,0 +1,438 @@
+"""Streams of foreign engines that break in the middle, and what the client reads of them."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from api.tokenizer import ByteTokenizer
+from events.blocks import pack_tokens
+from replica.model.demo import CACHE_VARIABLE
+from router.config import RouterConfig
+from router.front import Front
+from router.members.spec import Engine, ReplicaSpec
+from router.prompts.prompt import Peek, Prompt
+from router.proxy.resume import Continuation, why_alone, with_ids
+from router.proxy.sse import EventReader, payload_of
+from tests.replica.natives import native
+from tests.replica.serving import MODEL, Replica
+from tests.router.loopback import until
+
+VLLM = ReplicaSpec(name="v", url="http://127.0.0.1:1", engine="vllm", max_model_len=100)
+PROMPT = [104, 105]
+HALF = -1
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+# ---- events
+
+
+def test_events_are_cut_wherever_reads_end() -> None:
+    stream = b'data: {"a": 1}\n\n: ping\n\ndata: x\r\n\r\ndata: [DONE]\n\n'
+    whole = EventReader().feed(stream)
+    assert whole == [b'data: {"a": 1}\n\n', b": ping\n\n", b"data: x\r\n\r\n", b"data: [DONE]\n\n"]
+    for cut in range(len(stream)):
+        reader = EventReader()
+        assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == whole
+        assert not reader.rest
+
+
+def test_only_an_event_of_one_line_has_a_payload() -> None:
+    assert payload_of(b"data: {}\n\n") == b"{}"
+    assert payload_of(b": ping\n\n") is None
+    assert payload_of(b"event: a\ndata: {}\n\n") is None
+
+
+# ---- one stream, as vLLM writes it
+
+
+def stream_of(body: dict[str, Any] | None = None, *, chat: bool = True) -> Continuation:
+    asked = {"model": "m", "max_tokens": 10, **(body or {})}
+    peek = Peek("m")
+    prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, peek)
+    return Continuation(chat, prompt, json.dumps(asked).encode(), ByteTokenizer())
+
+
+def sent(**fields: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m"}
+OTHER = {"id": "cmpl-2", "object": "text_completion", "created": 6, "model": "m"}
+
+
+def opening() -> bytes:
+    delta = {"role": "assistant", "content": ""}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    return sent(**HEAD, choices=[choice], prompt_token_ids=PROMPT)
+
+
+def said(text: str, ids: list[int], finish: str | None = None, **delta: Any) -> bytes:
+    choice = {"index": 0, "delta": {"content": text, **delta}, "logprobs": None, "finish_reason": finish}
+    return sent(**HEAD, choices=[{**choice, "token_ids": ids}])
+
+
+def gone_on(text: str, ids: list[int], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    return sent(**OTHER, choices=[{**choice, "prompt_token_ids": None, "token_ids": ids}])
+
+
+def payloads(stream: bytes) -> list[Any]:
+    return [json.loads(part[6:]) for part in stream.split(b"\n\n") if part and part != b"data: [DONE]"]
+
+
+def test_what_the_router_added_is_taken_out_and_nothing_else() -> None:
+    stream = stream_of()
+    stream.relay()
+    text = 'a "token_ids":[1] \\ b'
+    plain = said(text, [65], matched_stop=None).replace(b',"token_ids":[65]', b"")
+    shown = stream.feed(opening() + said(text, [65], matched_stop=None) + b": ping\n\ndata: [DONE]\n\n")
+    assert shown == opening().replace(b',"prompt_token_ids":[104,105]', b"") + plain + b": ping\n\ndata: [DONE]\n\n"
+
+
+def test_a_client_that_asked_for_token_ids_keeps_them() -> None:
+    stream = stream_of({"return_token_ids": True})
+    stream.relay()
+    whole = opening() + said("", [195]) + said("é", [169])
+    assert stream.feed(whole) == whole
+
+
+def test_only_whole_events_are_passed_on_and_those_at_once() -> None:
+    stream = stream_of()
+    stream.relay()
+    event = said("a", [97])
+    assert stream.feed(event[:-1]) == b""
+    assert stream.feed(event[-1:] + event[:20]) == event.replace(b',"token_ids":[97]', b"")
+
+
+def test_a_lost_stream_goes_on_as_a_completion() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 10, "temperature": 0}
+    asked = json.dumps({"model": "m", "stream": True, "tool_choice": "none", **body}).encode()
+    stream = stream_of(body)
+    stream.relay()
+    stream.feed(opening() + said("ab", [97, 98]) + said("", [195])[:-4])
+    stream.settle()
+    assert stream.why_not is None and stream.fits(False, VLLM)
+    resumed = json.loads(stream.resume(asked, None))
+    assert resumed == {
+        "model": "m",
+        "stream": True,
+        "temperature": 0,
+        "prompt": [104, 105, 97, 98],
+        "max_tokens": 8,
+        "return_token_ids": True,
+    }
+    usage = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    shown = stream.feed(gone_on("é", [195, 169]) + gone_on("", [257], "stop") + sent(**OTHER, choices=[], usage=usage))
+    first, last, used = payloads(shown)
+    assert {name: first[name] for name in HEAD} == HEAD
+    assert first["choices"][0]["delta"] == {"content": "é"} and "token_ids" not in first["choices"][0]
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert used["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+
+
+def test_a_second_loss_goes_on_from_all_that_was_said() -> None:
+    stream = stream_of({"prompt": "hi"}, chat=False)
+    stream.relay()
+    stream.feed(gone_on("ab", [97, 98]))
+    stream.settle()
+    for _ in range(2):
+        assert stream.fits(False, VLLM)
+        stream.resume(b'{"model":"m"}', None)
+        assert b'"text":"c"' in stream.feed(gone_on("c", [99]))
+        stream.settle()
+    assert stream.ids == [97, 98, 99, 99]
+
+
+def test_half_a_character_is_generated_again() -> None:
+    stream = stream_of()
+    stream.relay()
+    stream.feed(opening() + said("a", [97]) + said("", [195]))
+    stream.settle()
+    assert stream.ids == [97, 195]
+    assert stream.fits(True, VLLM) and stream.ids == [97, 195]  # ours knows what to do with it
+    assert stream.fits(False, VLLM) and stream.ids == [97]
+
+
+def test_half_a_character_whose_ids_were_shown_goes_on_only_with_ours() -> None:
+    stream = stream_of({"return_token_ids": True})
+    stream.relay()
+    stream.feed(opening() + said("a", [97]) + said("", [195]))
+    stream.settle()
+    assert not stream.fits(False, VLLM)
+    assert stream.fits(True, VLLM)
+
+
+def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
+    stream = stream_of()
+    stream.relay()
+    stream.feed(opening() + said("", [195]))
+    stream.settle()
+    assert stream.fits(False, VLLM) and stream.ids == []
+    stream.relay()
+    [chunk] = payloads(stream.feed(opening().replace(b"chatcmpl-1", b"chatcmpl-9") + said("é", [195, 169])))
+    assert chunk["id"] == "chatcmpl-1" and chunk["choices"][0]["delta"] == {"content": "é"}
+
+
+def test_an_engine_that_takes_no_token_ids_cannot_go_on() -> None:
+    stream = stream_of({"max_tokens": None})
+    stream.relay()
+    stream.feed(opening() + said("ab", [97, 98]))
+    stream.settle()
+    assert not stream.fits(False, msgspec.structs.replace(VLLM, engine="openai"))
+    assert not stream.fits(False, msgspec.structs.replace(VLLM, max_model_len=None))  # how much is left, nobody knows
+    assert stream.fits(False, VLLM)
+    assert json.loads(stream.resume(b"{}", VLLM.max_model_len))["max_tokens"] == 96
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("finish", [None, "length"])
+def test_nothing_left_to_generate_ends_the_stream(finish: str | None, usage: bool) -> None:
+    stream = stream_of({"max_tokens": 2, **({"stream_options": {"include_usage": True}} if usage else {})})
+    stream.relay()
+    shown = stream.feed(opening() + said("ab", [97, 98], finish))
+    stream.settle()
+    assert stream.is_complete(None)
+    shown += stream.ending()
+    assert shown.endswith(b"data: [DONE]\n\n")
+    chunks = payloads(shown)
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert reasons == [None, "length"] if finish else [None, None, "length"]
+    if usage:
+        assert chunks[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        said("a", []),  # an engine that knows no return_token_ids
+        said("", [97], reasoning_content="hm"),
+        said("b", [97]),
+        opening().replace(b"104", b"105"),
+        b"data: {what\n\n",
+    ],
+    ids=["no ids", "reasoning", "other text", "other prompt", "no JSON"],
+)
+def test_what_nobody_can_go_on_with_is_known(event: bytes) -> None:
+    stream = stream_of()
+    stream.relay()
+    stream.feed(opening() + event)
+    stream.settle()
+    assert stream.why_not is not None
+
+
+def test_an_error_within_the_stream_is_a_loss_and_not_shown() -> None:
+    stream = stream_of()
+    stream.relay()
+    assert stream.feed(sent(error={"message": "EngineCore died", "code": 500}) + b"data: [DONE]\n\n") == b""
+    assert stream.broken is not None
+
+
+def test_requests_that_cannot_go_on_are_told_apart() -> None:
+    exact = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m"))
+    guessed = Prompt("m", 2, [], False, "it has no tokenizer here", 1, None, None, Peek("m"))
+    assert why_alone(exact, b'{"model": "m"}') is None
+    assert "approximately" in (why_alone(guessed, b'{"model": "m"}') or "")
+    assert "stop" in (why_alone(exact, b'{"model": "m", "stop": ["x"]}') or "")
+    assert "truncate" in (why_alone(exact, b'{"model": "m", "truncate_prompt_tokens": 5}') or "")
+
+
+def test_the_last_word_on_token_ids_is_the_routers() -> None:
+    assert json.loads(with_ids(b'{"return_token_ids": false, "model": "m"} \n')) == {
+        "model": "m",
+        "return_token_ids": True,
+    }
+
+
+# ---- a router between a client and replicas that break
+
+
+class Cuts:
+    """A way to one replica: each generation request on it may be cut after so many events."""
+
+    def __init__(self, port: int, after: list[int]) -> None:
+        self.after = after  # of all ways together: for each request to come
+        self.asked: list[str] = []
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        limit: list[int] = []
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._carry(reader, there_writer, lambda sent: self._note(sent, limit)))
+                both.create_task(self._carry(there_reader, writer, lambda sent: self._spend(sent, limit)))
+        except* (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+            there_writer.transport.abort()
+            self._tasks.discard(task)
+
+    def _note(self, request: bytes, limit: list[int]) -> bytes:
+        found = re.match(rb"POST (/v1/\w+(?:/completions)?) ", request)
+        if found:
+            self.asked.append(found[1].decode())
+            limit[:] = [self.after.pop(0)] if self.after else []
+        return request
+
+    @staticmethod
+    def _spend(answer: bytes, limit: list[int]) -> bytes:
+        """All that may pass, and half an event more; HALF: a part of an answer that is not streamed."""
+        if limit == [HALF]:
+            return answer[:-10] + b"CUT"
+        if limit:
+            events = [found.start() for found in re.finditer(rb"data: ", answer)]
+            if len(events) > limit[0]:
+                return answer[: events[limit[0]] + 20] + b"CUT"
+            limit[0] -= len(events)
+        return answer
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], bytes]
+    ) -> None:
+        while sent := await reader.read(65536):
+            passed = look(sent)
+            writer.write(passed.removesuffix(b"CUT"))
+            await writer.drain()
+            if passed.endswith(b"CUT"):
+                break
+        raise ConnectionResetError
+
+    async def end(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": "hello"}]} if path == CHAT else {"prompt": "hello"}
+    return {"model": MODEL, "temperature": 0, "max_tokens": 24, "ignore_eos": True, **asked, **fields}
+
+
+class World:
+    def __init__(self, url: str, cuts: list[int], ways: list[Cuts]) -> None:
+        self.url, self.cuts, self.ways = url, cuts, ways
+
+    async def ask(self, path: str, **fields: Any) -> bytes:
+        async with httpx2.AsyncClient(timeout=20) as client:
+            answer = await client.post(self.url + path, json=body_of(path, fields))
+            assert answer.status_code == 200, answer.text
+            return answer.content
+
+    @property
+    def asked(self) -> list[str]:
+        return [path for way in self.ways for path in way.asked]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, str]]:
+    cache = tmp_path_factory.mktemp("cache")
+    with native(MODEL, "--kv-cache-gb", 0.1, **{CACHE_VARIABLE: str(cache)}) as running:
+        [folder] = cache.iterdir()
+        yield running, str(folder)
+
+
+@asynccontextmanager
+async def world(
+    served: tuple[Replica, str], engines: tuple[Engine, ...] = ("vllm", "vllm", "vllm"), **options: Any
+) -> AsyncIterator[World]:
+    """Several ways to one replica, which a router takes for as many replicas."""
+    replica, folder = served
+    cuts: list[int] = []
+    ways = [Cuts(replica.port, cuts) for _ in engines]
+    servers = [await asyncio.start_server(way.serve, "127.0.0.1", 0) for way in ways]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    resume = options.pop("spec_resume", True)
+    specs = tuple(
+        ReplicaSpec(name=f"r{i}", url=f"http://127.0.0.1:{port}", engine=engine, events="off", resume=resume)
+        for i, (port, engine) in enumerate(zip(ports, engines, strict=True))
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = RouterConfig(
+        replicas=specs, model_dirs={MODEL: folder}, policy="round-robin", breaker_faults=1000, **options
+    )
+    front = Front(config, listener)
+    await front.start()
+    try:
+        await until(lambda: all(one.verified for one in front.router.members) and len(front.router.members), "known")
+        yield World(f"http://127.0.0.1:{listener.getsockname()[1]}", cuts, ways)
+    finally:
+        await front.close()
+        listener.close()
+        for server, way in zip(servers, ways, strict=True):
+            server.close()
+            await way.end()
+
+
+def even(stream: bytes) -> bytes:
+    """Without what each answer has of its own."""
+    stream = re.sub(rb'"(id|created)":("[^"]*"|\d+)', rb'"\1":0', stream)
+    return re.sub(rb',"prompt_tokens_details":\{[^}]*\}', b"", stream)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], path: str) -> None:
+    fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    async with world(served) as there:
+        plain = served[0].post(path, body_of(path, fields)).body
+        whole = await there.ask(path, **fields)
+        assert even(whole) == even(plain)
+        for cuts in ([0], [1], [2], [9], [22], [24], [25], [26], [5, 5], [3, 0]):
+            there.cuts[:] = cuts
+            there.ways[0].asked.clear()
+            assert even(await there.ask(path, **fields)) == even(whole), cuts
+            assert not there.cuts
+        assert set(there.asked) == {path, COMPLETIONS}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("engines", [("vllm", "warmroute"), ("warmroute", "vllm")])
+async def test_foreign_and_native_replicas_take_over_from_each_other(
+    served: tuple[Replica, str], engines: tuple[Engine, ...], path: str
+) -> None:
+    async with world(served, engines) as there:
+        whole = await there.ask(path, stream=True)
+        for cuts in ([2], [9], [2], [9], [0], [0], [1], [1]):  # each for both of them to begin with
+            there.cuts[:] = cuts
+            assert even(await there.ask(path, stream=True)) == even(whole), cuts
+            assert not there.cuts
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("options", [{"resume": False}, {"spec_resume": False}])
+async def test_without_resume_the_client_is_told(served: tuple[Replica, str], options: dict[str, Any]) -> None:
+    async with world(served, **options) as there:
+        there.cuts[:] = [5]
+        stream = await there.ask(CHAT, stream=True)
+        assert b'"code":"broken_stream"' in stream and len(there.asked) == 1
+
+
+@pytest.mark.chaos
+async def test_a_request_that_cannot_go_on_breaks_off(served: tuple[Replica, str]) -> None:
+    async with world(served) as there:
+        there.cuts[:] = [5]
+        stream = await there.ask(CHAT, stream=True, stop=["no such text"])
+        assert b'"code":"broken_stream"' in stream
+
+
+@pytest.mark.chaos
+async def test_an_answer_that_is_not_streamed_is_given_anew(served: tuple[Replica, str]) -> None:
+    async with world(served, resume=False) as there:
+        whole = await there.ask(CHAT)
+        there.cuts[:] = [HALF]
+        assert even(await there.ask(CHAT)) == even(whole)
+        assert len(there.asked) == 3

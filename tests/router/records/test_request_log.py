@@ -1,0 +1,340 @@
+"""One line for every generation request: what analysis and replay of it need, and no word of its prompt."""
+
+import gc
+import json
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.blocks import block_keys, root_key
+from lab.trace.formats import read_log
+from router.log_lines import LogLine
+from router.placement.policy import Candidate, Question, place
+from router.placement.tie_break import SEED_BITS, TieBreak
+from router.proxy.generation import Generation
+from router.proxy.keys import keys_from_options
+from router.records.request_log import RequestLog
+from tests.router.loopback import until
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    MODEL,
+    QUEUE_FULL,
+    Call,
+    Script,
+    chat,
+    connect,
+    event,
+    named,
+    says,
+    served,
+    silent,
+)
+
+GOOD = b'{"usage":{"completion_tokens": 7,"prompt_tokens_details":{"cached_tokens":16}}}'
+SECRET = "SECRET words that nobody may read, again and again"
+
+
+def lines_of(path: Path) -> list[LogLine]:
+    return list(read_log(path))
+
+
+def body_of(line: LogLine) -> Any:
+    assert line.body is not None
+    return msgspec.json.decode(line.body)
+
+
+def text(prompt: str = SECRET, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, **fields}
+
+
+async def test_a_line_says_what_was_asked_what_came_and_whom(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with (
+        served(*Script(says(GOOD)).replicas(2), request_log=str(log)) as running,
+        connect(running.port) as client,
+    ):
+        await client.post(CHAT, chat(SECRET), x_request_id="my-id", x_session_id="s-1")
+        await client.post("/v1/embeddings", {"input": SECRET})  # generates nothing
+        await client.get("/v1/models")
+    [line] = lines_of(log)
+    assert (line.request_id, line.model, line.session, line.status) == ("my-id", MODEL, "s-1", 200)
+    assert (line.output_tokens, line.cached_tokens) == (7, 16)
+    assert not line.exact and not line.blocks and line.block_tokens == 0
+    assert line.ttft_s is not None and 0 <= line.ttft_s <= line.duration_s
+    [decided], [sending] = line.decisions, line.sendings
+    assert decided.policy == "round-robin" and decided.chosen == line.replica == sending.replica
+    assert [(one.name, one.cost_s is not None, one.in_flight) for one in decided.candidates] == [
+        ("r0", True, 0),
+        ("r1", True, 0),
+    ]
+    assert decided.order < sending.sent_order < sending.begun_order < sending.ended_order
+    assert line.at_s <= sending.sent_at_s <= sending.begun_at_s <= sending.ended_at_s
+
+
+async def test_no_word_of_a_prompt_is_written_unless_it_was_asked_for(tmp_path: Path) -> None:
+    log, with_bodies = tmp_path / "log", tmp_path / "with"
+    for path, log_prompts in ((log, False), (with_bodies, True)):
+        replicas = Script(says(GOOD)).replicas(1, native=True)
+        given: dict[str, Any] = {"request_log": str(path), "log_prompts": log_prompts}
+        async with served(*replicas, **given) as running, connect(running.port) as client:
+            await client.post(COMPLETIONS, text())
+    assert "SECRET" not in log.read_text() and lines_of(log)[0].body is None and '"body"' not in log.read_text()
+    assert body_of(lines_of(with_bodies)[0]) == text()
+
+
+async def test_a_body_over_several_lines_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    sent = json.dumps(chat(SECRET), indent=2).encode()
+    given: dict[str, Any] = {"request_log": str(log), "log_prompts": True}
+    async with served(*Script(says(GOOD)).replicas(1), **given) as running, connect(running.port) as client:
+        await client.post(CHAT, sent)
+        await client.post(CHAT, sent)
+    assert [body_of(line) for line in lines_of(log)] == [chat(SECRET)] * 2
+
+
+async def test_the_blocks_of_an_exact_prompt_are_its_keys_for_the_replica(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def answers(call: Call) -> None:
+        call.begin_frames(x_warmroute_cached_tokens="16")
+        call.frame(event("a"), 5, 6)
+        call.frame(event("b") + DONE, 7)
+        call.end()
+
+    [replica] = Script(answers).replicas(1, native=True)
+    loaded = replica.control["/load"][1]
+    sockets = {name: f"ipc:///nowhere/{name}" for name in ("events", "replay", "status", "snapshot")}
+    loaded["endpoints"] = sockets
+    async with served(replica, request_log=str(log)) as running, connect(running.port) as client:
+        await client.post(COMPLETIONS, text(stream=True))
+        await running.idle()
+    [line] = lines_of(log)
+    tokens = line.prompt_tokens
+    assert line.exact and tokens >= len(SECRET)
+    assert (line.block_tokens, len(line.blocks), line.output_tokens, line.cached_tokens) == (16, tokens // 16, 3, 16)
+    prompt = replica.calls[0].native[0].prompts[0]
+    assert line.blocks == block_keys(prompt, 16, root_key(MODEL, None, None, 16))
+    [known] = line.decisions[0].candidates
+    assert known.seq == -1 and known.inexact and known.report is None and known.block_tokens == 16
+
+
+async def test_the_same_prompt_of_another_tenant_has_other_blocks(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    keys = tuple(keys_from_options(["one", "other"], None))
+    [replica] = Script(says(GOOD)).replicas(1, native=True)
+    replica.control["/load"][1]["endpoints"] = {"events": "ipc:///nowhere/e"}
+    given: dict[str, Any] = {"request_log": str(log), "keys": keys, "demand_key": True}
+    async with served(replica, **given) as running, connect(running.port) as client:
+        for key in ("one", "one", "other"):
+            await client.post(COMPLETIONS, text(), authorization=f"Bearer {key}")
+    one, again, other = (line.blocks for line in lines_of(log))
+    assert one == again and one and not set(one) & set(other)
+
+
+async def test_tries_at_several_replicas_stand_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = Script(lambda call: call.drop(), says(GOOD))
+    async with served(*script.replicas(2), request_log=str(log)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).status == 200
+    [line] = lines_of(log)
+    first, second = line.sendings
+    assert first.fault and first.begun_order == -1 and not second.fault and line.replica == second.replica
+    assert [decided.tried for decided in line.decisions] == [[], [first.replica]]
+
+
+async def test_one_that_nobody_took_has_a_line_and_one_that_was_not_understood_has_none(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = Script(says(QUEUE_FULL, 429))
+    async with served(*script.replicas(1), request_log=str(log)) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat())).status == 429
+        assert (await client.post(CHAT, b"{")).status == 400
+        assert (await client.post(CHAT, {**chat(), "model": "other"})).status == 404
+    [line] = lines_of(log)
+    assert (line.status, line.output_tokens) == (429, None)
+
+
+async def test_a_client_that_left_has_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = Script(silent)
+    async with served(*script.replicas(1), request_log=str(log)) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat())
+        await until(lambda: script.calls, "it is asked")
+        client.leave()
+        await running.idle()
+    [line] = lines_of(log)
+    assert line.client_left and line.ttft_s is None and line.sendings[0].begun_order == -1
+
+
+async def test_a_full_disk_loses_lines_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(named("r0"), request_log="/dev/full") as running, connect(running.port) as client:
+        for _ in range(3):
+            assert (await client.post(CHAT, chat())).json == "r0"
+        await running.idle()
+        assert running.router.request_log.lost_lines == 3
+    assert caplog.text.count("The request log /dev/full cannot be written") == 1
+
+
+async def test_it_is_for_its_owner_alone_and_lines_are_added(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for _ in range(2):
+        async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+    assert os.stat(log).st_mode & 0o777 == 0o600
+    first, second = lines_of(log)
+    assert first.run != second.run
+
+
+async def test_a_session_that_is_not_unicode_spoils_no_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+        await client.post(CHAT, b'{"model":"m","messages":[],"prompt_cache_key":"\\ud800"}')
+        await client.post(CHAT, chat(prompt_cache_key="k"))
+    assert lines_of(log)[-1].session == "k"
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path: Path, log_prompts: bool) -> None:
+    """The router's collector does not look at it for long, and bodies are megabytes."""
+    given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
+    async with served(*Script(says(GOOD)).replicas(1), **given) as running, connect(running.port) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await client.post(CHAT, chat(SECRET))).status == 200
+            await running.idle()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert [kept for kept in gc.garbage if isinstance(kept, Generation)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert len(lines_of(tmp_path / "log")) == 3
+
+
+async def test_a_body_is_held_only_where_it_will_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bytes] = []
+    over = RequestLog.over
+
+    def looks(log: RequestLog, summary: Any) -> None:
+        held.append(summary.notes.body)
+        over(log, summary)
+
+    monkeypatch.setattr(RequestLog, "over", looks)
+    for log_prompts in (False, True):
+        given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
+        async with served(named("r0"), **given) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+            await running.idle()
+    without, with_prompts = held
+    assert without == b"" and with_prompts
+
+
+async def test_a_body_nested_however_deep_has_its_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    given: dict[str, Any] = {"request_log": str(log), "log_prompts": True}
+    routed = 0
+    async with served(named("r0"), **given) as running, connect(running.port) as client:
+        for depth in (*range(900, 1000), 5000):
+            answer = await client.post(CHAT, b'{"model":"m","messages":[],"x":%b%b}' % (b"[" * depth, b"]" * depth))
+            routed += answer.status == 200
+        await running.idle()
+        assert running.router.request_log.lost_lines == 0
+        [tally] = running.member("r0").tallies.values()
+        assert tally.statuses == {200: routed}
+    assert routed and len(log.read_bytes().splitlines()) == routed
+
+
+async def test_a_mistake_of_the_log_costs_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> LogLine:
+        raise RuntimeError("our mistake")
+
+    log = tmp_path / "log"
+    async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(RequestLog, "_line", fails)
+            for _ in range(3):
+                assert (await client.post(CHAT, chat())).status == 200
+            await running.idle()
+        assert running.router.request_log.lost_lines == 3
+        [tally] = running.member("r0").tallies.values()
+        assert tally.statuses == {200: 3} and len(running.router.decisions) == 3
+        await client.post(CHAT, chat())
+    assert len(lines_of(log)) == 1
+    assert [record.levelno for record in caplog.records if "request log" in record.message] == [logging.ERROR]
+    assert "our mistake" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+async def test_the_first_line_after_a_torn_one_is_whole(tmp_path: Path, cut: int) -> None:
+    log = tmp_path / "log"
+
+    async def two_requests() -> None:
+        async with served(named("r0"), request_log=str(log)) as running, connect(running.port) as client:
+            await client.post(CHAT, chat())
+            await client.post(CHAT, chat())
+
+    await two_requests()
+    log.write_bytes(log.read_bytes()[:-cut])
+    await two_requests()
+    assert len(log.read_bytes().splitlines()) == 4 and len(lines_of(log)) == (4 if cut == 1 else 3)
+
+
+def test_an_empty_file_and_a_whole_one_get_no_empty_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    for line in (b"one", b"two"):
+        log = RequestLog(str(path), bodies=False)
+        log.add(line)
+        log.close()
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+async def test_nothing_is_noted_without_a_log() -> None:
+    async with served(named("r0")) as running, connect(running.port) as client:
+        await client.post(CHAT, chat())
+        assert running.router.request_log is None
+
+
+# ---- lots
+
+
+@given(st.integers(0, 2**SEED_BITS - 1))
+def test_a_lot_draws_the_same_again(number: int) -> None:
+    def draws() -> list[float]:
+        lot = TieBreak(number)
+        return [lot.random() for _ in range(5)] + [lot.choice(range(7))]
+
+    first = draws()
+    assert first == draws() and all(0 <= one < 1 for one in first[:5]) and len(set(first[:5])) == 5
+    assert TieBreak(number + 1).random() != first[0]
+
+
+def test_lots_are_spread_evenly() -> None:
+    chance = random.Random(1)
+    drawn = [TieBreak(chance.getrandbits(SEED_BITS)).choice(range(4)) for _ in range(4000)]
+    assert all(900 < drawn.count(one) < 1100 for one in range(4))
+
+
+def test_near_equals_are_placed_by_the_lot_alone() -> None:
+    candidates = [Candidate(f"r{slot}", slot) for slot in range(8)]
+
+    def placed(number: int) -> str:
+        chosen = place("random", Question(100, {}, {}), candidates, TieBreak(number), None).chosen
+        assert chosen is not None
+        return chosen.name
+
+    names = [placed(number) for number in range(100)]
+    assert names == [placed(number) for number in range(100)] and len(set(names)) == 8
