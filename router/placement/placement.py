@@ -62,7 +62,7 @@ class Prediction(Struct, frozen=True, gc=False):
     sure: bool  # whether it rests on events alone, and nothing of ours can have changed it
 
 
-class Placed(Struct, eq=False):
+class Placed(Struct, eq=False, gc=False):
     """A request at a replica, from when it is sent until it has ended."""
 
     id: int

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from router.proxy.log_notes import Notes
 
 
-class GenerationSummary(Struct, eq=False):
+class GenerationSummary(Struct, eq=False, gc=False):
     """A generation request for which a replica was looked for."""
 
     peek: "Peek"
@@ -38,7 +38,7 @@ class GenerationSummary(Struct, eq=False):
         return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
 
 
-class RequestSummary(Struct, eq=False, kw_only=True):
+class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     exchange: "Exchange"
     admitted: "Admitted"
     arrived_s: float
