@@ -33,8 +33,3 @@ class Trace(Struct, frozen=True):
     @property
     def input_tokens(self) -> int:
         return sum(request.input_tokens for request in self.requests)
-
-    @property
-    def accesses(self) -> int:
-        """Blocks of all prompts together."""
-        return sum(len(request.blocks) for request in self.requests)
