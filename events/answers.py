@@ -33,7 +33,7 @@ SNAPSHOTS_ALIVE = 2
 
 
 class Rate:
-    """So many a second, and no more than those of one second at once."""
+    """A limit per second; the amount of one second may come at once."""
 
     def __init__(self, per_s: float, now_s: float) -> None:
         self._per_s = per_s

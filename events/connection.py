@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Reconnects:
-    """When to connect again. ZeroMQ does so by itself, 20 times a second, unless `lost` returns a pause."""
+    """The times to connect again. ZeroMQ does so by itself, 20 times a second, unless `lost` returns a pause."""
 
     def __init__(self, now_s: float, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)) -> None:
         self._jitter = jitter  # subscribers that were shut out together should not all return together

@@ -20,7 +20,7 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e8)]
 
 
 class Load(Struct, frozen=True, omit_defaults=True):
-    """How busy the engine is; counted by it, carried by Status."""
+    """The engine's load; counted by it, carried by Status."""
 
     running: Count = 0
     waiting: Count = 0

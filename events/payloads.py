@@ -1,4 +1,4 @@
-"""Which payloads were applied last, remembered by digest."""
+"""The payloads applied last, remembered by digest."""
 
 from array import array
 

@@ -37,7 +37,7 @@ POLL_S = 0.02
 
 
 class PlayerConfig(Struct, frozen=True):
-    """Where to bind; port 0 takes a free one. A `speed` of None is as fast as the subscribers can read."""
+    """Endpoints to bind; port 0 takes a free one. A `speed` of None is as fast as the subscribers can read."""
 
     events: str
     replay: str | None = None
@@ -130,12 +130,12 @@ class Player:
 
     @property
     def batches(self) -> int:
-        """How many live batches the recording has."""
+        """The number of live batches in the recording."""
         return self._plan.batches
 
     @property
     def position(self) -> int:
-        """How many of them are passed."""
+        """The number of batches passed."""
         return self._story.batches
 
     def close(self) -> None:

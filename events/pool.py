@@ -32,7 +32,7 @@ class Pool:
         self.xor = 0
 
     def __len__(self) -> int:
-        """How many hashes are resident."""
+        """The number of resident hashes."""
         return len(self.named) + len(self.held) if self.native else len(self.named)
 
     def __contains__(self, block_hash: Hash) -> bool:

@@ -330,15 +330,6 @@ def feed_record(feed: Feed, record: Record) -> None:
         feed.asked(type(request).__name__.lower())
 
 
-def replay_into_view(
-    recording: Recording, source: Source, until_time: float | None = None, until_seq: int | None = None
-) -> CacheView:
-    """The replica's cache as the recorder knew it at a moment, or at the end."""
-    view = recording.view(source)
-    recording.replay_into(Feed(view), source, until_time=until_time, until_seq=until_seq)
-    return view
-
-
 def redacted_copy(recording: Recording, path: str | Path, *, append: bool = False, force: bool = False) -> Recorder:
     """Writes a copy without prompts; returns the recorder, closed."""
     with Recorder(path, recording.sources, redact=True, append=append, force=force) as recorder:

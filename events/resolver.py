@@ -122,7 +122,7 @@ class Resolver:
 
     @property
     def inexact(self) -> str | None:
-        """Why the resident set cannot be trusted to be the replica's, or None."""
+        """The reason for not trusting the resident set, or None."""
         if self.overclaim is not None:
             return self.overclaim
         if self.reannounces:
@@ -136,7 +136,7 @@ class Resolver:
 
     @property
     def orphan_blocks(self) -> int:
-        """How many blocks wait for their parent now."""
+        """The number of blocks that wait for their parent."""
         return self._waiting_blocks
 
     def held(self) -> tuple[tuple[str, set[int]], ...]:
@@ -194,7 +194,7 @@ class Resolver:
         return held
 
     def matched(self, keys: Iterable[int], medium: str = "GPU") -> int:
-        """How many leading blocks of a prompt the medium holds."""
+        """Count the leading blocks of a prompt that the medium holds."""
         held = [pool.held for pool in self.pools.values() if pool.medium == medium and pool.held]
         holds = held[0].__contains__ if len(held) == 1 else lambda key: any(key in one for one in held)
         count = 0
@@ -515,7 +515,7 @@ class Resolver:
         return pool
 
     def _only_here(self, pool: Pool, keys: list[int]) -> list[int]:
-        """Those of the keys that no other group of the pool's medium holds: changes are told by medium."""
+        """Keep the keys that no other group of the pool's medium holds: changes are reported by medium."""
         for other in self.pools.values():
             if other is not pool and other.medium == pool.medium:
                 keys = [key for key in keys if key not in other.held]
@@ -539,7 +539,7 @@ class Resolver:
 
 
 def _weight(event: BlockStored) -> int:
-    """How much of the limit an orphan takes."""
+    """An orphan's share of the limit, in blocks."""
     return max(len(event.block_hashes), len(event.token_ids) // ORPHAN_TOKENS) if event.token_ids else 1
 
 

@@ -37,7 +37,7 @@ def slices(events: Iterable[Event], blocks: int = SLICE_BLOCKS) -> Iterator[list
 
 
 def blocks_of(event: Event) -> int:
-    """How much work the event is."""
+    """The event's size as work, in blocks."""
     return len(event.block_hashes) or 1 if isinstance(event, BlockStored | BlockRemoved) else 1
 
 

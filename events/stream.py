@@ -132,7 +132,7 @@ class Stream(ABC):
 
     @property
     def doubt(self) -> str | None:
-        """Why the stream is not exact."""
+        """The reason for not being exact."""
         if self.partial is not None:
             return self.partial
         if self._offline:

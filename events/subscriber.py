@@ -58,7 +58,7 @@ Receive = Callable[[list[Frames]], object]
 
 
 class Source(Struct, frozen=True):
-    """Where one replica's stream is to be had. With `status` and `snapshot` it is a native one."""
+    """The endpoints of one replica's stream. With `status` and `snapshot` it is a native one."""
 
     name: str
     events: str

@@ -111,7 +111,7 @@ class Tree:
         return sorted(tops, key=lambda node: node.detached)
 
     def blocks(self, replica: str | None = None) -> int:
-        """How many blocks are resident (of one replica)."""
+        """The number of resident blocks (of one replica)."""
         return sum(holds(node, replica) for node in self.nodes.values())
 
     # ---- stores

@@ -53,7 +53,7 @@ class CacheView:
 
     @property
     def inexact(self) -> str | None:
-        """Why the view may differ from the replica's cache, or None while it is exact."""
+        """The reason for which the view may differ from the replica's cache, or None while it is exact."""
         if self.resolver.inexact is not None:
             return self.resolver.inexact
         if self._rest is not None:

@@ -129,7 +129,7 @@ class BlockPool:
         return Match(blocks, self._contents.identity[blocks[-1]] if blocks else 0, verified < len(slots))
 
     def part(self, chain: Chain, match: Match) -> Part:
-        """How far the chain's next block is held by any block."""
+        """Find the block that begins most as the chain's next block does."""
         if not self.partial:
             return NO_PART
         source, tokens = find_beginning(self._contents, chain, len(match.blocks), match.identity)
@@ -229,7 +229,7 @@ class BlockPool:
         return True
 
     def _name_each(self, chain: Chain, blocks: Sequence[int], start: int, stop: int) -> tuple[int, list[int]]:
-        """Where naming had to end, and which of the blocks are copies of others."""
+        """Name one by one; return the block at which naming had to end, and the blocks that are copies of others."""
         names, contents = self._names, self._contents
         copies: list[int] = []
         for index in range(start, stop):

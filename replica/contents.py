@@ -32,7 +32,7 @@ class Contents:
         self.exact: dict[int, bytes] = {}  # extra keys of the few slots that have any
 
     def count_same(self, chain: Chain, slots: Slots) -> int:
-        """How many of these slots, from the first, hold what the chain says."""
+        """Count the slots, from the first, that hold the chain's own content."""
         count = len(slots)
         tokens = np.frombuffer(chain.tokens, self.tokens.dtype, count)
         stored = self.tokens.take(slots)

@@ -111,7 +111,7 @@ class Engine:
         return None
 
     def _retry_after_s(self) -> float:
-        """When there should be room again, between 1 and 60 s: the queue's prefill, and the first answer to end."""
+        """Seconds until there should be room again, from 1 to 60: the queue's prefill, and the first answer to end."""
         rate, step_s = self.speed.prefill_tokens_per_s, self.speed.step_s
         prefill_s = self.scheduler.queued_prefill_tokens() / rate if rate else 0.0
         left = min((request.sampling.max_tokens - request.generated for request in self.scheduler.running), default=0)

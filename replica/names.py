@@ -1,4 +1,4 @@
-"""Which slot holds the block of which key: a hash table in flat arrays, without a Python object for any entry.
+"""The slot of each block key: a hash table in flat arrays, without a Python object for any entry.
 
 A bucket is a list of slots: `_heads[bucket]` is the first, `_after[slot]` the next, NOBODY ends it. Every array is seen
 in two ways: `array` is faster for one entry, numpy for many.

@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt were, row by row of the steps that compute it."""
+"""Log probabilities of a prompt's tokens, row by row of the steps that compute it."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""How fast things go: the speed of prefill and decode, and the counters' change over the last seconds."""
+"""Rates: the speed of prefill and decode, and the counters' change over the last seconds."""
 
 from collections import deque
 
@@ -45,7 +45,7 @@ class Speed:
 
 
 class StepLimit:
-    """How much prefill a step has time for: while it lasts, no other answer goes on, and nobody hears of the engine.
+    """The prefill that a step has time for: while it lasts, no other answer goes on, and no status is sent.
 
     By the last step alone: what a token costs grows with the tokens before it, so older steps know less.
     """

@@ -114,7 +114,7 @@ class Scheduled(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Where in the output the token is that it draws."""
+        """The position in the output of the token that it draws."""
         return self.start + self.tokens - self.request.prompt_tokens
 
 

@@ -39,7 +39,7 @@ class SimulatedRunner(ImmediateRunner):
         return [self.sample(scheduled.request) if scheduled.samples else None for scheduled in batch]
 
     def step_s(self, batch: Sequence[Scheduled]) -> float:
-        """How long a model would take (see SimulatedConfig)."""
+        """Seconds that a model would take (see SimulatedConfig)."""
         speed = self.speed
         prefill_tokens = sum(scheduled.tokens for scheduled in batch if scheduled.tokens > 1)
         others = max(0, sum(scheduled.tokens == 1 for scheduled in batch) - 1)
@@ -75,7 +75,7 @@ class SimulatedRunner(ImmediateRunner):
         return request.runner_state
 
     def _length(self, stream: int, min_tokens: int) -> int:
-        """Where the output ends by itself: between 1 and twice the mean; -1 for never."""
+        """The length at which the output ends by itself: between 1 and twice the mean; -1 for never."""
         mean = self.speed.mean_output_tokens
         return max(min_tokens, 1 + _draw(stream, -1) % (2 * mean - 1)) if mean else -1
 

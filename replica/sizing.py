@@ -1,4 +1,4 @@
-"""How many blocks of KV fit into a device's memory: the field's formula, and nothing but arithmetic.
+"""The number of KV blocks that fit into a device's memory: the field's formula, and nothing but arithmetic.
 
     blocks = (memory x utilization - weights - workspace)
              // (2 x block_size x kv_heads x head_dim x bytes x layers)        2: keys and values

@@ -1,4 +1,4 @@
-"""How long blocks stay resident, from streams that end before most blocks do.
+"""Times that blocks stay resident, from streams that end before most blocks do.
 
 Blocks that are still resident say only "at least this long" (they are censored). Leaving them out would call every
 cache short-lived, so quantiles are those of the Kaplan-Meier estimate, which uses both.

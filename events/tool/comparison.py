@@ -1,4 +1,4 @@
-"""How `diff` and `verify` show what one side has and the other has not."""
+"""The differences of two sides, as `diff` and `verify` show them."""
 
 from collections.abc import Mapping
 

@@ -20,7 +20,7 @@ LOOK_EVERY_S = 0.02
 
 
 class Ending(Enum):
-    """Why a follow ended; all but TIMEOUT are what the user wanted."""
+    """The reason for an end; all but TIMEOUT are as the user wanted."""
 
     DONE = "done"
     TIME = "time"

@@ -29,7 +29,7 @@ _CURVE_NEEDS_BOTH = (
 
 
 class StreamOptions(Struct, frozen=True):
-    """Where the other sockets of the endpoints are; `replay`, `status` and `snapshot` in the endpoints' order."""
+    """The other sockets of the endpoints; `replay`, `status` and `snapshot` in the endpoints' order."""
 
     replay: tuple[str, ...] = ()
     status: tuple[str, ...] = ()

@@ -174,7 +174,7 @@ def _source(recording: Recording, name: str | None) -> Source:
 
 
 def _offset(recording: Recording, source: Source, start: Moment) -> int:
-    """Where in the file a `--from` points to."""
+    """The offset in the file that a `--from` points to."""
     if start.seq is not None:
         found = recording.find(seq=start.seq, source=recording.sources.index(source))
     else:

@@ -1,4 +1,4 @@
-"""Where a warmroute replica sends its events, as it says itself when it is asked at its HTTP address."""
+"""The event sockets of a warmroute replica, asked for at its HTTP address."""
 
 import os
 

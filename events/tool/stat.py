@@ -95,7 +95,7 @@ def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:
 
 
 class Shown:
-    """How reports are put on the screen, or into JSON lines."""
+    """Reports on the screen, or as JSON lines."""
 
     def __init__(self, output: Output, top: int, decode: Decode | None) -> None:
         self.output = output

@@ -1,4 +1,4 @@
-"""How the tools write ages, rates, tokens and text."""
+"""Ages, rates, tokens and text as the tools write them."""
 
 from collections.abc import Callable, Sequence
 
@@ -61,7 +61,7 @@ def restrictions(namespace: Namespace) -> list[str]:
 
 
 def place(node: Node) -> str:
-    """Where in the tree a block stands: `block 12, salt "x"`."""
+    """A block's place in the tree: `block 12, salt "x"`."""
     *blocks, top = ancestors(node)
     within = [f"below {top.key:016x}"] if top.namespace is None else restrictions(top.namespace)
     return ", ".join([f"block {len(blocks) - 1}", *within])

@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out: arithmetic, of what was measured."""
+"""The shares of a GPU's memory: arithmetic with measured figures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -193,7 +193,7 @@ class DeviceRunner:
     # ---- its inputs
 
     def _send(self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers) -> Inputs:
-        """Where there are more of them than of these, rows are nobody's, and sequences have none."""
+        """Send the arrays to the device, filled up with empty rows and sequences to the counts."""
         return self._staging.send(counts, self._arrays(counts, ordered, table_rows))
 
     def _arrays(self, counts: Counts, ordered: Sequence[Scheduled], table_rows: Numbers) -> dict[str, NDArray[Any]]:

@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 def fetch_model(
     model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
 ) -> tuple[Record, bool]:
-    """What the folder holds then, and whether it had to be fetched. Unusable or Failed if there is no way."""
+    """Return the folder's record, and whether files had to be fetched. Unusable or Failed if there is no way."""
     source = source_of(model, revision)
     if isinstance(source, Folder) and overlap(source.folder, folder):
         raise Unusable(f"{str(folder)!r} and {model!r} lie in each other; choose another folder to put the files into")
@@ -106,13 +106,13 @@ def refuse_others(folder: Path, source: str) -> None:
 
 
 def _is_of_no_model(file: Path) -> bool:
-    """What volumes have from the beginning (`lost+found`, `..data`), and what we keep ourselves."""
+    """Return True for entries that volumes have from the beginning (`lost+found`, `..data`), and for our own."""
     return file.name.startswith(".") or file.name == "lost+found"
 
 
 @contextmanager
 def only_one(folder: Path, say: Say) -> Iterator[None]:
-    """Of several that are to fill one volume, one does and the others wait; when it is killed, the next goes on."""
+    """Let one of several processes fill the volume while the others wait; if it is killed, the next goes on."""
     (folder / OWN).mkdir(exist_ok=True)
     with (folder / OWN / "lock").open("w") as lock:
         try:
@@ -151,7 +151,7 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
 
 
 def begun_before(folder: Path, source: str) -> Record | None:
-    """What a run that was killed had begun; of another model nothing is kept."""
+    """Return the record of a killed run of this model; files of another model are removed."""
     begun = recorded(folder, BEGUN)
     if begun is not None and begun.source == source:
         return begun

@@ -1,4 +1,4 @@
-"""What the files of a model are: which are wanted, which are there, and the records of both."""
+"""The files of a model: which are required, which are there, and the records of both."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ LINK_TO_NOWHERE = File(-1)
 
 
 class Record(Struct, frozen=True):
-    """What a folder is there for, or will be."""
+    """The model that a folder holds, or will hold."""
 
     source: str
     revision: str
@@ -48,13 +48,13 @@ class Record(Struct, frozen=True):
 
 
 class Index(Struct):
-    """Which file each tensor is in."""
+    """The file of each tensor."""
 
     weight_map: dict[str, str]
 
 
 class Failed(Exception):
-    """Why a model could not be fetched, and the way out."""
+    """A model could not be fetched; the message names the way out."""
 
 
 # ---- errors of the file system
@@ -104,7 +104,7 @@ def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
 
 
 def missing(folder: Path, files: Files) -> dict[str, File]:
-    """Those that are not there, or not whole."""
+    """The files that are not there, or not whole."""
     there = {name: file for name, file in files.items() if _size_of(folder / name) == file.size_bytes}
     return {name: file for name, file in files.items() if name not in there}
 
@@ -117,7 +117,7 @@ def _size_of(file: Path) -> int | None:
 
 
 def taken_bytes(folder: Path) -> int:
-    """What all that is below it takes on the disk."""
+    """Return the bytes that everything below the path takes on the disk."""
     return sum(_taken_bytes(file) for file in folder.rglob("*"))
 
 
@@ -134,7 +134,7 @@ def _taken_bytes(file: Path) -> int:
 
 
 def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
-    """What is to be fetched of it. Failed where a model would lack something then."""
+    """Return the files to fetch. Failed if the model would lack something then."""
     gguf = next((f", but {name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), "")
     needed = "tokenizer.json" if tokenizer_only else "config.json"
     if needed not in offered:

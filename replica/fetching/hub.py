@@ -25,7 +25,7 @@ class Hub:
         self.name = hub_id if revision is None else f"{hub_id}@{revision}"
 
     def listing(self, known: Record | None) -> tuple[str, Files]:
-        """What was begun at one commit goes on at that one, whatever `main` is by now."""
+        """List the files at a commit; a fetch that was begun at one goes on at that one, whatever `main` is by now."""
         revision = known.revision if known is not None else self.revision
         with self._failures(revision):
             model = HfApi().model_info(self.hub_id, revision=revision, files_metadata=True)
@@ -45,7 +45,7 @@ class Hub:
 
     @contextmanager
     def _failures(self, revision: str | None) -> Iterator[None]:
-        """What the hub, or the way to it, refuses. Errors of the file system go through."""
+        """Turn errors of the hub and the network into Failed. Errors of the file system go through."""
         try:
             yield
         except (OSError, ValueError, HubUnreachable) as error:
@@ -97,6 +97,6 @@ def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
 
 
 def remove_halves(folder: Path) -> None:
-    """What the hub's library left of files when it was killed: it begins them anew, under other names."""
+    """Remove unfinished files of a hub library that was killed: it begins them anew, under other names."""
     for half in folder.rglob("*.incomplete"):
         half.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where the files of a model come from on this machine: a folder, or the demo model, which is made."""
+"""Sources of a model's files on this machine: a folder, or the demo model, which is made."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Source(Protocol):
         """A revision and its files; that which is known already, where the source has several."""
 
     def unchanged(self, record: Record) -> bool:
-        """Whether a folder with these files needs nothing, as far as can be said without asking anybody."""
+        """Return True if a folder with these files needs nothing, as far as can be told offline."""
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
         """Puts them there, but for those that are there whole."""

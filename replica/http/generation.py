@@ -17,7 +17,7 @@ from replica.messages import TokenLogprobs
 
 
 class Ending(Struct, frozen=True):
-    """How a choice can end, and what is shown of it."""
+    """The ends of a choice, and the text shown for each."""
 
     max_tokens: int
     min_tokens: int = 0

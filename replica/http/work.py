@@ -55,7 +55,7 @@ class Work(Struct):
 
 
 def size_of_plan(parsed: ParsedRequest) -> int:
-    """How many bytes of a request `plan` takes as long over: what another replica said is decoded token by token."""
+    """Bytes of a request that take `plan` as long: the tokens of another replica are decoded one by one."""
     resumed = parsed.request.resume_token_ids or ()
     return BYTES_PER_RESUMED_TOKEN * sum(map(len, resumed))
 

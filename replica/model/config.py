@@ -38,7 +38,7 @@ QUOTED_AT_MOST = 200  # characters of a value in an error
 
 
 class Llama3Scaling(Struct, frozen=True, kw_only=True):
-    """How Llama 3.1 stretches the slow rotations of RoPE to longer contexts."""
+    """Llama 3.1's stretching of RoPE's slow rotations to longer contexts."""
 
     factor: float
     low_freq_factor: float
@@ -74,7 +74,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are; tied embeddings count once."""
+        """The number of parameters; tied embeddings count once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         layer = self._attention_parameters() + self._mlp_parameters() + 2 * self.hidden_size
         return embeddings + self.num_layers * layer + self.hidden_size
@@ -216,7 +216,7 @@ def _refuse_what_is_not_built(config: _Fields) -> None:
 
 
 def _refuse_sliding_windows(config: _Fields, architecture: str) -> None:
-    """Those that a text can outgrow, in the layers that transformers gives them to."""
+    """Refuse windows that a text can outgrow, in the layers that transformers gives them to."""
     advice = "sliding windows are not supported; use a model with full attention in every layer"
     layers, window = _layer_types(config), _window(config, architecture)
     longest = config.size("max_position_embeddings")

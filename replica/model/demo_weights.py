@@ -33,7 +33,7 @@ COMMON_WORDS = 24  # what follows <|endoftext|>, and all tokens that demo.txt do
 
 
 def _followers(dialogues: list[tuple[str, str]], words: Words, ids: dict[str, int]) -> Counts:
-    """How often each token (column) follows each other (row) in the answers and, but for their ends, the questions."""
+    """Counts of each token (column) after each other (row) in the answers and, but for their ends, the questions."""
     counts = np.zeros((len(ids), len(ids)), np.int64)
     [newline], turn_end = words["\n"], ids[TURN_END]
     for question, answer in dialogues:

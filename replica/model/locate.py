@@ -1,4 +1,4 @@
-"""Where a model's files lie: in a folder, on the Hugging Face hub, or in the demo model that is made here."""
+"""The place of a model's files: a folder, the Hugging Face hub, or the demo model that is made here."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""How far something long has come: a bar where stderr is a terminal, otherwise a line in the log now and then."""
+"""Progress of long work: a bar where stderr is a terminal, otherwise a line in the log now and then."""
 
 import logging
 import time

@@ -17,7 +17,7 @@ from replica.model.rope import rotation
 
 
 class Source(Protocol):
-    """Where weights come from: by the names that transformers gives them."""
+    """A source of weights, by the names that transformers gives them."""
 
     def take(self, name: str, *shape: int) -> Tensor: ...
 

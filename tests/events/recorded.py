@@ -9,10 +9,10 @@ from events.actions import Replay
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording import Recorder
+from events.recording import Recorder, Recording
 from events.records import Record
 from events.subscriber import Source
-from events.view import Request
+from events.view import CacheView, Request
 
 BLOCK_SIZE = 4
 TOPIC = b"kv@a@m"
@@ -134,3 +134,12 @@ def record_incident(
         assert line.feed.view.stream.stats.gaps > 2
         assert line.feed.view.stream.stats.restarts == restart
     return engine
+
+
+def replay_into_view(
+    recording: Recording, source: Source, until_time: float | None = None, until_seq: int | None = None
+) -> CacheView:
+    """The replica's cache as the recorder knew it at a moment, or at the end."""
+    view = recording.view(source)
+    recording.replay_into(Feed(view), source, until_time=until_time, until_seq=until_seq)
+    return view

@@ -13,11 +13,11 @@ import zmq
 
 from events.player import Player, PlayerConfig
 from events.publisher import END_OF_REPLAY
-from events.recording import Recorder, Recording, redacted_copy, replay_into_view
+from events.recording import Recorder, Recording, redacted_copy
 from events.records import Record
 from events.subscriber import Source, Subscriber
 from events.view import CacheView
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident
+from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 
 FREE = "tcp://127.0.0.1:0"
 DEADLINE_MS = 20_000

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.feed import Feed
-from events.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record, replay_into_view
+from events.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident
+from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 
 RECORDS = [Record(100.0 + n, 0, "events", [TOPIC, n.to_bytes(8, "big"), bytes([n]) * n]) for n in range(20)]
 

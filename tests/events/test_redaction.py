@@ -12,12 +12,12 @@ from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.pool import fold
-from events.recording import Recorder, Recording, feed_record, redacted_copy, replay_into_view
+from events.recording import Recorder, Recording, feed_record, redacted_copy
 from events.records import Record
 from events.redaction import HOLD_S
 from events.subscriber import Source
 from events.view import CacheView
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident
+from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 
 SECRETS = [b"secret-lora", b"secret-session", b"secret-image", b"secret-salt", b"secret-embed"]
 

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from events.cli import events
-from events.recording import BadRecording, Recording, replay_into_view
+from events.recording import BadRecording, Recording
 from tests.events.processes import FREE, Replica, replica, tool, wait_until
-from tests.events.recorded import record_incident
+from tests.events.recorded import record_incident, replay_into_view
 
 
 def last_seq(path: Path) -> int:

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from events.cli import events
 from events.curve import load_curve, load_curve_client
-from events.recording import Recording, replay_into_view
+from events.recording import Recording
 from tests.events.processes import FREE, Tool, replica, tool, wait_until
-from tests.events.recorded import SOURCE, record_incident
+from tests.events.recorded import SOURCE, record_incident, replay_into_view
 
 
 def bound(replay: Tool) -> list[str]:

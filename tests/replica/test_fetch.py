@@ -533,7 +533,7 @@ def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
 
 
 def sharded(model: Path, folder: Path) -> Path:
-    """Of its two shards only the first is there."""
+    """Make a model of two shards of which only the first is there."""
     copy_of(model, folder)
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
