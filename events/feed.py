@@ -118,7 +118,7 @@ class Feed:
         if self.view.inexact == OVERSIZED and not self._oversized_logged:
             self._oversized_logged = True
             log.warning(
-                "%s: its snapshot takes more than %d bytes; only what it announces from now on is known of its cache",
+                "%s: its snapshot takes more than %d bytes; only changes from now on are known",
                 self.view.name,
                 MAX_SNAPSHOT_BYTES,
             )

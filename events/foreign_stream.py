@@ -24,7 +24,7 @@ class ForeignStream(Stream):
         self.stats.reconnects += 1
         if self.config.can_replay:
             return self._ask_replay(State.PROOF if self._recent else State.GAP, now_s)
-        return self._declare("reconnected; without a replay socket nobody can say what was missed")
+        return self._declare("reconnected without a replay socket: batches may be missing")
 
     def live(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
         self._probe_s = self.config.probe_after_s

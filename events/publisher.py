@@ -293,7 +293,7 @@ class Publisher:
         if self.config.curve is None and not is_local(endpoint):
             log.warning("%s is readable by anyone who reaches it, and events carry prompts; use CURVE keys", endpoint)
         elif self.config.curve is not None and self.config.curve.clients is None:
-            log.warning("%s is readable by whoever knows its public key, and events carry prompts", endpoint)
+            log.warning("%s is readable by anyone who knows its public key, and events carry prompts", endpoint)
         bound = BoundSocket(
             self._context,
             kind,

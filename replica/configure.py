@@ -70,8 +70,8 @@ def _check_curve(values: Mapping[str, Any]) -> None:
         raise Unusable(f"--curve-clients {clients} lets in some and --curve-any-client all; give one of them")
     if secret and not (clients or anyone):
         raise Unusable(
-            f"--curve-secret {secret} alone would let in whoever knows the public key, and events carry prompts; give "
-            "--curve-clients DIR with the public keys of those to let in, or say --curve-any-client"
+            f"--curve-secret {secret} alone would let in anyone who knows the public key, and events carry prompts; "
+            "give --curve-clients DIR with the public keys of those to let in, or say --curve-any-client"
         )
 
 

@@ -200,6 +200,6 @@ class Engine:
         for request in self.scheduler.running:
             scheduled = flying.get(request)
             ends = request.computed if scheduled is None else scheduled.start + scheduled.tokens
-            assert request.launched == ends, f"request {request.id} waits for what nobody computes"
+            assert request.launched == ends, f"request {request.id} waits for tokens that are not computed"
             drawing = scheduled is not None and scheduled.samples
-            assert request.drawing == drawing, f"request {request.id} waits for a token that nobody draws"
+            assert request.drawing == drawing, f"request {request.id} waits for a token that is not drawn"

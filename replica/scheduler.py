@@ -330,7 +330,7 @@ class Scheduler:
                     f"tokens of request {request.id} can be found before they are computed"
                 )
         for block in range(self.pool.num_blocks):
-            assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference that nobody holds"
+            assert self.pool.references(block) == uses.get(block, 0), f"block {block} has a reference without a holder"
         assert [r.priority for r in self.running] == sorted(r.priority for r in self.running), "running is out of order"
         waiting = {request.id for request in self.waiting_requests()}
         assert len(waiting) == sum(1 for _ in self.waiting_requests()), "a request waits twice"

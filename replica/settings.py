@@ -254,7 +254,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "engine.curve_any_client",
             click.BOOL,
             "",
-            "With --curve-secret and without --curve-clients: let in whoever knows the public key.",
+            "With --curve-secret and without --curve-clients: let in anyone who knows the public key.",
         ),
         Setting("events_max_peers", "engine.events_max_peers", COUNT, "N", "Connections to each of the event sockets."),
         Setting(

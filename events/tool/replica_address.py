@@ -36,7 +36,7 @@ def source_at(url: str) -> Source:
         said = msgspec.json.decode(answer.content, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise click.UsageError(
-            f"what answers at {url} is no replica of warmroute's; name the socket of its events, tcp://HOST:PORT"
+            f"{url} is not a warmroute replica; name the socket of its events, tcp://HOST:PORT"
         ) from error
     if said.endpoints is None:
         raise click.UsageError(f"the replica at {url} sends no events, or has not started yet")

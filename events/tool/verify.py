@@ -275,7 +275,7 @@ def show(output: Output, name: str, result: Result, top: int) -> None:
     else:
         output.console.print(_table(name, result), soft_wrap=False)
     if result.comparison is not None and not result.comparison.equal:
-        names = {STREAM: "the tree built from it; what only it has is surplus", REPLICA: "what it says itself"}
+        names = {STREAM: "the tree built from it; blocks only here are surplus", REPLICA: "the replica itself"}
         show_comparison(output, result.comparison, names, None, top)
 
 

@@ -168,7 +168,7 @@ def test_a_replica_is_asked_for_all_of_its_sockets() -> None:
     [
         (401, {}, "demands its key; give it as WARMROUTE_API_KEY"),
         (200, {"model": "m"}, "sends no events, or has not started yet"),
-        (404, {"error": "?"}, "is no replica of warmroute's"),
+        (404, {"error": "?"}, "is not a warmroute replica"),
     ],
 )
 def test_what_a_replica_does_not_say_is_explained(status: int, body: dict[str, str], said: str) -> None:

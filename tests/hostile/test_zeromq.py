@@ -306,4 +306,4 @@ def test_letting_in_whoever_knows_the_public_key_is_said_loudly(
 ) -> None:
     _, secret = write_keys(str(tmp_path / "replica"))
     with Publisher(config(curve=load_curve(str(secret)))):
-        assert caplog.text.count("readable by whoever knows its public key") == 4
+        assert caplog.text.count("readable by anyone who knows its public key") == 4
