@@ -10,6 +10,9 @@ OLDEST_PYTHON ?= python3.11
 # Named exactly: where an index has builds for several accelerators, an open range may take one of gigabytes.
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 
+# Tests start hundreds of programs, and each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov

@@ -48,7 +48,7 @@ class Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_"))},
         )
         self._send(msgspec.json.encode(Order(**{"plan": PLAN, "key": KEY, "temp_dir": folder, **order})) + b"\n")
 
