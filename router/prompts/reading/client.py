@@ -172,9 +172,11 @@ class _Lane:
 
 async def _send(process: asyncio.subprocess.Process, message: ToProcess, body: bytes = b"") -> None:
     assert process.stdin is not None
-    process.stdin.write(framed(message))
-    if body:
-        process.stdin.write(body)
+    for data in (framed(message), body):
+        if process.stdin.is_closing():  # where uvloop's write() would raise a RuntimeError
+            raise BrokenPipeError("it has closed its standard input")
+        if data:
+            process.stdin.write(data)
     await process.stdin.drain()
 
 
