@@ -22,7 +22,7 @@ import pytest
 
 from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, http_client, router
-from tests.chaos.streams import PACE, TOKENS, Told, all_streams, check_same, resumes_of, stream, unblocked
+from tests.chaos.streams import PACE, Told, all_streams, check_same, resumes_of, stream, streams_halfway, unblocked
 from tests.events.processes import DEADLINE_S, wait_until
 
 RESTART_BLOCKS = int(os.environ.get("WARMROUTE_RESTART_BLOCKS", "3000"))
@@ -46,8 +46,7 @@ async def test_no_client_notices_that_a_replica_was_killed() -> None:
     with fleet(4, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
         async with http_client(served.url) as http:
             undisturbed = await all_streams(http)
-            streams = asyncio.create_task(all_streams(http))
-            await asyncio.sleep(TOKENS / 30 / 2)
+            streams = await streams_halfway(http)
             await unblocked(replicas.kill, 1)
             told = await streams
         check_same(told, undisturbed)
@@ -61,8 +60,7 @@ async def test_no_client_notices_that_two_of_three_were_killed_together() -> Non
     with fleet(3, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
         async with http_client(served.url) as http:
             undisturbed = await all_streams(http)
-            streams = asyncio.create_task(all_streams(http))
-            await asyncio.sleep(TOKENS / 30 / 2)
+            streams = await streams_halfway(http)
             for number in (0, 1):
                 replicas.signal(number, signal.SIGKILL)
             told = await streams
@@ -74,8 +72,7 @@ async def test_without_resume_clients_are_told() -> None:
     """The negative control."""
     with fleet(2, *PACE) as replicas, router(*replicas.as_options, *QUIET, "--no-resume") as served:
         async with http_client(served.url) as http:
-            streams = asyncio.create_task(all_streams(http))
-            await asyncio.sleep(TOKENS / 30 / 2)
+            streams = await streams_halfway(http)
             await unblocked(replicas.kill, 1)
             told = await streams
         broken = [one for one in told if b'"error"' in one.body]
@@ -104,8 +101,7 @@ async def slowest_with_a_frozen_replica(part: str) -> tuple[float, float]:
     with fleet(3, *PACE) as replicas, router(*replicas.as_options, *QUIET) as served:
         async with http_client(served.url) as http:
             undisturbed = await all_streams(http)
-            streams = asyncio.create_task(all_streams(http))
-            await asyncio.sleep(TOKENS / 30 / 4)
+            streams = await streams_halfway(http)
             replicas.signal(0, signal.SIGSTOP, **frozen)
             try:
                 with stalls_of_this_machine() as stalls:

@@ -221,7 +221,7 @@ async def test_more_blocks_than_its_pool_has_draw_nobody_and_are_named() -> None
 
 
 async def until_async(step: Callable[[], Any], condition: Callable[[], bool]) -> None:
-    for _ in range(20):
+    for _ in range(100):
         if condition():
             return
         await step()

@@ -15,14 +15,13 @@ import pytest
 
 from tests.chaos.nodes import network, no_nodes
 from tests.chaos.routers import Fleet, RouterProcess, fleet, http_client, router
-from tests.chaos.streams import PACE, TOKENS, Told, all_streams, check_same, resumes_of, stream
+from tests.chaos.streams import PACE, Told, all_streams, check_same, resumes_of, stream, streams_halfway
 from tests.chaos.wire import Quality, wire
 
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 REPLICAS = 3
 QUEUE_TIMEOUT_S = 30.0
-BEFORE_S = TOKENS / 30 / 2  # streams are in their middle by then
 NEW_EVERY_S = 0.5
 BACK_WITHIN_S = 6.0
 QUIET = ("--log-level", "error")
@@ -48,9 +47,8 @@ async def through(
 ) -> Outcome:
     """64 streams, a fault in their midst, and new requests while it lasts: all are answered as if nothing had been."""
     over = asyncio.Event()
-    streams = asyncio.create_task(all_streams(http))
     began_s = time.monotonic()
-    await asyncio.sleep(BEFORE_S)
+    streams = await streams_halfway(http)
     with fault:
         new = asyncio.create_task(new_requests(http, over))
         await asyncio.sleep(lasts_s)

@@ -34,8 +34,9 @@ async def test_an_event_loop_that_is_held_up_is_late_and_one_that_is_not_is_not(
 
 
 def spin_s(duration_s: float) -> None:
-    end_s = time.perf_counter() + duration_s
-    while time.perf_counter() < end_s:
+    """CPU time: where others compute too, it takes longer."""
+    end_s = time.thread_time() + duration_s
+    while time.thread_time() < end_s:
         pass
 
 
