@@ -1,12 +1,18 @@
 """How hard the property tests try, and a Ctrl-C that arrives.
 
-They try the same examples every time, so that no change fails by chance; `make search` is for those nobody has tried.
+They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many among
+the slow ones. `make search` is for those nobody has tried.
 """
 
+import fcntl
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from replica.model.demo import CACHE_VARIABLE, demo_folder
 
 QUICK_TO_SHRINK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[HealthCheck.too_slow])
@@ -14,10 +20,23 @@ COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[
 # Workers share the cores, and torch's threads would spin until each of them had had its turn.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("default", COMMON, max_examples=60, derandomize=True)
+settings.register_profile("default", COMMON, max_examples=30, derandomize=True)
 settings.register_profile("thorough", COMMON, max_examples=400, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
 settings.load_profile("default")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it, and the programs under test would
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the demo model; all workers of a run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "demo.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        patch.setenv(CACHE_VARIABLE, str(folder / "demo"))
+        demo_folder()
+    return folder / "demo"

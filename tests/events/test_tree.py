@@ -176,7 +176,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeAgainstNestedDicts = TreeMachine.TestCase
-TestTreeAgainstNestedDicts.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTreeAgainstNestedDicts.settings = settings(stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ def test_what_the_fleet_says_itself_is_not_taken_from_the_environment(monkeypatc
     assert planned().models[0].environment == {}
 
 
-def test_replicas_are_told_where_the_model_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(tmp_path))
+def test_replicas_are_told_where_the_model_was_found(demo_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(demo_cache))
     [plan] = planned(engine="native").models
     assert (plan.name, plan.engine) == ("demo", "native")
     assert Path(plan.model).is_dir()
@@ -47,8 +47,10 @@ def test_the_router_has_the_tokenizer_and_the_key_of_the_replicas(monkeypatch: p
     assert config.demand_key
 
 
-def test_a_plan_from_a_file_learns_where_its_models_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(tmp_path))
+def test_a_plan_from_a_file_learns_where_its_models_lie(
+    demo_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(demo_cache))
     ours = ModelPlan(name="small", model="demo")
     theirs = ModelPlan(name="big", model=str(tmp_path), engine="vllm")
     plan = complete(FleetPlan(models=(ours, theirs)))

@@ -250,7 +250,7 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=max(300, settings().max_examples))  # an example is over soon
+TestWorld.settings = settings(max_examples=max(100, settings().max_examples))  # an example is over soon
 
 
 def test_a_reconciler_that_takes_whoever_is_lost_for_dead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

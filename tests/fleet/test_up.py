@@ -420,9 +420,9 @@ def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path)
     ],
 )
 def test_a_setting_that_cannot_be_used_starts_nothing(
-    arguments: list[str], environment: dict[str, str], said: str, tmp_path: Path
+    arguments: list[str], environment: dict[str, str], said: str, demo_cache: Path
 ) -> None:
-    result = CliRunner().invoke(up_command, arguments, env=environment | {"WARMROUTE_CACHE_DIR": str(tmp_path)})
+    result = CliRunner().invoke(up_command, arguments, env=environment | {"WARMROUTE_CACHE_DIR": str(demo_cache)})
     assert result.exit_code == 2
     assert said in result.stderr
 

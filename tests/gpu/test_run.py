@@ -48,6 +48,7 @@ def run(out: Path, *arguments: str, script: tuple[str, ...] = SCRIPT) -> Ran:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.chaos
 def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
     ran = run(tmp_path / "made" / "here", *QUICK)
     sections = ran.results["sections"]

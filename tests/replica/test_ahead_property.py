@@ -159,7 +159,7 @@ def quick(careless: type[AheadWorld]) -> None:
     run_machine(careless, settings=few)
 
 
-@pytest.mark.parametrize("broken", [Leaking, Blind, Hasty, Undying, Sharing])
+@pytest.mark.parametrize("broken", [Leaking, Blind, pytest.param(Hasty, marks=pytest.mark.grid), Undying, Sharing])
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
     with pytest.raises(AssertionError):
         quick(type("CarelessWorld", (AheadWorld,), {"pool_type": broken}))

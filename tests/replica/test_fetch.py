@@ -18,7 +18,7 @@ from api import tokenizer
 from api.tokenizer import HfTokenizer
 from replica.fetching import fetch as fetch_module
 from replica.fetching import files
-from replica.model.demo import SIZES, write_demo
+from replica.model.demo import SIZES
 from tests.events.processes import wait_until
 from tests.replica.hub import COMMIT, Standin, standing_in
 from tests.replica.model.test_demo import DIGESTS
@@ -30,9 +30,10 @@ LONG_AGO_S = 1_000_000_000  # before anything is copied here
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("demo")
-    write_demo(made)
+def demo(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    [found] = demo_cache.iterdir()
+    made = tmp_path_factory.mktemp("fetched") / "demo"
+    shutil.copytree(found, made)
     for file in made.iterdir():
         os.utime(file, (LONG_AGO_S, LONG_AGO_S))
     return made

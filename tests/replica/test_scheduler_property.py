@@ -276,7 +276,9 @@ class Sharing(BlockPool):
         return part._replace(adoptable=part.tokens > 0 and self.findable_tokens(part.source) < self.block_size)
 
 
-@pytest.mark.parametrize("broken", [Mixing, Leaking, Shifted, Blind, Hasty, Undying, Sharing])
+@pytest.mark.parametrize(
+    "broken", [Mixing, Leaking, Shifted, Blind, Hasty, Undying, pytest.param(Sharing, marks=pytest.mark.grid)]
+)
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
     careless = type("CarelessWorld", (World,), {"pool_type": broken})
     quick = settings(

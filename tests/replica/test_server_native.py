@@ -155,11 +155,6 @@ def test_prompt_logprobs_are_those_of_transformers_cached_or_not(served: Replica
 
 
 @pytest.fixture(scope="module")
-def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def demo(demo_cache: Path) -> Iterator[Replica]:
     with native("demo", "--kv-cache-gb", 0.1, WARMROUTE_CACHE_DIR=str(demo_cache)) as running:
         yield running

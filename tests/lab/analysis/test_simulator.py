@@ -24,7 +24,10 @@ def test_the_curve_agrees_with_the_simulator(trace: Trace, capacity_tokens: int)
     agree(trace, capacity_tokens)
 
 
-@pytest.mark.parametrize(("name", "coarser"), [("mooncake_conversation", 1), ("weka_agentic_a", 16)])
+@pytest.mark.parametrize(
+    ("name", "coarser"),
+    [("mooncake_conversation", 1), pytest.param("weka_agentic_a", 16, marks=pytest.mark.grid)],
+)
 def test_they_agree_on_published_traces(name: str, coarser: int) -> None:
     whole = coarsened(published(name), coarser)
     agree(replace(whole, requests=whole.requests[:SOME_REQUESTS]), 2_000_000)

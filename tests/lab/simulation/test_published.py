@@ -25,7 +25,11 @@ def outcome(trace: Trace, policy: str, settings: Settings = SETTINGS) -> Outcome
 
 @pytest.mark.parametrize(
     ("policy", "hits", "mean_s", "p99_s"),
-    [("round-robin", 0.058, 9.0, 37.0), ("least-loaded", 0.057, 2.6, 12.0), ("prefix", 0.152, 2.1, 11.5)],
+    [
+        pytest.param("round-robin", 0.058, 9.0, 37.0, marks=pytest.mark.grid),
+        pytest.param("least-loaded", 0.057, 2.6, 12.0, marks=pytest.mark.grid),
+        ("prefix", 0.152, 2.1, 11.5),
+    ],
 )
 def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, mean_s: float, p99_s: float) -> None:
     by_events = replace(SETTINGS, optimistic=policy != "prefix")
@@ -37,7 +41,11 @@ def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, m
 
 @pytest.mark.parametrize(
     ("name", "coarser", "least_hits", "most_mean_s"),
-    [("mooncake_conversation", 1, 0.139, 1.8), ("weka_agentic_a", 16, 0.70, 4.2), ("azure_conv_noreuse", 1, 0, 11.95)],
+    [
+        ("mooncake_conversation", 1, 0.139, 1.8),
+        pytest.param("weka_agentic_a", 16, 0.70, 4.2, marks=pytest.mark.grid),
+        pytest.param("azure_conv_noreuse", 1, 0, 11.95, marks=pytest.mark.grid),
+    ],
 )
 def test_the_default_policy_does_what_it_is_said_to_do(
     name: str, coarser: int, least_hits: float, most_mean_s: float

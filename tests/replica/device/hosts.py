@@ -1,6 +1,7 @@
 """The runner of a GPU, on a CPU: its kernels in plain torch, and graphs that run again what they were captured from."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,4 +69,10 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
 def on_device(folder: Path, accelerator: HostAccelerator | None = None, **changes: Any) -> Engine:
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
-    return Engine(config, runner_of(config, accelerator or HostAccelerator()), WallClock())
+    return Engine(config, runner_of(config, accelerator) if accelerator else _kept(config), WallClock())
+
+
+@cache
+def _kept(config: EngineConfig) -> DeviceRunner:
+    """Capturing takes longer than most tests, and a runner without requests is as good as a new one."""
+    return runner_of(config, HostAccelerator())
