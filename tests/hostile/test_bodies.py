@@ -425,7 +425,7 @@ def test_a_body_there_is_no_memory_for_is_never_taken_for_messages() -> None:
     planted = json.dumps(chat("planted")).encode()
     unread = framed(Body(len(planted), whole=True)) + planted + framed(Leave())
     run = "Process(sys.stdin.buffer, sys.stdout.buffer, most_bytes=2**20).run()"
-    start = f"import sys; from router.reading.process import Process; {run}"
+    start = f"import sys; from router.prompts.reading.process import Process; {run}"
     asked = framed(Body(64 * MEGABYTE, whole=True)) + unread
     ended = subprocess.run([sys.executable, "-c", start], input=asked, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (OUT_OF_MEMORY, b""), ended.stderr

@@ -172,7 +172,7 @@ def test_an_annotation_wins_over_a_label() -> None:
 
 
 def test_the_docs_name_every_key() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "discovery.md").read_text()
     section = page.partition("## Kubernetes\n")[2].partition("\n## ")[0]
     for key in KEYS:
         assert f"`{PREFIX}{key}`" in section or f"`{key}`" in section, key

@@ -10,7 +10,7 @@ import pytest
 from router.proxy.request_summary import GenerationSummary, RequestSummary, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
-ROUTER = Path(__file__).resolve().parents[2] / "router"
+ROUTER = Path(__file__).resolve().parents[3] / "router"
 
 
 def crowded() -> Any:
