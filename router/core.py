@@ -160,7 +160,7 @@ class Router:
         placed = self.placement.sent(
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
-        attempt = Attempt(owner, member, placed, next(self.order))
+        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s, member.native)
         self._attempts.add(attempt)
         return attempt
 

@@ -8,10 +8,10 @@ import errno
 import socket
 import ssl
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import httptools
+from msgspec import Struct
 
 from router.target import Target
 
@@ -60,8 +60,7 @@ class Listener(Protocol):
     def broke(self, broken: Broken) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class Sending:
+class Sending(Struct, eq=False):
     """One request under way; `cancel` closes its connection, so that the replica stops working on it."""
 
     _upstream: "Upstream"

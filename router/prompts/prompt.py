@@ -5,6 +5,7 @@ lenient engine reads it, or as if it were not there. The client's bytes go on to
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -110,6 +111,12 @@ def object_salted(body: bytes, salted: Callable[[str | None], str | None]) -> by
     return msgspec.json.encode(fields)
 
 
+@lru_cache
+def _unsalted_root(model: str, lora: str | None, block_size: int) -> int:
+    """There are as many as models; salts are the clients' to choose."""
+    return root_key(model, lora, None, block_size)
+
+
 class Prompt(Struct):
     """One request as the index and the policy know it. The keys are those of the first prompt."""
 
@@ -131,7 +138,10 @@ class Prompt(Struct):
         """Of the full blocks of so many tokens; of blocks of text where the size is APPROXIMATE."""
         known = self._keys.get(block_size)
         if known is None:
-            root = root_key(self.model, self.lora, self.salt, block_size)
+            if self.salt is None:
+                root = _unsalted_root(self.model, self.lora, block_size)
+            else:
+                root = root_key(self.model, self.lora, self.salt, block_size)
             known = self._keys[block_size] = self._made(block_size, root)
         return known
 

@@ -6,7 +6,8 @@ Of a stream from our own replicas only the token ids are kept; one of a foreign 
 
 import random
 import time
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from api.native import Native, envelope, pack_ids, unpack_ids
 from api.responses import chat_id, completion_id
@@ -17,8 +18,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
 
 
-@dataclass(slots=True, eq=False)
-class Answer:
+class Answer(Struct, eq=False):
     """Of one request. For each replica: `begin` or `can_go_on`, then its body, and when it is lost `keep`, `settle`."""
 
     _chat: bool
@@ -31,7 +31,7 @@ class Answer:
     _response_id: str = ""
     _created: int = 0
     _seed: int | None = None
-    _said: dict[int, list[bytes]] = field(default_factory=dict)  # token ids by choice, packed
+    _said: dict[int, list[bytes]] = {}  # token ids by choice, packed
 
     # ---- who answers
 

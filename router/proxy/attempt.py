@@ -5,10 +5,10 @@ What is called here by a connection raises nothing: a mistake of ours must not e
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from api.native import Frame, FrameReader
 from router.members.upstream import Broken, Header, Sending
@@ -70,33 +70,29 @@ class Owner:
         raise NotImplementedError
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(Struct, eq=False):
     owner: Owner
     member: "Member"
     placed: Placed
     sent_order: int  # where it stands among what changes the router's figures (`Router.order`)
+    touched_s: float  # kept by the clock's sweep, not per byte
+    takes_frames: bool  # it was asked for an answer in frames
     begun_order: int = -1
     ended_order: int = -1
-    touched_s: float = field(init=False)  # kept by the clock's sweep, not per byte
     begun_s: float = 0.0  # 0: not yet
     ended_s: float = 0.0  # 0: not yet
     fault: str | None = None  # how it ended, if that was the replica's doing
     spoken: bool = False  # since the last sweep
     unread: int | None = None  # bytes that the client had not taken then, where it is waited for
     status: int = 0
-    headers: list[Header] = field(default_factory=list)
+    headers: list[Header] = []
     framed: bool = False
-    takes_frames: bool = field(init=False)  # it was asked for an answer in frames
     cached_tokens: int | None = None
-    token_ids: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, packed
+    token_ids: dict[int, list[bytes]] = {}  # by choice, packed
     sending: Sending | None = None
     _frames: FrameReader | None = None
     _ids: int = 0  # token ids in its frames
     _refusal: bytearray | None = None
-
-    def __post_init__(self) -> None:
-        self.touched_s, self.takes_frames = self.placed.sent_s, self.member.native
 
     @property
     def is_paused(self) -> bool:

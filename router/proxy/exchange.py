@@ -7,10 +7,10 @@ the exchange when the whole body is there.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol, cast
 
+from msgspec import Struct, field
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+NONE_EXPECTED = Bodies(0)
 
 
 class Client(Protocol):
@@ -44,8 +47,7 @@ class Answerer(Protocol):
     def client_ready(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
+class Exchange(Struct, eq=False):
     _connection: Client
     scope: Scope
     _open: "Callable[[Exchange], None]"
@@ -65,16 +67,13 @@ class Exchange:
     sent_bytes: int = 0
     extra: bytes = b""  # header lines for whatever is answered
     _uncounted_bytes: int = 0  # up to here a body needs no look
-    _bodies: Bodies = field(init=False)
+    _bodies: Bodies = NONE_EXPECTED
     _held_bytes: int = 0  # counted there
     _begun: bool = False
     _served: "Callable[[Exchange], None] | None" = None
     _head: bytes | None = None  # written with the first part of the body
     _chunked: bool = False
-    _bodiless: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._bodiless = self.scope["method"] == "HEAD"
+    _bodiless: bool = False
 
     @property
     def message_event(self) -> "Exchange":
@@ -177,7 +176,7 @@ class Exchange:
         """`headers` are complete lines, without those that frame the body; without a length it is sent in chunks."""
         self.response_started = True
         self.status = status
-        self._bodiless = self._bodiless or status in (204, 304)
+        self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
         if length is not None:
             framing = b"content-length: %d\r\n" % length
         elif self._bodiless:

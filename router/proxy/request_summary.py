@@ -74,8 +74,8 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     status = summary.exchange.status
     tally.statuses[status] = tally.statuses.get(status, 0) + 1
     tally.request_s.observe(summary.duration_s)
-    if summary.ttft_s is not None:
-        tally.first_token_s.observe(summary.ttft_s)
+    if (ttft_s := summary.ttft_s) is not None:
+        tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
