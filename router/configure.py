@@ -17,8 +17,8 @@ from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.spec import BadSpec, ReplicaSpec, by_name, parse_replica
 from router.proxy.keys import keys_from_options, parse_keys
-from router.proxy.watched_file import WatchedFile
 from router.settings import TABLE
+from router.watched_file import WatchedFile
 
 
 def config_from(ctx: click.Context) -> RouterConfig:

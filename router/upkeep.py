@@ -25,10 +25,10 @@ from router.members.health import Health, HealthConfig
 from router.members.members import Member
 from router.members.report import Report
 from router.members.spec import BadSpec, ReplicaSpec
-from router.members.tokenizer_probe import Answer, probes, verdict
 from router.members.upstream import Broken, Upstream
 from router.placement.eligibility import can_take
 from router.placement.placement import APPROXIMATE
+from router.prompts.tokenizer_probe import Answer, probes, verdict
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
 from router.status import isolation

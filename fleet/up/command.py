@@ -33,8 +33,8 @@ from fleet.up.running import Job, Running
 from fleet.up.watching import CannotStart
 from replica.settings import MODEL
 from router.config import Policy
-from router.proxy.watched_file import WatchedFile
 from router.settings import SECRET
+from router.watched_file import WatchedFile
 
 FLEET_KEY = "WARMROUTE_FLEET_KEY"
 IN_THE_FILE = ("model", "replicas", "simulated", "policy", "replica_options")

@@ -16,8 +16,8 @@ from router.placement.placement import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt, read_peek
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
-from router.prompts.reading.prompts import make_for, prompt_from
 from router.proxy.admission import Admitted
+from router.proxy.large_prompts import make_for, prompt_from
 
 
 class CandidateView(Struct):

@@ -18,9 +18,9 @@ from api.requests import ChatRequest, CompletionRequest, read
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
-from router.members.tokenizer_probe import conversations
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
+from router.prompts.tokenizer_probe import conversations
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from api.errors import ApiError, unauthorized
 from api.http.routes import Role
 from router.proxy.keys import Key, Keys, parse_keys
-from router.proxy.watched_file import WatchedFile
+from router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
 

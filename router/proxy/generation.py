@@ -23,7 +23,6 @@ from router.placement.placement import Prediction
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
-from router.prompts.reading.prompts import make_for, prompt_from
 from router.prompts.tokens import Draft, Tokens
 from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt, refusal_code
@@ -39,6 +38,7 @@ from router.proxy.headers import (
     request_to,
     value_of,
 )
+from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
 from router.proxy.request import RESTING, Request
 from router.proxy.request_summary import GenerationSummary, RequestSummary

@@ -6,7 +6,7 @@ import pytest
 from api.prompts import Prompts
 from api.requests import TokenizeRequest, read
 from api.tokenizer import ByteTokenizer
-from router.members.tokenizer_probe import Answer, Probe, conversations, probes, verdict
+from router.prompts.tokenizer_probe import Answer, Probe, conversations, probes, verdict
 from tests.router.families import prompts
 
 
