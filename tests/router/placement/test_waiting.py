@@ -1,5 +1,6 @@
 import pytest
 
+from router.placement.cost import Candidate
 from router.placement.waiting import LEAST_WAIT_S, MOST_WAIT_S, STEP_S, Waiting
 
 
@@ -88,3 +89,36 @@ def test_a_quiet_hour_does_not_count_as_slowness() -> None:
     waiting.take(0.1)
     waiting.offer("new", 0, 3600.0)
     assert waiting.estimated_wait_s(3600.2) == LEAST_WAIT_S
+
+
+# ---- room
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_those_that_nobody_has_room_for_cost_a_few_looks_however_many_they_are(limit: int) -> None:
+    """Nobody has room for any of them: the replica is full, or (with a limit of 2) all are too long for it."""
+    waiting: Waiting[str] = Waiting(1000)
+    for number in range(1000):
+        waiting.offer(f"r{number}", 0, float(number), group="m", tokens=5000 + number % 7)
+    looks: list[str] = []
+
+    def candidates_of(group: str) -> list[Candidate]:
+        looks.append(group)
+        return [Candidate("only", 0, in_flight=1, limit=limit, max_model_len=4096)]
+
+    assert list(waiting.with_room(2000.0, candidates_of)) == []
+    assert len(looks) <= 3
+    assert len(waiting) == 1000
+
+
+def test_room_goes_to_those_it_is_enough_for_in_their_order() -> None:
+    waiting: Waiting[str] = Waiting(10)
+    for number, tokens in enumerate((5000, 10, 9000, 20, 30)):
+        waiting.offer(f"r{number}", 0, float(number), group="m", tokens=tokens)
+    replica = Candidate("only", 0, limit=2, max_model_len=4096)
+    taken = []
+    for entry in waiting.with_room(10.0, lambda _: [replica]):
+        taken.append(entry)
+        replica.in_flight += 1
+    assert taken == ["r1", "r3"]
+    assert drained(waiting) == ["r0", "r2", "r4"]
