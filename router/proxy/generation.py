@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 SESSION_HEADER = b"x-session-id"
 MAX_SESSION = 256  # characters; decisions keep it
 MAX_LOST = 3  # replicas that one request may take down with it before it is given up
+DYING_S = 1.0  # before the last try: replicas of a machine that dies do not all end at the same moment
 MOST_MOVES = 3  # then it waits for the one that is silent: on a machine that stands still, all seem to be
 REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
 MAX_KEPT_BYTES = 4 * 1024 * 1024  # of a whole answer, so that another replica may give it anew
@@ -435,6 +436,8 @@ class Generation(Request):
             if moved and not attempt.member.suspicion:
                 self.retries += 1
                 self.place()  # it is heard again, by other connections
+            elif self._lost == MAX_LOST - 1 and not (moved or broken.refused):
+                asyncio.get_running_loop().call_later(DYING_S, exchange.guard, self._again, attempt.member)
             else:
                 self._again(attempt.member)
 

@@ -144,8 +144,37 @@ async def test_a_request_that_kills_replicas_takes_no_more_than_three_with_it() 
     async with served(*replicas) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat("poison"))
         assert (answer.status, answer.error["code"]) == (503, "no_replica")
-        assert len(poison.calls) == 3
+        assert faults(running) == 3  # a connection that was used before may be tried twice
         assert [(await client.post(CHAT, chat())).status for _ in range(6)] == [200] * 6
+
+
+async def test_replicas_that_die_together_are_no_fault_of_a_request() -> None:
+    """As when their machine dies: the third is dead, too, before the request is tried there; then all are back."""
+    lost: list[str] = []
+    ends: dict[str, AsyncExitStack] = {}
+
+    def dies(name: str) -> Handler:
+        async def handle(call: Call) -> None:  # noqa: ARG001
+            lost.append(name)
+            await ends[name].aclose()
+
+        return handle
+
+    replicas = {name: Scripted(name, dies(name)) for name in ("r0", "r1", "r2")}
+    async with AsyncExitStack() as stack:
+        for name, replica in replicas.items():
+            ends[name] = await stack.enter_async_context(AsyncExitStack())
+            await ends[name].enter_async_context(replica.running())
+        async with served(*replicas.values()) as running, connect(running.port) as client:
+            client.send("POST", CHAT, chat())
+            await until(lambda: len(lost) == 2, "two are lost")
+            [third] = replicas.keys() - set(lost)
+            await ends[third].aclose()
+            for replica in replicas.values():
+                replica.handler = says(GOOD)
+                await stack.enter_async_context(replica.running(replica.port))
+            assert (await client.answer()).status == 200
+            assert len(lost) == 2
 
 
 async def test_a_request_that_ends_whole_processes_takes_no_more_than_three_with_it() -> None:
