@@ -1,4 +1,4 @@
-"""That the rule holds for texts is shown where it is used: `tests/router/prompts/test_piece_cache_property.py`."""
+"""Added tokens as cuts of a text. `tests/router/prompts/test_piece_cache_property.py` tests the rule on texts."""
 
 from typing import Any
 

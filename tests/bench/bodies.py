@@ -1,7 +1,7 @@
-"""What the largest bodies do to other clients and to memory: a real router, a simulated replica, real sockets.
+"""Measure how the largest bodies delay other clients and fill memory: real router and sockets, simulated replica.
 
-`python -m tests.bench.bodies PORT SHAPE` are eight clients that send bodies of one shape, one after the other, in a
-process of their own. They run at the lowest priority: an attacker's CPU is not that of the machine under attack.
+`python -m tests.bench.bodies PORT SHAPE` runs eight clients in a process of their own; each sends bodies of one shape,
+one after the other. They run at the lowest priority, since attackers do not use the CPU of the attacked machine.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ def posted(path: str, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-# ---- who attacks
+# ---- attackers
 
 
 async def attack(port: int, shape: str) -> None:
@@ -117,7 +117,7 @@ async def attack(port: int, shape: str) -> None:
 
     loop = asyncio.get_running_loop()
     clients = [loop.create_task(one()) for _ in range(CLIENTS)]
-    await loop.run_in_executor(None, sys.stdin.read)  # until told to end
+    await loop.run_in_executor(None, sys.stdin.read)  # until it is closed
     for client in clients:
         client.cancel()
     print(json.dumps(statuses), flush=True)
@@ -142,7 +142,7 @@ def attackers(port: int, shape: str, told: Counter[str]) -> Iterator[None]:
         wait_until(lambda: process.poll() is not None, "the attackers end")
 
 
-# ---- who is measured
+# ---- measured clients
 
 
 async def latencies(port: int, duration_s: float) -> list[float]:
@@ -198,11 +198,11 @@ def middle(figures: list[float]) -> float:
     return statistics.median(figures)
 
 
-# ---- who never finishes
+# ---- bodies without an end
 
 
 async def unfinished(port: int, pid: int) -> tuple[Counter[int], float, float]:
-    """Statuses that came before the bodies' ends; peak memory, and what is left when all have gone."""
+    """Statuses answered before the bodies' ends; peak memory, and memory after the clients left."""
     forget_peaks(pid)
     head = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % (COMPLETIONS.encode(), SIZE + 1)
     statuses: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""What the engine's core costs on the host: naming, looking up, allocating, a whole step, memory."""
+"""Measure the engine core's CPU and memory: naming, look-up, allocation, a whole step."""
 
 import json
 import random
@@ -49,7 +49,7 @@ def prompt(chance: random.Random, blocks: int = PROMPT_BLOCKS) -> Chain:
 
 
 def serve(pool: BlockPool, chain: Chain) -> None:
-    """What one request does with the pool, from look-up to release."""
+    """Take one request through the pool, from look-up to release."""
     match = pool.match(chain)
     blocks = pool.take(match.blocks, -(-len(chain) // BLOCK) - len(match.blocks))
     assert blocks is not None
@@ -105,7 +105,7 @@ def turning_over(chance: random.Random, rounds: int) -> None:
 
 
 def missing(chance: random.Random, rounds: int) -> None:
-    """Everything that prefix caching adds to a prompt nobody has seen: naming, the look-up, registering, evicting."""
+    """Measure all of prefix caching's work for a new prompt: naming, the look-up, registering, evicting."""
     pool = filled(chance)
     plain = BlockPool(POOL_BLOCKS, BLOCK, caching=False)
     token_lists = [[chance.randrange(150_000) for _ in range(PROMPT_BLOCKS * BLOCK + 1)] for _ in range(20)]
@@ -158,7 +158,7 @@ def stepping(batch: int, rounds: int) -> None:
 def memory(turnovers: int) -> None:
     """Prints the bytes per block; runs in a process of its own."""
     chance = random.Random(3)
-    serve(BlockPool(1000, BLOCK, events=False), prompt(chance))  # what is loaded and allocated once
+    serve(BlockPool(1000, BLOCK, events=False), prompt(chance))  # after one-time imports and allocations
     before = resident_bytes()
     pool = filled(chance)
     for _ in range(turnovers * POOL_BLOCKS // PROMPT_BLOCKS):

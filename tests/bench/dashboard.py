@@ -1,6 +1,6 @@
-"""What the dashboard costs: the requests beside it, and the router in front of a large fleet.
+"""Measure the dashboard's cost: to concurrent requests, and to the router of a large fleet.
 
-`python -m tests.bench.dashboard URL URL` is a router of a process of its own, whose index is filled. Linux only: it
+`python -m tests.bench.dashboard URL URL` runs a router with a filled index in a process of its own. Linux only: it
 reads /proc.
 """
 
@@ -169,7 +169,7 @@ async def serve(urls: list[str]) -> None:
             await front.close()
 
 
-# ---- what is answered
+# ---- answers
 
 
 async def _answering(rounds: int) -> None:
@@ -234,7 +234,7 @@ def model_keys(router: Router, body: bytes) -> list[int]:
 
 
 async def small(rounds: int) -> None:
-    """What everybody pays, whether somebody watches or not."""
+    """Measure a history sample, which the router takes with or without viewers."""
     front = FrontOnWires(4)
     sampling = Dashboard(front.router).sampling
     for member in front.router.members:
@@ -268,7 +268,7 @@ async def told(name: str, answer: Callable[[], Awaitable[Any]], rounds: int, tar
 
 
 def busy(router: Router) -> None:
-    """All replicas have served, and decisions are remembered."""
+    """Count served requests at all replicas, and fill the decisions."""
     for number, member in enumerate(router.members):
         member.health.probed(True, "", router.now_s())
         counted(member, number)

@@ -1,4 +1,4 @@
-"""What a decision costs: the choice alone, and the whole of it from packed token ids."""
+"""Measure a decision: the choice alone, and all of it from packed token ids."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""What a publisher's process takes while peers of its sockets misbehave: memory before, at most and afterwards, CPU.
+"""Measure a publisher's CPU and memory (before, peak, after) while peers misuse its sockets.
 
 The publisher has a process of its own, the peers have another; a consumer that behaves asks for a replay every second.
 """
@@ -87,7 +87,7 @@ def watched(
 
 
 def replayed(endpoint: str, until_s: float) -> bool:
-    """Asks for the last tenth of what is kept, on a new connection, as a consumer that has found a gap."""
+    """Request a replay of the last tenth on a new connection, as a consumer after a gap does."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(endpoint)

@@ -1,4 +1,4 @@
-"""What the event path costs: bytes to resolver, publishing, matching, memory."""
+"""Measure the event path: bytes to resolver, publishing, matching, memory."""
 
 import functools
 import json
@@ -91,7 +91,7 @@ def decoding(payloads: list[bytes]) -> None:
 
 
 def publish(rounds: int) -> None:
-    """With one subscriber in another process, as on a cluster."""
+    """Measure publishing to one subscriber in another process, as in a cluster."""
     batches = [stored_batch(32, seed) for seed in range(1000)]
     own: list[float] = []
     total: list[float] = []

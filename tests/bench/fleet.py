@@ -1,4 +1,4 @@
-"""How soon `warmroute up` answers, and what a whole local fleet takes of memory: with Ray and without. Linux only."""
+"""Measure a whole local fleet, with Ray and without: time until it answers, and memory. Linux only."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def ask(url: str) -> None:
 
 
 def pss_bytes(root: int) -> int:
-    """Of a process and of all that came from it, those that Ray has in sessions of their own included."""
+    """Proportional memory of a process and its descendants, including those that Ray moves to other sessions."""
     return sum(kilobytes_of(pid) for pid in tree(root)) * 1024
 
 

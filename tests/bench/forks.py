@@ -1,12 +1,12 @@
-"""What reuse beyond whole blocks saves where texts fork inside blocks, and what it costs where they do not.
+"""Measure reuse inside blocks: its savings where texts fork within a block, and its cost where they do not.
 
-The real engine in virtual time computes each traffic three ways: it reuses whole blocks only, it also reuses parts of
-blocks, and, as the bound, what a token-level radix tree with infinite memory would have left to compute: it knows every
-token of every request that was admitted before, also in the same step, and computes at least the last one of a prompt.
+The real engine computes each traffic in virtual time, with reuse of whole blocks only, and of parts of blocks, too. The
+bound is a token-level radix tree with infinite memory: it knows every token of every request admitted before, also in
+the same step, and computes at least the last token of a prompt.
 
-One row is far above the bound on purpose: of requests that arrive together and have less than a block in common beyond
-what is cached, each computes it. Waiting a step for the first of them would meet the bound, and raise that row's TTFT
-from 45 to 57 ms.
+One row is far above the bound on purpose: requests that arrive together, with less than a block in common beyond the
+cache, each compute that common part. Waiting a step for the first of them would meet the bound, and raise that row's
+TTFT from 45 to 57 ms.
 """
 
 import heapq
@@ -129,7 +129,7 @@ class Trie:
         self._children: dict[int, int] = {}  # by the parent's number and the token in one
 
     def known(self, tokens: Sequence[int]) -> int:
-        """How many tokens from the first."""
+        """Length of the known prefix, in tokens."""
         node = 0
         for count, token in enumerate(tokens):
             node = self._children.get(node << 32 | token, 0)
@@ -245,7 +245,7 @@ def run(rounds: int) -> None:
 
 
 def admitting(num_blocks: int, children: int, rounds: int) -> None:
-    """With and without parts, in a full pool; `children` blocks stand where the prompt forks, or none but its own."""
+    """Measure admission with and without parts, in a full pool with `children` blocks after the fork."""
     chance = random.Random(num_blocks)
     shared = text(chance, 62 * BLOCK)
     prompts = [shared + text(chance, 8) for _ in range(200)]
@@ -269,7 +269,7 @@ def admitting(num_blocks: int, children: int, rounds: int) -> None:
 
 
 def serve(pool: BlockPool, tokens: list[int]) -> None:
-    """What the scheduler does with the pool for one prompt."""
+    """Make the scheduler's pool calls for one prompt."""
     chain = Chain(tokens, BLOCK, "m")
     match = pool.match(chain)
     part = pool.part(chain, match)

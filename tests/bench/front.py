@@ -1,4 +1,4 @@
-"""What a request costs the router's front, without sockets: parsing, admission, choice, sending, answering, accounting.
+"""Measure the router's front without sockets: parsing, admission, choice, sending, answering, accounting.
 
 The system calls come on top; `tests.bench.peers` measures whole routers beside others.
 """

@@ -1,6 +1,6 @@
-"""What the dashboard's pages keep in the browser: one tab stays at the overview, another goes from page to page.
+"""Measure the dashboard's browser memory: one tab stays at the overview, another goes from page to page.
 
-Ten minutes, or one with `--small`, while conversations go on. After a collection, so that only what is kept counts.
+It takes ten minutes, or one with `--small`, while conversations continue. Each sample follows a garbage collection.
 """
 
 import subprocess
@@ -60,7 +60,7 @@ def watched(stays: Visit, goes: Visit, span_s: float) -> tuple[list[Kept], list[
 
 
 def go_round(tab: Visit, span_s: float) -> None:
-    """As long at each page, and back at the first one."""
+    """Visit each page for an equal time, and end at the first one."""
     for place in (*PLACES[1:], PLACES[0]):
         tab.go(place)
         tab.page.wait_for_timeout(1000 * span_s / len(PLACES))
@@ -80,7 +80,7 @@ def kept_by(tab: Visit) -> Kept:
 
 @contextmanager
 def conversations(url: str, span_s: float) -> Iterator[None]:
-    """In a process of their own, until the end."""
+    """Run conversations in a process of their own until the block ends."""
     process = subprocess.Popen([sys.executable, "-m", "tests.browser.traffic", url, str(2 * span_s)])
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the host does in a step of a GPU that is a graph, without launches and the GPU's own work.
+"""Measure the host's share of a GPU step that is a graph, without launches and the GPU's own work.
 
 The runner is that of a GPU, on a CPU; its graphs are replaced by nothing.
 """

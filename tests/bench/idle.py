@@ -1,4 +1,4 @@
-"""What a router takes that has nothing to do but to listen to its replicas. Linux only: it reads /proc."""
+"""Measure the CPU of a router that only follows its replicas. Linux only: it reads /proc."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the router's index costs: a decision's input, events from bytes into the index, memory, churn."""
+"""Measure the router's index: a decision's input, events from bytes into the index, memory, churn."""
 
 import functools
 import json
@@ -128,7 +128,7 @@ def reading(payloads: list[bytes], kind: str, replicas: int) -> Callable[[], obj
 
 
 def view(index: PrefixIndex, kind: str) -> CacheView:
-    """From the stream on, as the router follows a replica; it joins at batch 0, so that there is nothing to repair."""
+    """A replica's view, as the router makes it; it joins at batch 0, so that nothing needs repair."""
     native, slot = kind == "native", index.add()
     stream = ForeignStream(StreamConfig(can_replay=False))
     stream.connected(0.0)
@@ -174,7 +174,7 @@ def memory(kind: str, sharing: int) -> None:
         for number in range(SHARING) if sharing > 1 else [turn % SHARING]:
             views[number].perform(views[number].stream.live(seqs[number], one, 0.0))
             seqs[number] += 1
-        if turn == 0:  # what is loaded and allocated once
+        if turn == 0:  # after one-time imports and allocations
             before = resident_bytes()
     entries = sum(index.blocks(slot)["GPU"] for slot in range(SHARING)) - EVENT_BLOCKS * sharing
     assert not any(view.resolver.lost for view in views)
@@ -182,7 +182,7 @@ def memory(kind: str, sharing: int) -> None:
 
 
 def event(chance: random.Random, kind: str) -> bytes:
-    """As `payload`, but made quickly: random tokens, or only keys where the resolver takes them at their word."""
+    """A payload like `payload`'s, but made quickly: random tokens, or only keys where the resolver trusts them."""
     if kind == "native":
         return stored(array("Q", chance.randbytes(8 * EVENT_BLOCKS)).tolist(), [])
     tokens = array("I", chance.randbytes(4 * BLOCK * EVENT_BLOCKS)).tolist()

@@ -1,7 +1,7 @@
-"""What a real model's first token costs, cold and warm, and how fast it decodes beside transformers; one thread.
+"""Measure a real model on one thread: first tokens, cold and warm, and decoding speed beside transformers.
 
-The model has the shape of Qwen3-0.6B and random weights. Ours and transformers' decode in processes of their own that
-take turns, with random KV instead of a computed context, which costs the same to read. `--small` takes a smaller shape.
+The model has the shape of Qwen3-0.6B and random weights. Ours and transformers' decode in turns in processes of
+their own, with random KV instead of a computed context, which costs the same to read. `--small` takes a smaller shape.
 """
 
 import gc
@@ -186,7 +186,7 @@ def over_http(served: Native, prompts: list[list[int]]) -> list[Cost]:
 
 
 def http_cost(served: Native, prompt: list[int]) -> Cost:
-    """With one token, the answer's end is the first token."""
+    """Cost of a request for one token; the answer's end is the first token."""
     pids = served.process.pid, served.engine_pid
     began_s, before_s = time.perf_counter(), sum(map(cpu_s, pids))
     connection = HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
@@ -381,7 +381,7 @@ def work(kind: str, folder: str, dtype: str, blocks: str) -> None:
         print(json.dumps(worker.answer(json.loads(line))), flush=True)
 
 
-# ---- what the same bits cost
+# ---- the cost of equal bits
 
 
 class Shape(NamedTuple):

@@ -1,7 +1,7 @@
-"""What policies make of traffic, simulated: hits and times to first token, beside bounds, delays and wrong reports.
+"""Simulate policies on traffic: hits and times to first token, beside bounds, delays and wrong reports.
 
-WARMROUTE_TRACES names a folder with *.jsonl or *.jsonl.gz of Mooncake's kind; without it the traces are made by chance
-(tests/lab/traffic.py). Loads are of raw prompts, cached or not; 1 is what replicas that have no cache could just do.
+WARMROUTE_TRACES names a folder with *.jsonl or *.jsonl.gz of Mooncake's kind; without it the traces are generated
+(tests/lab/traffic.py). Loads count raw prompts, cached or not; 1 is the capacity of replicas without caches.
 Blocks of 64 tokens are taken by 16 where prompts are long. It takes most of an hour.
 """
 
@@ -28,7 +28,7 @@ RUNS = 2
 JITTER_S = 0.3
 LOAD = 0.9
 LOADS = {"hotprefix_semisynth_a": 1.2, "agents": 3.0}
-REQUESTS = 4000  # of those that are made
+REQUESTS = 4000  # of generated traces
 MADE: dict[str, Callable[[int], Trace]] = {"conversations": conversations, "agents": agents, "unshared": unshared}
 LONG_TOKENS = 16_384  # mean of a trace whose small blocks are taken together
 SMALL_BLOCK, COARSER = 64, 16

@@ -1,4 +1,4 @@
-"""What it costs to remember how prompts begin, and to say what they share in front of a large fleet."""
+"""Measure the CPU to remember prompt beginnings, and the report of shared ones with a large fleet."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def run(rounds: int) -> None:
     logging.disable(logging.NOTSET)
 
 
-# ---- for every request
+# ---- per request
 
 
 async def _remembering(rounds: int) -> None:
@@ -68,7 +68,7 @@ def asking(front: FrontOnWires, asked: list[bytes], answer: list[bytes]) -> Call
     return work
 
 
-# ---- when somebody asks
+# ---- GET /prefixes
 
 
 async def _telling(rounds: int) -> None:
@@ -106,7 +106,7 @@ async def longest_stall_s() -> float:
 
 
 def fleet() -> FrontOnWires:
-    """Agents: a few tools, histories that grow; each replica has some of it, and much that nobody asks for."""
+    """A fleet of agents: a few tools, growing histories; each replica caches some of it, and unrelated blocks."""
     front, chance = FrontOnWires(0), random.Random(1)
     router, upkeep = front.router, front.upkeep
     for port in range(1, REPLICAS + 1):

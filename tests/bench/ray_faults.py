@@ -102,7 +102,7 @@ def ready_now(running: Up) -> bool:
 
 
 def all_ready_since(running: Up, load: Load, began_s: float) -> float:
-    """When the last gap in being ready ended, seen over some seconds."""
+    """End of the last gap in readiness, observed until the fleet has been ready for a while."""
     last_bad_s, end_s = began_s, began_s + DEADLINE_S
     while (now_s := time.monotonic()) < end_s:
         if not ready_now(running):

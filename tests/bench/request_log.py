@@ -1,4 +1,4 @@
-"""What the router's request log adds to a request: what is noted when it is decided, and its line at the end."""
+"""Measure the request log's cost per request: the notes at the decision, and the line at the end."""
 
 import os
 import random

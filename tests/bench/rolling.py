@@ -1,6 +1,6 @@
-"""A fleet that is restarted and scaled under load: hit rate and time to first token, second by second. Linux only.
+"""Restart and scale a fleet under load: hit rate and time to first token, second by second. Linux only.
 
-Draws docs/rolling.svg anew. It is one run of wall time, however many rounds there are.
+It redraws docs/rolling.svg. It is one run in real time, whatever the number of rounds.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ CONVERSATIONS = 48
 THINKS_S = 2.0
 WARM_UP_S = 20.0
 SPAN_S = 90
-AROUND_S = 10  # before and after a change, that what is said of it is from
-AS_BEFORE = 0.9  # of the hit rate before: it is warm again
-# When at the earliest, what the picture calls it, the command
+AROUND_S = 10  # before and after a change: the span of its figures
+AS_BEFORE = 0.9  # share of the earlier hit rate at which the fleet counts as warm again
+# Earliest time, name in the picture, command.
 CHANGES = (
     (12.0, "rolling restart", ("restart", "demo")),
     (44.0, "scale 4 to 6", ("scale", "demo", "6")),
@@ -71,10 +71,10 @@ def run(rounds: int) -> None:  # noqa: ARG001
 
 
 def figures(measured: Run, change: Change) -> Iterable[str]:
-    """Of what happened until some seconds after it."""
+    """Cells of a change's row: requests from before it until AROUND_S after it."""
     end_s = change.ended_s + AROUND_S
     before = measured.during(change.began_s - AROUND_S, change.began_s)
-    during = measured.during(change.began_s, change.ended_s + AROUND_S)  # with what it costs afterwards
+    during = measured.during(change.began_s, change.ended_s + AROUND_S)  # including the cost afterwards
     seconds = range(int(change.began_s), int(end_s))
     hits, ttfts = measured.by_second(hit_rate), measured.by_second(ttft_p50_s)
     failed = sum(change.began_s <= at_s < end_s for at_s, _ in measured.failed)
@@ -251,6 +251,6 @@ def failure(at_s: float, panel: Panel) -> str:
 
 
 def round_step(highest: float) -> float:
-    """Of an axis with four steps, such that its labels are round."""
+    """Round distance between the labels of an axis with four steps."""
     power: float = 10.0 ** math.floor(math.log10(max(highest, 1) / 4))
     return next(factor * power for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 10) if 4 * factor * power >= highest)

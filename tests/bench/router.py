@@ -1,8 +1,8 @@
-"""What a request costs a whole router between real sockets: approximately, exactly, exactly without its message cache.
+"""Measure a whole router between real sockets: approximate, exact, and exact without its message cache.
 
 Instant workers stand for vLLM, in a process of their own: `python -m tests.bench.router` is that process. The exact
-routers follow events, of which none come, so what they know of the workers is what they sent there themselves. The
-client's own CPU is not counted; it is in this process. Linux only: it reads /proc.
+routers follow event streams without events, so they know only the prompts that they sent. The client's own CPU is not
+counted; it is in this process. Linux only: it reads /proc.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Workload(NamedTuple):
         return f"{self.name}, {answer} each, {CLIENTS} connections, {WORKERS} workers"
 
     def bodies(self, words: Sequence[str], chance: random.Random, requests: float) -> list[bytes]:
-        """The first turn of every conversation, then the second of every one, and so on; each says all before it."""
+        """The first turns of all conversations, then the second ones, and so on, each with its whole history."""
         count = max(1, round(requests / self.turns))
         talks = [[said(words, chance, self.message_bytes) for _ in range(2 * self.turns - 1)] for _ in range(count)]
         return [as_http(talk[: 2 * turn + 1], self.stream) for turn in range(self.turns) for talk in talks]
@@ -167,7 +167,7 @@ def options(mode: Mode, ports: Sequence["Ports"], folder: Path) -> list[str]:
 
 
 def check(running: RouterProcess, mode: Mode, workload: Workload) -> None:
-    """That it does what its mode says, finds what it has sent before, and had no trouble."""
+    """Check that the router follows its mode, finds earlier prompts in caches, and logs no errors."""
     replicas = running.get("/replicas").json["replicas"]
     assert [one["block_size"] for one in replicas] == [16 if mode.exact else None] * WORKERS, replicas
     assert all(one["available"] and one["breaker"] == "closed" for one in replicas), replicas
@@ -188,7 +188,7 @@ def peak_bytes(pid: int) -> int:
 
 
 class Client(asyncio.Protocol):
-    """One connection, kept open, that takes one request after another and checks every answer."""
+    """A client on one kept connection: sends one request after another and checks every answer."""
 
     def __init__(self, waiting: Iterator[bytes], expected: bytes, durations_s: list[float]) -> None:
         self.ended = asyncio.get_running_loop().create_future()
@@ -220,13 +220,13 @@ class Client(asyncio.Protocol):
             self._ask()
 
     def connection_lost(self, reason: Exception | None) -> None:
-        """What `data_received` raises comes here too."""
+        """Fail `ended`. Exceptions of `data_received` arrive here too."""
         if not self.ended.done():
             self.ended.set_exception(reason or ConnectionError(f"the router hung up after {bytes(self._heard)!r}"))
 
 
 def body_of(heard: bytearray) -> bytes | None:
-    """None: more of it will come."""
+    """Body of a whole answer; None if the answer is incomplete."""
     end = heard.find(b"\r\n\r\n") + 4
     if end < 4:
         return None
@@ -311,7 +311,7 @@ def whole(body: bytes, kind: str = "application/json", status: str = "200 OK") -
 
 
 def pieces() -> list[bytes]:
-    """As they are sent: the head goes with the first token, the end with the last."""
+    """Pieces of a stream as written: the head goes with the first token, the end with the last."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
     first, *others, last, done = [b"%x\r\n%b\r\n" % (len(event), event) for event in EVENTS]
     return [head + first, *others, last + done + b"0\r\n\r\n"]
@@ -329,7 +329,7 @@ NOT_FOUND = whole(b'{"detail":"Not Found"}', status="404 Not Found")
 
 
 class Worker(asyncio.Protocol):
-    """One connection of a server that answers at once."""
+    """A server's side of one connection; answers at once."""
 
     def __init__(self) -> None:
         self._heard = bytearray()

@@ -127,7 +127,7 @@ def recorded(world: World, path: Path) -> Iterator[None]:
 
 
 def words_of_bytes(path: Path) -> None:
-    """What the simulated engine's own tokenizer does, as a file."""
+    """Write a tokenizer file equivalent to the simulated engine's built-in tokenizer."""
     vocabulary = {chr(byte): byte for byte in range(256)} | {f"<{number}>": number for number in range(256, 260)}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<256>"))
     made.decoder = decoders.Fuse()
@@ -144,7 +144,7 @@ def past(tab: Visit) -> None:
 
 
 def save(page: Page, name: str) -> None:
-    """In 256 colours, which are enough and take a third."""
+    """Save with 256 colours, which are enough and take a third of the space."""
     with Image.open(BytesIO(page.screenshot())) as drawn:
         drawn.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(DOCS / f"{name}.png", optimize=True)
 

@@ -1,4 +1,4 @@
-"""What serving costs besides the model: CPU of a replica's two processes, and how soon a client that left is forgotten.
+"""Measure serving without a model: CPU of a replica's two processes, and time to cancel after a disconnect.
 
 The clients' own CPU is not counted; they are in this process. Linux only: it reads /proc.
 """
@@ -96,7 +96,7 @@ async def ask_all(port: int, bodies: Bodies) -> None:
 
 
 async def client(port: int, waiting: list[bytes]) -> None:
-    """One connection, kept open, that takes one request after another."""
+    """Send one request after another on one kept connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     while waiting:
         writer.write(waiting.pop())

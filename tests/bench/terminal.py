@@ -1,6 +1,6 @@
-"""Draws what docs/top.md shows: `warmroute top` in a terminal before a fleet with traffic. Needs tmux.
+"""Draw the pictures of docs/top.md: `warmroute top` in a terminal, on a fleet with traffic. Needs tmux.
 
-The screen is what tmux has in 80 columns and 24 lines; the picture is the same application, larger.
+The screen is tmux's, with 80 columns and 24 lines; the picture is the same application, larger.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.bench.fleet import up
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "top.md", DOCS / "top.svg"
 SCREEN = re.compile(r"(<!-- what tests/bench/terminal.py saw -->\n```text\n).*?(```)", re.DOTALL)
-FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # who looks at a page should not ask others for fonts
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # readers of the page should not load fonts from other sites
 WARM_UP_S = 25.0
 OPTIONS = ("--no-ray", "--simulated", "--replicas", "4", "--port", "8000", "--")
 REPLICA = ("--num-blocks", "600", "--simulated-prefill-tokens-per-s", "12000", "--simulated-decode-tokens-per-s", "400")
@@ -84,7 +84,7 @@ def talk(url: str, number: int, ended: threading.Event) -> None:
 
 
 def screen(url: str) -> str:
-    """What a person would see in a terminal of the usual size."""
+    """Screen of `warmroute top` in a terminal of 80 columns and 24 lines."""
     server = f"warmroute-bench-{os.getpid()}"
     command = f"{sys.executable} -m fleet top --router {url}"
     tmux("-L", server, "new-session", "-d", "-x", "80", "-y", "24", command)

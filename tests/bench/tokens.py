@@ -1,4 +1,4 @@
-"""What it costs the router to make a prompt of a body: approximately, exactly, and with what was said before cached.
+"""Measure prompt making from bodies: approximate, exact, and with earlier messages cached.
 
 The tokenizer is byte-level BPE, trained here on this repository's text; it cuts words as Qwen's does.
 """
@@ -134,7 +134,7 @@ def uncached(prompts: Prompts) -> Tokens:
 
 
 def growing(prompts: Prompts, words: Sequence[str], chance: random.Random, rounds: int) -> None:
-    """Each turn sends all that was said before: the mean over the turns of a conversation that grows to 16 KB."""
+    """Mean over the turns of a conversation that grows to 16 KB; each turn sends the whole history."""
 
     def of(tokens: Tokens) -> Callable[[], Callable[[], object]]:
         def prepared() -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What `warmroute top` costs with a thousand replicas: the one who looks, and the router that is looked at."""
+"""Measure `warmroute top` with a thousand replicas: its own cost, and the cost to the router."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ async def _looking(rounds: int, metrics: bytes) -> None:
     heading(f"one look and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
     reading, noting, drawing, pressing, scanning = [], [], [], [], []
     gc.collect()
-    gc.freeze()  # what is left of the router is nothing that a terminal's application would have to look through
+    gc.freeze()  # a real terminal application holds no objects of a router
     async with RouterClient("http://router", None) as asking:
         watch = Quiet(asking, 1.0)
         app = Top(watch, 3600.0)
@@ -85,7 +85,7 @@ async def _looking(rounds: int, metrics: bytes) -> None:
 
 
 class Quiet(Poller):
-    """It is given what is known."""
+    """A poller that never asks; the benchmark sets its data."""
 
     async def look(self) -> None:
         return
@@ -109,7 +109,7 @@ def told(number: int, at: int) -> ReplicaStatus:
 
 
 async def frames_ms(app: Top, pilot: Pilot[Any]) -> float:
-    """Of one; the rows are turned round each time, so that there is something to draw."""
+    """CPU time per frame. The order of rows is reversed for each frame, so that every frame has changes to draw."""
     began_s = time.process_time()
     for _ in range(FRAMES):
         app.views["replicas"].table.toggle_order()

@@ -1,10 +1,10 @@
-"""What prefix caching does to six kinds of traffic: the real engine in virtual time, with and without the cache.
+"""Measure prefix caching on six kinds of traffic: the real engine in virtual time, with and without the cache.
 
-The generators were written down from the table of the field (hit rates and savings that others report for such traffic)
-before the first run, and are not to be tuned; where a result is outside what the field reports, it is printed so.
+The generators follow a table of hit rates and savings that others report for such traffic. They were written before the
+first run and must not be tuned; results outside of the reported ranges are marked.
 
-The table's request rates are a cluster's. One replica is simulated; it gets one of as many equal shares as it takes to
-keep a replica without a cache at a prefill load of 0.6. Its speed is fitted to published times to first token of a 70B
+The table's request rates are a cluster's. The one simulated replica gets an equal share of them, small enough for a
+prefill load of 0.6 on a replica without a cache. Its speed is fitted to published times to first token of a 70B
 model on four H100 (82, 245 and 890 ms for 512, 2,048 and 8,192 tokens): 28 ms a step and 9,505 prefill tokens/s.
 """
 
@@ -41,7 +41,7 @@ class Prompt(NamedTuple):
 
 
 class Conversation:
-    """Each turn's prompt is everything said so far."""
+    """A conversation; each turn's prompt is the whole history."""
 
     def __init__(self, system: list[int]) -> None:
         self.history = list(system)
@@ -52,7 +52,7 @@ class Conversation:
 
 
 class Workload(NamedTuple):
-    """Mean prompt length decides the share of one replica; `reported` is what the field says."""
+    """A kind of traffic. Mean prompt length decides the share of one replica; `reported` is the field's figure."""
 
     name: str
     requests_per_s: float
@@ -74,7 +74,7 @@ def text(chance: random.Random, tokens: int) -> list[int]:
 
 
 def chatbot(chance: random.Random) -> Iterator[Prompt]:
-    """One system prompt of 512 tokens, then a message of 16 to 48."""
+    """Prompts with one system prompt of 512 tokens, then a message of 16 to 48."""
     system = text(chance, 512)
     while True:
         yield Prompt(system + text(chance, chance.randint(16, 48)), chance.randint(32, 128))
@@ -88,7 +88,7 @@ def multi_turn(chance: random.Random) -> Iterator[Conversation]:
 
 
 def rag(chance: random.Random) -> Iterator[Prompt]:
-    """256 tokens of instructions, then 2,048 of documents and question that nobody shares."""
+    """Prompts of 256 tokens of instructions, then 2,048 tokens of documents and question that none share."""
     instructions = text(chance, 256)
     while True:
         yield Prompt(instructions + text(chance, 2048), chance.randint(64, 192))
@@ -154,7 +154,7 @@ def middle(figures: Iterable[float]) -> float:
 
 
 class Replay:
-    """One replica's share of the traffic; what comes before WARM_UP_S fills the cache and is not counted."""
+    """Replay of one replica's share of the traffic; requests before WARM_UP_S fill the cache and are not counted."""
 
     def __init__(self, workload: Workload, requests_per_s: float, seed: int, *, caching: bool) -> None:
         self.chance = random.Random(f"{workload.name} {seed}")

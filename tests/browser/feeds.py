@@ -1,4 +1,4 @@
-"""What the router's feed tells, as a page would hear it from another fleet."""
+"""Router feeds changed to describe another fleet, as a page receives them."""
 
 import json
 from collections.abc import Callable
@@ -14,14 +14,14 @@ Change: TypeAlias = Callable[[dict[str, Any], int], None]  # of a frame, asked f
 
 
 def altered(page: Page, router_url: str, change: Change) -> None:
-    """The page hears one frame of the router's, changed, whenever it asks; then the connection ends."""
+    """Answer each of the page's requests with one changed frame of the router; then the connection ends."""
     hello, frame = first_events(router_url)
 
     def tell(route: Route) -> None:
         asked = parse_qs(urlsplit(route.request.url).query)
         told = json.loads(frame)
         change(told, int(asked.get("offset", ["0"])[0]))
-        # As some proxies end lines.
+        # CRLF, since some proxies end lines so.
         events = {"hello": hello, "fleet": json.dumps(told)}
         body = "".join(f"event: {name}\r\ndata: {data}\r\n\r\n" for name, data in events.items())
         route.fulfill(body=body, content_type="text/event-stream")
@@ -30,7 +30,7 @@ def altered(page: Page, router_url: str, change: Change) -> None:
 
 
 def first_events(router_url: str) -> tuple[str, str]:
-    """The contents of its hello, and of its first frame."""
+    """Contents of the feed's hello, and of its first frame."""
     found: dict[str, str] = {}
     with httpx2.stream("GET", f"{router_url}/dashboard/feed", timeout=DEADLINE_S, trust_env=False) as answer:
         name = ""

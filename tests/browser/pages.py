@@ -1,4 +1,4 @@
-"""A Chromium that is as a visitor's, and watches what a page should never do."""
+"""A Chromium set up as a visitor's, which records forbidden behaviour of pages."""
 
 import re
 import shutil
@@ -35,25 +35,25 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visit(NamedTuple):
-    """One visitor's tab, and what was noticed of it."""
+    """One visitor's tab and the complaints about it."""
 
     page: Page
     router_url: str
     complaints: list[str]  # of the console, of scripts, and of requests that went elsewhere
 
     def open(self, place: str = "") -> None:
-        """`place` is what follows the #, such as `/tree`."""
+        """Open the dashboard; `place` follows the #, such as `/tree`."""
         self.page.goto(f"{self.router_url}/dashboard#{place}")
 
     def go(self, place: str) -> None:
-        """Within the page, as a link does."""
+        """Navigate within the page, as a link does."""
         self.page.evaluate("place => { location.hash = place; }", place)
 
     def heading(self, text: str) -> Any:
         return self.page.get_by_role("heading", level=1, name=re.compile(text))
 
     def blame(self) -> list[str]:
-        """What was complained of so far; it is forgotten."""
+        """Return the complaints so far, and clear them."""
         found = list(self.complaints)
         self.complaints.clear()
         return found

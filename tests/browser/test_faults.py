@@ -1,4 +1,4 @@
-"""What goes wrong while somebody looks: a replica dies, an event is lost, the router is gone for a while."""
+"""Faults while a page is open: a killed replica, a lost event, a router that is gone for a while."""
 
 from playwright.sync_api import Browser, expect
 
@@ -62,5 +62,5 @@ def test_router_that_is_gone_is_said_so_and_found_again(world: World, browser: B
             expect(page.page.locator(".total", has_text="Replicas")).to_contain_text("3 of 3")
             page.blame()
     finally:
-        page.blame()  # the browser itself says that nobody answered
+        page.blame()  # the browser itself logs the failed connection
         made.__exit__(None, None, None)

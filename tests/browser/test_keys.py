@@ -1,4 +1,4 @@
-"""Keys: asked for where one is demanded, kept in the tab, sent only to the router, and enough for what they are for."""
+"""Keys: requested where one is demanded, kept in the tab, sent only to the router, and sufficient for their role."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def keyed_url(world: World) -> Iterator[str]:
 def keyed(browser: Browser, keyed_url: str) -> Iterator[Visit]:
     with visit(browser, keyed_url) as made:
         yield made
-        # Of a refusal the browser itself writes a line.
+        # The browser itself logs each refusal.
         assert all("401" in complaint or "403" in complaint for complaint in made.blame())
 
 
@@ -70,7 +70,7 @@ def test_reader_sees_the_fleet_and_changes_nothing(keyed: Visit) -> None:
 
 
 def test_who_writes_is_not_asked_for_a_key(keyed: Visit) -> None:
-    """What goes on being written would be taken for one, and sent as one."""
+    """Else the dialog would take further keystrokes for the key, and send them as one."""
     keyed.open("/playground")
     give(keyed.page, READER)
     expect(keyed.page.locator("#live")).to_have_text("live")

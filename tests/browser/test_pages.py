@@ -1,4 +1,4 @@
-"""Every page: it shows what there is, says so to everybody, fits a phone, and asks nobody else for anything."""
+"""Every page shows its data, is accessible, fits a phone, and sends no request to other hosts."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def place_of(name: str, world: World) -> str:
 
 
 def wait_shown(page: Page, name: str) -> None:
-    """Until the page has what it shows, not only its frame."""
+    """Wait until the page shows its data, not only its frame."""
     expect(page.locator("#live")).to_have_text("live")
     match name:
         case "overview":
@@ -61,7 +61,7 @@ def test_has_no_serious_barrier_in_light_and_dark(visiting: Visiting, world: Wor
 
 
 def barriers(page: Page) -> list[dict[str, Any]]:
-    """What axe calls serious or critical."""
+    """Violations that axe rates serious or critical."""
     return [one for one in violations(page) if one["impact"] in ("serious", "critical")]
 
 
@@ -296,7 +296,7 @@ def test_replica_that_leaves_is_greyed_and_has_no_buttons(page: Visit) -> None:
             route.fulfill(status=404, json={"error": {"message": "there is no replica named 'r0'", "code": None}})
             return
         found = route.fetch().json()
-        found["row"]["cache_used"] = found["cache"]["empty_tokens"] = None  # not every engine says it
+        found["row"]["cache_used"] = found["cache"]["empty_tokens"] = None  # not every engine reports it
         route.fulfill(json=found)
 
     page.page.route("**/dashboard/replicas/r0", told)

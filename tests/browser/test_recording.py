@@ -16,7 +16,7 @@ from tests.events.processes import tool, wait_until
 
 @pytest.fixture(scope="module")
 def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of r2, whose events are lost on the way for a while."""
+    """Record r2 while some of its events are lost."""
     path = tmp_path_factory.mktemp("recording") / "incident.wre"
     ends = world.replicas[LOSSY].load()["endpoints"]
     sockets = [word for name in ("replay", "status", "snapshot") for word in (f"--{name}", ends[name])]
@@ -109,7 +109,7 @@ def test_has_no_serious_barrier_and_fits_a_narrow_window(browser: Browser, viewe
 
 
 def test_other_names_for_this_machine_are_refused(viewed: str, browser: Browser) -> None:
-    """As a page of another site would use, whose name was made to point here."""
+    """A page of another site, whose name was pointed to this machine, would send such a Host."""
     context = browser.new_context()
     try:
         answer = context.request.get(f"{viewed}/recording", headers={"Host": "somewhere.example"})

@@ -1,6 +1,6 @@
-"""Many conversations at once, which grow turn by turn; every answer is compared with what the engine must say.
+"""Many concurrent conversations that grow turn by turn; every answer is compared with the engine's oracle.
 
-What is asked is drawn from the conversation's number alone; when it is asked follows from the answers before.
+The questions depend on the conversation's number alone; their times depend on the answers before.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ class Heard(NamedTuple):
     """A good answer."""
 
     ended_s: float  # of the monotonic clock
-    ttft_s: float | None  # None: it was not streamed
+    ttft_s: float | None  # None: not streamed
     prompt_tokens: int
     cached_tokens: int
 
 
 class Conversation:
-    """One of several that share a system prompt, and nothing else."""
+    """A conversation that shares a system prompt, and nothing else, with others."""
 
     def __init__(self, name: str, system: int) -> None:
         self._chance = random.Random(name)
@@ -60,11 +60,11 @@ class Conversation:
 
 
 class Conversations:
-    """So many of them while the context lasts: each asks, hears the answer, thinks and asks again."""
+    """`count` conversations while the context lasts: each asks, reads the answer, pauses and asks again."""
 
     def __init__(self, url: str, count: int, thinks_s: float = 0.0) -> None:
         self.heard: list[Heard] = []
-        self.failed: list[tuple[float, str]] = []  # when, and what went wrong
+        self.failed: list[tuple[float, str]] = []  # time and error
         self._url = url
         self._count = count
         self._thinks_s = thinks_s
@@ -85,7 +85,7 @@ class Conversations:
         await self._http.aclose()
 
     def hit_rate(self, last: int) -> float:
-        """Of so many answers that were heard last."""
+        """Hit rate of the last `last` answers."""
         heard = self.heard[-last:]
         return sum(each.cached_tokens for each in heard) / sum(each.prompt_tokens for each in heard)
 
@@ -116,7 +116,7 @@ class Conversations:
                 async for line in response.aiter_lines():
                     if line:
                         lines.append(line)
-                    if ttft_s is None and len(lines) == 2:  # the first one says only who speaks
+                    if ttft_s is None and len(lines) == 2:  # the first one has only the role
                         ttft_s = time.monotonic() - began_s
                 [said], usage = from_events(lines, asked)
             else:

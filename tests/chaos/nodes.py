@@ -41,7 +41,7 @@ _CLONE_NEWNET = 0x4000_0000
 
 
 def _enter(namespace: int) -> None:
-    """Only this thread; those that it starts are there, too."""
+    """Move this thread, and the threads that it starts later, into the namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the namespace")
@@ -56,7 +56,7 @@ def ip(*words: str) -> str:
 
 @dataclass
 class Node:
-    """One machine of a network: a namespace, its address, and what was started there."""
+    """One machine of a network: a namespace, its address, and its processes."""
 
     namespace: str
     address: str
@@ -65,7 +65,7 @@ class Node:
     children: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def start(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> "subprocess.Popen[Any]":
-        """In a session of its own: a terminal's signals are for the tests."""
+        """Start a process in a session of its own: a terminal's signals are for the tests."""
         words = ["ip", "netns", "exec", self.namespace, *command]
         with log.open("ab") as out:
             child: subprocess.Popen[Any] = subprocess.Popen(
@@ -88,7 +88,7 @@ class Node:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """What this thread connects to, and starts, is on this machine's network."""
+        """Enter the node's network namespace with this thread: its connections and child processes are the node's."""
         with open("/proc/thread-self/ns/net") as before, open(f"/var/run/netns/{self.namespace}") as here:
             _enter(here.fileno())
             try:
@@ -184,7 +184,7 @@ def network(size: int, *, subnet: str = "10.77.0") -> Iterator[list[Node]]:
 
 
 def _sweep() -> None:
-    """Remove what tests have left that were killed: names whose process is no more."""
+    """Remove namespaces of killed tests: names whose process no longer exists."""
     for name in _present():
         owner = re.fullmatch(r"wr(\d+)-.+", name)
         if owner is not None and not Path("/proc", owner[1]).exists():
@@ -215,7 +215,7 @@ def _add_node(node: Node) -> None:
 
 
 def _remove(switch: str, nodes: Sequence[Node]) -> None:
-    """However far the making came; raises the first of what would not go."""
+    """Remove a network, however incomplete; raises the first failure at the end."""
     present = _present()
     failures: list[Exception] = []
     for node in (node for node in nodes if node.namespace in present):

@@ -80,7 +80,7 @@ class Cluster:
     # ---- its nodes
 
     def start_store(self) -> None:
-        """Where Ray's head keeps what it has to find again: Redis, or its own store on a disk of the head."""
+        """Choose the store of Ray's head that survives restarts: Redis, or RocksDB on the head's disk."""
         if (redis := shutil.which("redis-server")) is None:
             self._environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self._folder / "gcs")}
             return
@@ -122,11 +122,11 @@ class Cluster:
         return decode_answer.decode(done.stdout)
 
     def command(self, node: Node, *words: str) -> "subprocess.CompletedProcess[bytes]":
-        """A command of ours, on that node, about this fleet."""
+        """Run a command of ours on that node, about this fleet."""
         return node.run([sys.executable, "-m", "fleet", *words], env=self._for_commands)
 
     def start_command(self, log: Path, *words: str) -> "subprocess.Popen[Any]":
-        """One that stays, on the head."""
+        """Start a command of ours that keeps running, on the head."""
         return self.head.start([sys.executable, "-m", "fleet", *words], log, env=self._for_commands)
 
     @property

@@ -1,4 +1,4 @@
-"""Whole replicas as users run them, and what the system can tell of them from outside: processes, ports, files."""
+"""Whole replicas as users run them, and their traces in the system: processes, ports, files."""
 
 import asyncio
 import ctypes
@@ -53,7 +53,7 @@ class Command(Replica):
 
 @contextmanager
 def command(*options: object, ready: bool = True, **how: Any) -> Iterator[Command]:
-    """A replica that is ended, and its folder removed, whatever happens."""
+    """Run a replica; end it and remove its folder whatever happens."""
     running = Command(*options, **how)
     try:
         if ready:
@@ -88,14 +88,14 @@ def children(pid: int) -> list[int]:
 
 
 def wait_gone(*pids: int) -> float:
-    """Until none of them runs; the seconds that took."""
+    """Wait until none of them runs; return the seconds it took."""
     began_s = time.monotonic()
     wait_until(lambda: not any(map(is_alive, pids)), f"{pids} are gone")
     return time.monotonic() - began_s
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    """As `wait_until`, for what this event loop brings about."""
+    """Wait like `wait_until`, without blocking the event loop."""
     end_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end_s, f"not within {DEADLINE_S:g} s: {what}"
@@ -106,7 +106,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports of loopback that nobody listens on."""
+    """Return the first of `count` consecutive free loopback ports."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             first: int = probe.getsockname()[1]
@@ -115,7 +115,7 @@ def free_ports(count: int) -> int:
 
 
 def can_bind(port: int) -> bool:
-    """Whether a server could listen there now; one that begins as servers do, with SO_REUSEADDR."""
+    """Return True if a server with SO_REUSEADDR could listen on the port now."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError:
@@ -123,7 +123,7 @@ def can_bind(port: int) -> bool:
     return True
 
 
-# ---- what a process holds
+# ---- resources of a process
 
 
 def open_files(pid: int) -> int:

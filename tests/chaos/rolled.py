@@ -20,13 +20,13 @@ LOOK_S = 0.03
 
 
 class Watched:
-    """What the controller said of the model, look after look."""
+    """The controller's statuses of the model, accumulated over many polls."""
 
     def __init__(self) -> None:
         self.now: dict[str, Any] = {}
         self.incarnations: set[str] = set()
         self.fewest_ready = 10_000
-        self.most = 0  # those that start or leave included
+        self.most = 0  # including replicas that start or leave
 
     async def look(self, controller: str) -> None:
         async with httpx2.AsyncClient(base_url=controller, timeout=DEADLINE_S, trust_env=False) as http:
@@ -40,7 +40,7 @@ class Watched:
 
 
 class Rolled:
-    """A fleet with conversations on it, and what is seen of both."""
+    """A fleet with conversations on it, and the observations of both."""
 
     def __init__(self, running: Up, runtime: Path, talking: Conversations, watched: Watched) -> None:
         self.running = running
@@ -49,7 +49,7 @@ class Rolled:
         self._runtime = runtime
 
     async def warmroute(self, *words: str) -> str:
-        """A command, as users give it; what it says."""
+        """Run a command as users do; return its output."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fleet", *words, "--fleet", port_of(self.running)),
             env=environment(self._runtime) | {"TMPDIR": str(self.running.folder)},
@@ -78,7 +78,7 @@ class Rolled:
 
 
 def environment(runtime: Path) -> dict[str, str]:
-    """Where fleets are noted is one folder for `up` and the commands, and nobody else's."""
+    """Environment in which `up` and the commands share one private folder of running fleets."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")}
     return mine | {"XDG_RUNTIME_DIR": str(runtime)}
 
@@ -96,7 +96,7 @@ def up(runtime: Path, *arguments: str, **environment: str) -> Iterator[Up]:
 
 @asynccontextmanager
 async def talked_to(running: Up, runtime: Path, clients: int, thinks_s: float = 0.0) -> AsyncIterator[Rolled]:
-    """By so many at a time; what goes wrong in here leaves no conversation behind."""
+    """Run conversations with `clients` clients on a fleet; errors in the block leave none behind."""
     [file] = (runtime / "warmroute").glob(f"{port_of(running)}-*.json")
     noted = json.loads(file.read_bytes())
     watched = Watched()

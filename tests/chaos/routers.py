@@ -23,7 +23,7 @@ from tests.replica.serving import Replica
 from tests.router.scripted import close_at_once
 
 PORTS = 5  # of a replica: HTTP, events, replay, status, snapshot
-# Of an answer, what is another one each time although nothing else is.
+# Parts of an answer that differ between identical requests.
 CHANCE = re.compile(rb'"id":"[^"]*"|"created":\d+|"cached_tokens":\d+')
 
 
@@ -41,7 +41,7 @@ class RouterProcess(Replica):
         return found
 
     def decisions(self, limit: int = 1000) -> list[Any]:
-        """The newest first."""
+        """Decisions, the newest first."""
         found: list[Any] = self.get(f"/decisions?limit={limit}").json["decisions"]
         return found
 
@@ -60,7 +60,7 @@ def router(*options: object, ready: bool = True, port: int = 0) -> Iterator[Rout
 
 
 class Fleet:
-    """Replicas named r0, r1, ... on ports that stay theirs when they are started anew."""
+    """Replicas named r0, r1, ... on ports that they keep when restarted."""
 
     def __init__(self, stack: ExitStack, count: int, options: tuple[object, ...], host: str) -> None:
         self._stack = stack
@@ -90,14 +90,14 @@ class Fleet:
         return [text for spec in self.specs for text in ("--replica", f"url={spec.url},name={spec.name}")]
 
     def start(self, number: int, *, ready: bool = True) -> None:
-        """In the place of one that has ended."""
+        """Start a replica in place of one that has ended."""
         assert self.replicas[number].process.poll() is not None, f"r{number} still runs"
         replica = self.replicas[number] = self._begun(number)
         if ready:
             replica.wait_ready()
 
     def signal(self, number: int, sign: int, *, http: bool = True, engine: bool = True) -> None:
-        """To one of its two processes, or to both."""
+        """Send a signal to one of the replica's two processes, or to both."""
         pids = [self[number].process.pid] * http + children(self[number].process.pid) * engine
         for pid in pids:
             os.kill(pid, sign)
@@ -165,6 +165,6 @@ def without_chance(body: bytes) -> bytes:
 
 
 def events_in(body: bytes) -> list[Any]:
-    """Of a stream that says itself that it is complete."""
+    """Events of a stream that ends with [DONE]."""
     assert body.endswith(b"data: [DONE]\n\n"), body[-300:]
     return [json.loads(line[6:]) for line in body.split(b"\n\n")[:-2]]

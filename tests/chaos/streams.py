@@ -1,4 +1,4 @@
-"""Many streams at once through a router, each of which must come to the same bytes whatever happens meanwhile."""
+"""Many concurrent streams through a router; each has to have the same bytes whatever happens meanwhile."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class Told(NamedTuple):
 
     @property
     def lines(self) -> list[bytes]:
-        """Of two choices, each in its own order: how they are mixed is up to the clock."""
+        """Events of the stream; with two choices, grouped by choice, because their interleaving depends on timing."""
         events = without_chance(self.body).split(b"\n\n")
         return (
             sorted(events, key=lambda event: event[event.find(b'"index":') :][:9])
@@ -53,7 +53,7 @@ class Told(NamedTuple):
 async def stream(
     http: httpx2.AsyncClient, number: int, halfway: asyncio.Semaphore | None = None, **fields: Any
 ) -> Told:
-    """One stream; `halfway` is released once, when a third of it has come or it has ended."""
+    """Read one stream; `halfway` is released once, after a third of it or at its end."""
     path, body = asked(number, **fields)
     began_s = last_s = time.monotonic()
     pause_s, heard, events = 0.0, bytearray(), 0
@@ -78,7 +78,7 @@ async def all_streams(http: httpx2.AsyncClient, halfway: asyncio.Semaphore | Non
 
 
 async def streams_halfway(http: httpx2.AsyncClient) -> asyncio.Task[list[Told]]:
-    """All streams, each of them in its midst, however fast this machine is."""
+    """Start all streams and return when each is in its midst, however fast this machine is."""
     halfway = asyncio.Semaphore(0)
     streams = asyncio.create_task(all_streams(http, halfway))
     async with asyncio.timeout(DEADLINE_S):

@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """One for all tests: each leaves as many replicas ready as it found."""
+    """One fleet and router for all tests; each test leaves as many replicas ready as it found."""
     with cluster() as made:
         launched = made.launch()
         assert isinstance(launched, Launched) and launched.controller == made.url, launched
@@ -71,7 +71,7 @@ def taking(router: RouterProcess) -> list[str]:
 
 
 class Load:
-    """So many streams at a time, each compared with what it is undisturbed."""
+    """A steady number of concurrent streams, each compared with its undisturbed text."""
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._http = http
@@ -188,7 +188,7 @@ async def test_a_node_dies(served: Served) -> None:
 
 
 async def test_a_node_that_goes_in_order_cuts_nothing(served: Served) -> None:
-    """What a pod of Ray's does before it ends: its replicas finish what they have, and then Ray stops."""
+    """A Ray pod does this before it ends: its replicas finish their requests, then Ray stops."""
     cluster = served.cluster
     node, pids = await unblocked(cluster.worker_with_replicas)
     async with coming_back(cluster, node), under_load(served) as load:
@@ -204,7 +204,7 @@ async def test_a_node_that_goes_in_order_cuts_nothing(served: Served) -> None:
 
 
 def stop_ray(node: Node) -> None:
-    """As `ray stop` does, which would stop the other nodes' as well: they are other machines only to the network."""
+    """Stop Ray on one node. `ray stop` would also stop the other nodes: they share this machine's processes."""
     for pid, line in node.processes().items():
         if "raylet/raylet " in line or "ray start" in line:
             os.kill(pid, signal.SIGTERM)
@@ -229,7 +229,7 @@ async def test_a_link_is_cut(served: Served) -> None:
 
 @asynccontextmanager
 async def coming_back(cluster: Cluster, node: Node) -> AsyncIterator[None]:
-    """As whoever supervises `ray start --block` has it."""
+    """Restart the node's Ray after the block, as a supervisor of `ray start --block` does."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A replica under `kill`: whoever is killed, the other process goes too, clients are told, and nothing is left behind.
+"""A replica under `kill`: both processes end, clients get an error, and nothing is left behind.
 
 The negative controls take the repair away: an engine that does not ask to die with its parent outlives it, and a
 client that only counts text cannot tell a cut stream from a whole one.
@@ -43,7 +43,7 @@ EVENT_SOCKETS = 4
 
 
 class Told(Exception):
-    """The stream said that it failed."""
+    """The stream reported an error."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def path(asked: dict[str, Any]) -> str:
 
 
 async def stream_text(http: httpx2.AsyncClient, asked: dict[str, Any], heard: asyncio.Semaphore | None = None) -> str:
-    """What a whole stream says; Told if it says that it failed, httpx2's errors if it is cut."""
+    """Text of a whole stream. Raises Told if the stream reports an error, httpx2's errors if it is cut."""
     text, ended = "", False
     async with http.stream("POST", path(asked), json=asked) as response:
         response.raise_for_status()
@@ -96,7 +96,7 @@ async def stream_text(http: httpx2.AsyncClient, asked: dict[str, Any], heard: as
 
 @asynccontextmanager
 async def streaming(served: Command, max_tokens: int) -> AsyncIterator[list[asyncio.Task[str]]]:
-    """So many streams, all of which have said something."""
+    """STREAMS streams, all begun."""
     heard = asyncio.Semaphore(0)
     async with client(served) as http:
         tasks = [asyncio.create_task(stream_text(http, body(n, max_tokens), heard)) for n in range(STREAMS)]
@@ -135,8 +135,8 @@ class Traces:
         return cls(served, served.engine_pid, [served.port, *ports])
 
     def check_none(self) -> None:
-        """To be called when the HTTP process has been waited for."""
-        with suppress(ChildProcessError):  # unless it has come to us, who take the place of init
+        """Check that no trace is left; call it after waiting for the HTTP process."""
+        with suppress(ChildProcessError):  # its parent is init, unless this process adopts orphans
             os.waitpid(self.engine_pid, 0)
         for pid in (self.served.process.pid, self.engine_pid):
             assert not os.path.exists(f"/proc/{pid}"), f"process {pid} is left, alive or as a zombie"
@@ -160,7 +160,7 @@ async def test_the_engine_is_gone_when_the_http_process_is_killed() -> None:
 
 
 def test_the_engine_is_gone_when_the_http_process_is_killed_while_it_is_stopped() -> None:
-    """A stopped process hears nothing, and its socket does not show that the other end is gone."""
+    """A stopped process handles no signal, and its socket does not show that the other end is gone."""
     with command() as served:
         traces = Traces.of(served)
         served.signal(signal.SIGSTOP, engine=True)
@@ -171,7 +171,7 @@ def test_the_engine_is_gone_when_the_http_process_is_killed_while_it_is_stopped(
 
 
 def test_an_engine_that_asks_for_no_signal_outlives_its_parent() -> None:
-    """The negative control: the same kill, without what ties the two."""
+    """The negative control: the same kill, without the signal that ties the engine to its parent."""
     script = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
         "print(child.pid, flush=True); child.wait()"
@@ -248,7 +248,7 @@ def loading(folder: Path, *options: object) -> Iterator[Command]:
         writers: list[int] = []
 
         def waits() -> bool:
-            with suppress(OSError):  # nobody reads
+            with suppress(OSError):  # no reader
                 writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
             return bool(writers) and not can_bind(served.port)
 
@@ -365,7 +365,7 @@ async def test_streams_go_on_after_the_engine_was_stopped_for_two_seconds() -> N
 
 
 async def slowest_answer_s(http: httpx2.AsyncClient, for_s: float) -> float:
-    """Of the probes, asked again and again for so long."""
+    """Slowest answer of the probes, polled for `for_s` seconds."""
     slowest_s, end_s = 0.0, time.monotonic() + for_s
     while (began_s := time.monotonic()) < end_s:
         for probe in ("/health", "/ready", "/load", "/metrics"):

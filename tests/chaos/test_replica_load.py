@@ -33,7 +33,7 @@ CHECK_EVERY_S = 0.5
 WARM_UP_S = 2.0
 FILES_TOLERANCE = 2
 OBJECTS_TOLERANCE = 500  # the shortest load has thousands of requests
-# Of the second half of the load, when everything that is kept on purpose has been allocated.
+# In the second half of the load, after all intended allocations.
 GROWTH_BYTES = 16 * 2**20
 SMALL = (
     *("--num-blocks", 1024, "--max-model-len", 2048, "--max-num-seqs", 128, "--max-waiting", 120),
@@ -43,7 +43,7 @@ SMALL = (
 SLOW = ("--simulated-decode-tokens-per-s", 100)
 
 
-# Only watches: SIGUSR2 has the HTTP process say how many tasks and objects it has.
+# Only observes: on SIGUSR2 the HTTP process prints its numbers of tasks and objects.
 WATCHED = """
 import asyncio, gc, signal, sys
 import replica.server
@@ -65,7 +65,7 @@ RUN = "\nfrom fleet.cli import main\nmain()"
 
 
 class StateStore:
-    """Of both processes, when nothing runs."""
+    """Open files and resident memory of both processes, taken when nothing runs."""
 
     def __init__(self, served: Command) -> None:
         pids = {"HTTP": served.process.pid, "engine": served.engine_pid}
@@ -87,7 +87,7 @@ def held(served: Command) -> tuple[int, int]:
 
 
 async def quiet(served: Command) -> StateStore:
-    """Waits for the end of what the clients began. Only then is a count of files one of leaks."""
+    """Wait until all requests have ended: only then does a higher file count mean a leak."""
     await asyncio.to_thread(served.wait_idle)
     await asyncio.to_thread(check_invariants, served)
     return StateStore(served)
@@ -162,7 +162,7 @@ def report(served: Command, crowd: Crowd, witness: Witness, phases: list[StateSt
 
 
 async def check_events(served: Command, witness: Witness) -> None:
-    """What the events say equals what the replica says it holds, now and at every status on the way; then nothing."""
+    """Check that the events agree with the replica's own digests, and are empty after a reset of its cache."""
     compared = witness.compared
     await until(lambda: witness.compared > compared, "the replica's digest is compared once more")
     # Gaps are allowed: on a slow machine the crowd keeps the witness, in the same loop, from its events.
@@ -176,7 +176,7 @@ async def check_events(served: Command, witness: Witness) -> None:
 
 
 def check_traffic(served: Command, crowd: Crowd) -> None:
-    """The load was what it was meant to be, and nobody is counted as still there."""
+    """Check that the load had hits, evictions, preemptions and disconnects, and that none of it is still counted."""
     state = served.load()
     assert (state["load"]["running"], state["load"]["waiting"], state["open_requests"]) == (0, 0, 0)
     assert (state["pool"]["free"], state["pool"]["referenced"]) == (state["pool"]["total"], 0)
@@ -265,7 +265,7 @@ def test_a_client_that_leaves_takes_all_its_requests_with_it(uvicorns_own: bool)
 
 
 def check_nobody_is_served(served: Command) -> None:
-    """The engine goes on for a client that is gone."""
+    """Check that the engine continues to serve a client that is gone."""
     seen = steps(served)
     wait_until(lambda: steps(served) > seen + 50, "the engine goes on")
     assert served.load()["pool"]["referenced"] > 0

@@ -1,4 +1,4 @@
-"""Clients who are slow, huge or wrong: each is told so, and those beside them hardly notice.
+"""Slow, huge and wrong clients: each gets an error, and their neighbours hardly notice.
 
 WARMROUTE_IDLE_CONNECTIONS says how many idle connections there are (2,000 by default; the promise is for 5,000).
 """
@@ -88,7 +88,7 @@ async def beside_a_neighbour(served: RouterProcess) -> AsyncIterator[Neighbour]:
 
 
 async def asked(served: RouterProcess, raw: bytes) -> Answer:
-    """What a client is told that sends these bytes and nothing more."""
+    """Send these bytes and nothing more; return the router's answer."""
     async with connect(served.port) as client:
         client.write(raw)
         return await client.answer()
@@ -98,7 +98,7 @@ def posted(body: bytes, path: str = CHAT) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-# ---- what cannot be understood
+# ---- malformed requests
 
 DEEP = 100_000
 WRONG: dict[str, Callable[[], bytes]] = {
@@ -172,7 +172,7 @@ async def test_what_is_hardly_http_is_refused(served: RouterProcess, raw: bytes,
     assert served.post(COMPLETIONS, HELLO).status == 200
 
 
-# ---- who is slow, or does nothing
+# ---- slow and idle clients
 
 
 async def test_slow_clients_are_told_so_and_harm_nobody(served: RouterProcess) -> None:
@@ -240,7 +240,7 @@ async def test_idle_connections_cost_little_and_harm_nobody(served: RouterProces
     await asyncio.to_thread(wait_until, gone, "their connections are closed")
 
 
-# ---- what is too large
+# ---- requests that are too large
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
@@ -268,7 +268,7 @@ async def test_a_huge_body_is_refused_and_not_kept(served: RouterProcess, declar
 
 
 async def test_many_large_bodies_at_once_are_held_in_bounded_memory(served: RouterProcess) -> None:
-    """Of 20 MB each, which is allowed. The allocator keeps some of it, but not more and more."""
+    """The bodies have 20 MB each, which is allowed. The allocator may keep some memory, but not ever more."""
     body = json.dumps(HELLO | {"prompt": "x" * (20 * MEGABYTE)}).encode()
     before, peak = resident_bytes(served.process.pid), 0
     statuses: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Replicas that come and go a thousand times, under ever new names: the router keeps nothing of those that have gone.
+"""A thousand replicas come and go under new names: the router keeps nothing of those that left.
 
 WARMROUTE_CHURN_CYCLES says how many come and go (1,000 by default).
 """
@@ -30,13 +30,13 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-WARM_UP = 200  # cycles in which all that is kept on purpose has been allocated
+WARM_UP = 200  # cycles, after which all intended allocations are made
 AT_ONCE = 8
 PROMPTS = 16
 REPLICAS = 2
 FILES_TOLERANCE = 2
-BLOCKS_PER_CYCLE = 8  # of memory, as Python's allocator counts them: what is kept of a replica has tens of them
-GROWTH_BYTES = 40 * 2**20  # what the allocators keep for later grows for some thousand cycles, and then no more
+BLOCKS_PER_CYCLE = 8  # of Python's allocator; a leaked replica would hold tens of them
+GROWTH_BYTES = 40 * 2**20  # the allocators' reserves grow for some thousand cycles only
 QUICK = (
     *("--num-blocks", 1024, "--max-model-len", 2048),
     *("--simulated-prefill-tokens-per-s", 1_000_000, "--simulated-decode-tokens-per-s", 1000),
@@ -45,7 +45,7 @@ QUICK = (
 
 
 class Holds(NamedTuple):
-    """What this process, the router in it, holds while it has no replicas."""
+    """Resources of this process, with the router in it, while there are no replicas."""
 
     cycles: int
     files: int
@@ -65,7 +65,7 @@ class Holds(NamedTuple):
 
 
 class Registry:
-    """That of a fleet, as docs/discovery.md has it."""
+    """A fleet's registry, as specified in docs/discovery.md."""
 
     def __init__(self) -> None:
         self._version = 0
@@ -101,7 +101,7 @@ class Churn:
         self._registry.publish([{"name": name, "url": url} for name, url in zip(names, urls, strict=True)])
 
     async def run(self, cycles: int) -> None:
-        """So many come, answer and go, some of them in the middle of an answer."""
+        """Add, use and remove replicas for `cycles` cycles; some leave in the middle of an answer."""
         end = self.cycles + cycles
         names: list[str] = []
         asking: list[asyncio.Task[None]] = []
@@ -140,7 +140,7 @@ class Churn:
         events_in(answer.content)
 
     async def holds(self) -> Holds:
-        """With no replica left, when everything has settled."""
+        """Remove all replicas, wait until everything settles, and measure."""
         self._publish([])
         upkeep, index = self.running.upkeep, self.running.router.placement.index
         await until(lambda: not self._by_name and not upkeep._leaving, "all have left")

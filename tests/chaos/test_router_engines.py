@@ -45,7 +45,7 @@ SEEDED = "random_101-plain-16-0"
 
 
 class Story(NamedTuple):
-    """What a publisher sent, from its first batch on."""
+    """A publisher's payloads from its first batch on."""
 
     name: str
     engine: str
@@ -66,11 +66,11 @@ def keys_of(view: CacheView) -> dict[str, set[int]]:
     return {medium: view.resolver.keys(medium) for medium, _ in view.resolver.held()}
 
 
-# ---- what there is
+# ---- recorded payloads
 
 
 def releases() -> list[Story]:
-    """All batches of an engine's release, as one stream."""
+    """Payloads of each engine release, as one stream."""
     by_release: dict[tuple[str, str], list[bytes]] = {}
     for record in records("wire_vectors*.jsonl"):
         if record["source"] == "real classes" and record["engine"] in ENGINES:
@@ -80,7 +80,7 @@ def releases() -> list[Story]:
 
 
 def traces() -> list[Story]:
-    """What real block managers published; without those whose hits nobody could tell from stores."""
+    """Recorded payloads of real block managers, without those that report hits as stores."""
     found = {path: read(path) for path in files("blockpool/*.jsonl")}
     return [
         Story(path.stem, "vllm", payloads_of(lines))
@@ -98,7 +98,7 @@ def some(stories: list[Story]) -> list[Story]:
     return stories if ALL else stories[:: -(-len(stories) // MOST)]
 
 
-# ---- and how it comes to a router
+# ---- delivery to a router
 
 
 def record_story(path: Path, story: Story) -> None:
@@ -158,7 +158,7 @@ def indexed(running: Front, name: str) -> dict[str, set[int]]:
 
 
 def expected_of(capture: Path) -> CacheView:
-    """What a late subscriber can know."""
+    """The view of a late subscriber."""
     known = load(capture)
     view = view_of([])
     for seq, payload in known.received.items():
@@ -174,7 +174,7 @@ async def heard(running: Front, name: str, seq: int) -> None:
     await until(is_there, f"{name} has played batch {seq}")
 
 
-# ---- and what the router makes of it
+# ---- the router's view
 
 
 @pytest.mark.parametrize("kind", [releases, traces])
@@ -235,7 +235,7 @@ async def test_engines_with_other_hash_seeds_are_matched_alike(tmp_path: Path) -
 
 
 async def test_a_recorded_prompt_is_matched_as_the_engine_that_played_it_would_hit_it(tmp_path: Path) -> None:
-    """After evictions, by what a block manager held at the end, and half-way."""
+    """The prompts come after evictions; the block manager's cache at the end and half-way is the reference."""
     [path] = files(REMOVALS)
     lines = read(path)
     whole = payloads_of(lines)

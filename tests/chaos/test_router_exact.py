@@ -1,4 +1,4 @@
-"""The router's index under load, losses and a killed replica: at every quiet point it is what the replicas hold.
+"""The router's index under load, losses and a killed replica: at every quiet point it equals the replicas' caches.
 
 WARMROUTE_EXACT_S says for how many seconds there is load in all (6 by default), WARMROUTE_EXACT_REQUESTS how many
 requests are sent one at a time to see what was predicted of them (120 by default).
@@ -53,7 +53,7 @@ SMALL = (
 )
 
 
-# ---- what the replicas themselves say
+# ---- the replicas' own events
 
 
 class Truth:
@@ -85,7 +85,7 @@ class Truth:
             assert (witness.inexact, witness.differed) == (None, 0), witness.wrong
 
     async def blocks(self, number: int) -> set[int]:
-        """All that it holds, asked for anew: by a snapshot, not by what was followed."""
+        """The replica's whole cache from a new snapshot, not from the followed events."""
         source = msgspec.structs.replace(self._source(number, f"r{number} anew"), status=None)
         view = CacheView(source.name, *parts())
         self._subscriber.add(source, view)
@@ -141,7 +141,7 @@ class World:
         )
 
     def agrees(self) -> bool:
-        """Whether nothing is in flight: neither a request, nor an event that a replica is known to have sent."""
+        """Return True if no request is open and the router has every event that the replicas sent."""
         states = [self.router.feeds.state(f"r{number}") for number in range(REPLICAS)]
         return not self.router.open_requests and all(
             state is not None and state.exact and state.seq == witness.stream.last_seq
@@ -175,7 +175,7 @@ class World:
         assert now == seen
 
     async def one_at_a_time(self, requests: int) -> tuple[int, int]:
-        """How many reported as many cached blocks as predicted, and how many were found in the cache at all."""
+        """Numbers of requests with a correct prediction of cached blocks, and of requests with a hit."""
         right = warm = 0
         before = self.router.decisions[-1] if self.router.decisions else None
         async with http_client(f"http://127.0.0.1:{port_of(self.front)}") as http:

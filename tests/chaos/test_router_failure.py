@@ -125,7 +125,7 @@ async def slowest_with_a_frozen_replica(part: str) -> tuple[float, float]:
 
 @contextmanager
 def stalls_of_this_machine() -> Iterator[list[float]]:
-    """How late a thread that has nothing else to do was woken each time, in seconds."""
+    """Delays of an idle thread's wake-ups, in seconds: the machine's own stalls."""
     noticed, over = [0.0], threading.Event()
 
     def watch() -> None:

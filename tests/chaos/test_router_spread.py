@@ -1,4 +1,4 @@
-"""Where prompts go: cold ones, those with a shared system prompt, and a burst at two routers side by side."""
+"""Placement of cold prompts, of a shared system prompt, and of a burst at two routers side by side."""
 
 import asyncio
 import sys

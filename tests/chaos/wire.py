@@ -24,7 +24,7 @@ MOST_WAITING = 100_000
 
 
 class Quality(NamedTuple):
-    """Of each direction."""
+    """Quality of the link, applied to each direction."""
 
     loss: float = 0.0  # the share of packets that never arrive
     delay_s: float = 0.0

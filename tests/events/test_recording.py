@@ -1,4 +1,4 @@
-"""Recordings: what was written is read again, whatever happens to the file, and makes the same view."""
+"""Recordings: records are read back, whatever happens to the file, and produce the same view."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def write(path: Path, written: list[Record], **options: Any) -> None:
 
 
 def offsets(path: Path) -> list[int]:
-    """Where each record begins, and the end of the file."""
+    """Offset of each record, and the end of the file."""
     return [*(offset for offset, _ in Recording(path).located()), path.stat().st_size]
 
 

@@ -1,4 +1,4 @@
-"""Whose cache would be missed."""
+"""Value of a replica's cache: how much its removal would cost."""
 
 from events.native import Load
 from fleet.control.reconcile import cache_value
@@ -20,7 +20,7 @@ def test_what_is_asked_for_more_often_is_worth_more() -> None:
 
 
 def test_one_prefix_of_everybody_is_worth_less_than_many_conversations() -> None:
-    """It is computed once, and then it is there again."""
+    """The shared prefix is computed once more, and then it is cached again."""
     everybodys, conversations = cache_value(holding(125, 0.9, 50_000)), cache_value(holding(6000, 0.7, 4000))
     assert [everybodys, conversations] == [(2000, 45_000), (96_000, 2800)]
     assert everybodys < conversations

@@ -1,4 +1,4 @@
-"""What goes wrong between a command and a controller is one line that says what to do."""
+"""Failures between a command and a controller: one line that says how to fix them."""
 
 import socket
 from collections.abc import Iterator

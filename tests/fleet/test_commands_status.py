@@ -1,4 +1,4 @@
-"""What `warmroute status` shows, in 80 columns and more, once and again and again."""
+"""Output of `warmroute status`: in 80 columns and more, once and repeatedly."""
 
 import io
 import json
@@ -250,7 +250,7 @@ class Terminal:
         while True:
             try:
                 self.shown += os.read(self._master, 65536).decode()
-            except OSError:  # nobody has it open any more
+            except OSError:  # the other end is closed
                 return
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -279,7 +279,7 @@ def test_watching_says_when_nobody_answers() -> None:
         until(lambda: "2 of 2 ready" in terminal.shown)
     try:
         until(lambda: "The controller has not answered for" in terminal.shown)
-        assert terminal.shown.rpartition("\x1b[H")[2].count("demo-1") == 1  # what was seen last is still there
+        assert terminal.shown.rpartition("\x1b[H")[2].count("demo-1") == 1  # the last known state is still shown
     finally:
         assert terminal.end() == 0
 

@@ -1,4 +1,4 @@
-"""The flags that vLLM and SGLang are started with, read by their own parsers; their publishers, with what was read.
+"""Flags for vLLM and SGLang, read by their own parsers; their publishers, with the parsed options.
 
 Needs their sources: WARMROUTE_VLLM_SOURCE and WARMROUTE_SGLANG_SOURCE are folders in which the packages are (an
 unpacked wheel is enough), and WARMROUTE_ENGINES_PYTHON a Python that can import them (without it, that of the tests).
@@ -25,10 +25,10 @@ from fleet.toml.plan_file import parse_fleet
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
-STARTS_S = 120.0  # to import what they import
+STARTS_S = 120.0  # to import their dependencies
 FOLLOWS_S = 20.0
 
-# Without a GPU vLLM knows no platform, and its options need one.
+# Without a GPU vLLM detects no platform, and its options need one.
 VLLM = """
 import json, sys
 import vllm.platforms
@@ -131,7 +131,7 @@ def started(engine: Engine, folder: Path) -> Launch:
 
 
 def words_of(engine: Engine, start: Launch) -> tuple[str, ...]:
-    """What the parser sees: what comes after `vllm serve`, or after the module."""
+    """Arguments of the engine's parser: the words after `vllm serve`, or after the module."""
     return start.command[start.command.index("serve" if engine == "vllm" else SGLANG_MODULE) + 1 :]
 
 
@@ -202,7 +202,7 @@ def publishing(engine: Engine, config: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_its_publisher_is_followed_from_the_first_event(engine: Engine, tmp_path: Path) -> None:
-    """Where the subscriber comes late, what was before is had from the replay socket."""
+    """A late subscriber gets earlier events from the replay socket."""
     start = started(engine, tmp_path)
     words = words_of(engine, start)
     assert parsed(engine, words).returncode == 0

@@ -1,4 +1,4 @@
-"""How replicas are started: commands that the replica takes, and flags of other engines."""
+"""Start commands of replicas: commands that ours parses, and flags of other engines."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def after(command: tuple[str, ...], flag: str) -> str:
 
 
 def params(command: tuple[str, ...]) -> dict[str, object]:
-    """What `warmroute replica` understands of it."""
+    """Parameters that `warmroute replica` parses from the command."""
     words = list(command[command.index("replica") + 1 :])
     with replica.make_context("warmroute replica", words) as ctx:
         return ctx.params

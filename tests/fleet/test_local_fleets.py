@@ -1,4 +1,4 @@
-"""Files of fleets: who lives is found, what was killed is cleaned up, and garbage harms nobody."""
+"""Files of fleets: running ones are found, killed ones are cleaned up, and garbage does no damage."""
 
 import json
 import os
@@ -331,7 +331,7 @@ def test_a_controller_that_outlived_its_fleet_is_said(
 def test_only_temporary_folders_of_ours_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What would be removed is only noted down, so that this test harms nobody when the code is wrong."""
+    """Removals are only recorded, so that a bug in the code deletes nothing here."""
     removed: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda folder, **_: removed.append(str(folder)))
     precious, ours, link = tmp_path / "precious", tmp_path / "warmroute-1", tmp_path / "warmroute-link"

@@ -1,4 +1,4 @@
-"""A fleet in a real Ray on this machine: what is killed comes back, and in the end nothing is left."""
+"""A fleet in a real Ray on this machine: killed processes return, and in the end nothing is left."""
 
 import json
 import os
@@ -76,7 +76,7 @@ class Launcher:
         return [each.pid for each in processes() if each.session == self.process.pid and each.state != "Z"]
 
     def server(self, name: str) -> int:
-        """One of Ray's own."""
+        """Process id of one of Ray's own servers."""
         [pid] = [pid for pid in self.session() if f"/{name}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return pid
 
@@ -121,7 +121,7 @@ class Fleet:
         return {each["name"]: each for each in self.get("/fleet")["replicas"]}
 
     def ready(self, count: int) -> dict[str, dict[str, Any]]:
-        """All of them, when so many are there and each is ready."""
+        """Wait until there are `count` replicas, all ready; return them."""
         found: dict[str, dict[str, Any]] = {}
 
         def all_ready() -> bool:
@@ -138,7 +138,7 @@ class Fleet:
 
 
 def actor_of(replica: Mapping[str, Any]) -> int:
-    """Its process: the parent of the replica's."""
+    """Process id of the replica's actor, which is its parent."""
     return next(each.parent for each in processes() if each.pid == replica["pid"])
 
 
@@ -149,7 +149,7 @@ def environment(pid: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[tuple[Launcher, Launched, Fleet]]:
-    """One Ray with two replicas for all tests that leave it as it was."""
+    """One Ray with two replicas, for all tests that leave it unchanged."""
     with launcher() as running:
         launched = running.launched()
         fleet = Fleet(launched.controller)
@@ -218,7 +218,7 @@ def test_all_that_listens_listens_on_loopback(local: Local) -> None:
     assert addresses <= {"127.0.0.1", "[::ffff:127.0.0.1]", "[::1]"}
 
 
-# ---- what is killed comes back
+# ---- killed processes return
 
 
 @mark
@@ -322,7 +322,7 @@ def test_what_no_node_has_is_said(local: Local) -> None:
 
 @pytest.fixture(scope="module")
 def acts() -> dict[str, list[dict[str, Any]]]:
-    """What was heard in each act of `driving_ray`."""
+    """Output of each act of `driving_ray`."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="r-", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
             [
@@ -429,7 +429,7 @@ def test_a_fleet_that_was_told_to_end_leaves_its_ray_empty() -> None:
         fleet.post("/end")
         fleet.close()
         wait_until(lambda: not any(map(is_alive, [controller, *started])), "all have ended")
-        time.sleep(1.5)  # Ray would start an actor anew within that time
+        time.sleep(1.5)  # Ray would restart an actor within that time
         names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.session()]
         assert [name for name in names if b"ray::Controller" in name or b"ray::Replica" in name] == []
         running.process.send_signal(signal.SIGTERM)
@@ -448,7 +448,7 @@ def test_the_death_of_the_raylet_is_said_and_is_the_end() -> None:
         assert running.session() == []
 
 
-# ---- what cannot be
+# ---- impossible fleets
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""fleet.toml: what a good one says, and what is said of a wrong one."""
+"""fleet.toml: the contents of valid files, and the errors of invalid ones."""
 
 import re
 import tomllib
@@ -43,11 +43,11 @@ def wrong(text: str) -> str:
 
 
 def wrong_model(text: str) -> str:
-    """What is said of a model, without the file and the line if that is the third."""
+    """Error of a model's table, without the file and the line if that is the third."""
     return wrong(f"[[models]]\nmodel = 'demo'\n{text}").removeprefix("fleet.toml, line 3: ")
 
 
-# ---- what a good one says
+# ---- valid files
 
 
 def test_a_model_alone_is_enough() -> None:
@@ -152,7 +152,7 @@ def test_settings_in_the_environment_say_nothing_of_the_file(monkeypatch: pytest
     assert model("model = 'demo'").options == ()
 
 
-# ---- what is said of a wrong one
+# ---- errors
 
 
 def rows_of_mistakes() -> list[tuple[str, str]]:
@@ -386,7 +386,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         read_fleet("fleet.toml")
 
 
-# ---- whatever the file
+# ---- arbitrary files
 
 KEYS = st.sampled_from(
     [

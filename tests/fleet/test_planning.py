@@ -1,4 +1,4 @@
-"""What the command line asks for, as a plan and as the router's configuration."""
+"""Command lines as a plan and as the router's configuration."""
 
 from pathlib import Path
 

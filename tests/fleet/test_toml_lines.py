@@ -1,4 +1,4 @@
-"""Where a key is, in any TOML."""
+"""Line numbers of keys in any TOML."""
 
 import tomllib
 

@@ -58,11 +58,11 @@ ODD_PACKED = [pack(value) for value in ODD_VALUES]
 ODD_KEYS: list[Any] = [*FIELDS, "", "new", "é" * 30, 0, -1, None, 1.5, b"type", True]
 
 
-# Around what msgspec and Python can nest.
+# Near the nesting limits of msgspec and Python.
 DEPTHS = [2, 50, 490, 900, 960, 990, 1100, 3000]
 
 
-# ---- what is mutated
+# ---- seeds
 
 
 def real_payloads(folder: Path) -> list[bytes]:
@@ -80,7 +80,7 @@ def real_payloads(folder: Path) -> list[bytes]:
 
 
 def native_payloads() -> list[bytes]:
-    """What one of our replicas sends: hashes that are block keys. The first is a chain from the root."""
+    """Payloads of a native replica: their hashes are block keys. The first is a chain from the root."""
     root = root_key("", None, None, 4)
     payloads = []
     for start in range(20):
@@ -272,7 +272,7 @@ CHANGES: list[Callable[[Mutator, Any, Any], None]] = [
 ]
 
 
-# ---- what is tested
+# ---- properties
 
 
 class Failure(Exception):

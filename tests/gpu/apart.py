@@ -1,7 +1,7 @@
-"""Work in processes of its own: what crashes the device, or hangs, takes nothing else along.
+"""Jobs in processes of their own: one that crashes the device, or hangs, does not affect the others.
 
-They are forked, so what was imported before is there at once. Nobody may have touched the device before, nor computed
-with torch: neither survives a fork.
+They are forked, so earlier imports are available at once. The parent must not have used the device, nor computed with
+torch: neither survives a fork.
 """
 
 import os
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
 
 def last_line(error: str) -> str:
-    """Of a traceback: what it comes to."""
+    """Last line of a traceback: the error itself."""
     return (error.strip().splitlines() or [""])[-1]
 
 
@@ -42,7 +42,7 @@ class Running(NamedTuple):
     pipe: "Connection[Any, Any]"
 
     def kill(self) -> None:
-        """With whatever it has started, if it leads a group."""
+        """Kill the process and, if it leads a group, all that it started."""
         with suppress(ProcessLookupError, PermissionError):
             if os.getpgid(self.process.pid or 0) == self.process.pid:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -54,7 +54,7 @@ class Running(NamedTuple):
 def apart(
     jobs: Sequence[Job], limit_s: float, at_once: int = 1, *, leads: bool = False
 ) -> Iterator[tuple[int, Said | Ended]]:
-    """What the jobs say, by their number, and the end of each; past the limit, in all, those left are ended.
+    """Yield each job's messages and its end, with its number; past the total limit, end the remaining jobs.
 
     With `leads` each job leads a group of processes, which are ended with it.
     """
@@ -87,7 +87,7 @@ def _started(number: int, job: Job, *, leads: bool) -> Running:
     mine, its = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_run, args=(job, its, os.getpid(), leads))
     process.start()
-    its.close()  # or nobody would notice when the process is gone
+    its.close()  # else the pipe would not end when the process does
     return Running(number, process, mine)
 
 
@@ -98,7 +98,7 @@ def _run(job: Job, pipe: "Connection[Any, Any]", parent_pid: int, leads: bool) -
     try:
         job(lambda what: pipe.send(Said(what)))
         pipe.send(Ended(""))
-    except Exception:  # whatever it was, it is told of, and the next job goes on
+    except Exception:  # any error is reported, and the next job runs
         pipe.send(Ended(traceback.format_exc()))
 
 

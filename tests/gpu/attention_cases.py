@@ -14,12 +14,12 @@ from tests.gpu.place import Place, backends
 from tests.kernels.poison import poisoned
 from tests.kernels.tables import as_mixed
 
-DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # and the tolerance, of 1 + what is expected
+DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # tolerances, of 1 + the expected value
 RATIOS = (1, 2, 4, 7, 8)  # query heads to a KV head
 HEAD_DIMS = (64, 80, 128)
 BLOCK_SIZES = (16, 32, 256)
 KV_HEADS = 2
-SPARE = 3  # columns that the tables are wider than they need be, and rows and sequences of a graph that are nobody's
+SPARE = 3  # extra columns in the tables, and padding rows and sequences in a graph
 NOBODY = 10**6  # a block that is not there
 
 
@@ -37,11 +37,11 @@ class Shape(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Of each sequence its length and how many of its tokens are rows; those that decode stand first."""
+    """A batch: each sequence's length and how many of its tokens are rows; decoding sequences come first."""
 
     name: str
     spans: Sequence[tuple[int, int]]
-    in_graph: bool = False  # the host counts nothing, and some rows and sequences are nobody's
+    in_graph: bool = False  # the host counts nothing, and some rows and sequences are padding
 
     @property
     def decoding(self) -> int:
@@ -66,7 +66,7 @@ QUICK_BATCHES = (
 
 
 class Case(NamedTuple):
-    """One set of inputs, on the device."""
+    """Inputs of one comparison, on the device."""
 
     queries: Tensor
     cache: LayerCache
@@ -78,7 +78,7 @@ class Error(NamedTuple):
     shape: Shape
     batch: str
     backend: str
-    worst: float  # of what may be: above 1 it is too much
+    worst: float  # relative to the tolerance: above 1 it fails
     largest: float
     relative: float  # of all together
 
@@ -96,7 +96,7 @@ def shapes(place: Place) -> list[Shape]:
 
 
 def jobs(place: Place) -> list[Callable[[Callable[[Any], None]], None]]:
-    """For each shape all backends and batches: they are compiled for a shape."""
+    """One job per shape, with all backends and batches, since kernels are compiled per shape."""
 
     def job(shape: Shape) -> Callable[[Callable[[Any], None]], None]:
         def check(say: Callable[[Any], None]) -> None:
@@ -147,7 +147,7 @@ def case_of(device: torch.device, shape: Shape, batch: Batch, seed: int) -> Case
         for memory in cache:
             memory.flatten(0, 1)[slots_of(own, length, shape.block_size, device)] = noise(*(length, *size[2:]))
     rows, heads = sum(rows for _, rows in batch.spans) + SPARE * batch.in_graph, KV_HEADS * shape.ratio
-    # As a projection leaves them: keys and values stand between two rows' queries.
+    # Strided as a projection's output: keys and values lie between the queries of two rows.
     wide = torch.full((rows, heads + 2 * KV_HEADS, shape.head_dim), torch.nan, device=device, dtype=shape.dtype)
     wide[:, :heads] = noise(rows, heads, shape.head_dim)
     return Case(wide[:, :heads], cache, step_of(device, shape, batch, blocks), blocks)
@@ -182,7 +182,7 @@ def step_of(device: torch.device, shape: Shape, batch: Batch, blocks: Sequence[S
 
 
 def reference(case: Case, batch: Batch) -> Tensor:
-    """In float64, sequence by sequence; rows of nobody are 0."""
+    """Attention in float64, sequence by sequence; padding rows are 0."""
     rows = sum(rows for _, rows in batch.spans)
     results = torch.zeros_like(case.queries[:rows], dtype=torch.float64, memory_format=torch.contiguous_format)
     begin = 0

@@ -1,4 +1,4 @@
-"""What the device can do at most: the figures that others are said to be a share of."""
+"""Peak figures of the device, the reference for other sections' percentages."""
 
 from functools import partial
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def run(place: Place, table: Table) -> None:
 
 
 def measured(place: Place, rounds: int = 8) -> Ceilings:
-    """Of random numbers: of zeros a product takes less power, and is faster."""
+    """Measure with random data: products of zeros take less power, and are faster."""
     count = place.size(2**29, 2**19)
     source = torch.empty(count, device=place.device, dtype=torch.bfloat16).normal_()
     target = torch.empty_like(source)

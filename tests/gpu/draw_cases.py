@@ -53,7 +53,7 @@ def drawn(place: Place, vocabulary: int) -> Drawn:
 
 
 def inputs_of(place: Place, vocabulary: int) -> Inputs:
-    """Flat and steep rows, rows with ties, and rows that a broken model says."""
+    """Inputs with flat and steep rows, rows with ties, and rows of a broken model (NaN, infinities)."""
     torch.manual_seed(vocabulary)
     rows = place.size(ROWS, 18)
     steepness = torch.linspace(0.1, 8, rows, device=place.device)
@@ -75,7 +75,7 @@ def inputs_of(place: Place, vocabulary: int) -> Inputs:
 
 
 def distance(inputs: Inputs, row: int, token: int) -> float:
-    """From the point to the token's share of what may be drawn; infinite if it may not be at all."""
+    """Distance from the point to the token's share of the weights; infinite if the token may not be drawn."""
     logits, temperature = inputs.logits[row].double(), float(inputs.temperatures[row])
     if temperature < GREEDY_BELOW or not bool(logits.max().isfinite()) or not 0 <= token < len(logits):
         return float("inf")
@@ -88,7 +88,7 @@ def distance(inputs: Inputs, row: int, token: int) -> float:
 
 
 def kept(weights: Tensor, inputs: Inputs, row: int) -> Tensor:
-    """What `top_k`, `min_p` and `top_p` leave, in this order."""
+    """Weights after `top_k`, `min_p` and `top_p`, applied in this order."""
     top_k, top_p = int(inputs.top_ks[row]), float(inputs.top_ps[row])
     if 0 < top_k < len(weights):
         weights = weights.masked_fill(weights < weights.topk(top_k).values[-1], 0)

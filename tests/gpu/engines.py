@@ -54,7 +54,7 @@ class RandomWeights:
 
 
 class Made(NamedTuple):
-    """A model on the device, and what it took to get there."""
+    """A model on the device, and the time to build it."""
 
     model: Transformer
     kernels: Kernels
@@ -62,7 +62,7 @@ class Made(NamedTuple):
     seconds: float
 
     def blocks_that_fit(self) -> int:
-        """In what is left of the memory, with some room for a step."""
+        """Number of blocks that fit in the free memory, with some room for a step."""
         if self.model.device.type != "cuda":
             return MOST_BLOCKS
         free = int(0.85 * torch.cuda.mem_get_info()[0])
@@ -94,7 +94,7 @@ def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = Tru
 
 
 def engine_of(runner: Any, limits: Limits, **changes: Any) -> Engine:
-    """Of `Runner`, or what stands before one."""
+    """Engine over a `Runner`, or over a wrapper of one."""
     fields = {
         "model": "random",
         "dtype": "bfloat16",

@@ -1,4 +1,4 @@
-"""Small models say on the device what they say on a CPU, and that is what transformers says.
+"""Small models give the same results on the device, on a CPU and in transformers.
 
 In float32 the greedy tokens are equal. In bfloat16 no token is much less likely than the likeliest, and the mean error
 of log probabilities is at most 1.5 times that of transformers in bfloat16 on a CPU, both against float32.
@@ -23,7 +23,7 @@ from tests.replica.models import MODELS, VOCABULARY, Answer, ask, logits, native
 TITLE = "small models on the device, against the CPU and transformers"
 LENGTHS = (1, 7, 15, 16, 17, 40, 100, 131)
 NEAR, TIMES, MORE = 0.5, 1.5, 0.01  # of a log probability; as in tests/replica/test_golden.py
-# What must not change a token; some are compared for two models only, that differ in everything.
+# Options that must not change a token; some are compared for two very different models only.
 ALL: dict[str, dict[str, Any]] = {
     "as it is": {},
     "chunks and other blocks": {"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200},
@@ -94,7 +94,7 @@ def of_model(place: Place, table: Table, name: str, folder: Path) -> None:
 
 
 def engine_of(place: Place, folder: Path, **changes: Any) -> Engine:
-    """As a replica would have it, or what stands in for that where there is no GPU."""
+    """Engine as a replica would make it; without a GPU, a substitute."""
     if place.is_gpu:
         return native(folder, device="cuda", **changes)
     from tests.replica.device.hosts import on_device
@@ -119,7 +119,7 @@ def on_cpu(place: Place, table: Table, name: str, folder: Path) -> Expected:
 
 
 def said_of(name: str, prompt: Sequence[int], answer: Answer, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What transformers says, on a CPU, in the place of each token of the answer."""
+    """Logits of transformers, on a CPU, at the position of each answer token."""
     return logits(name, [*prompt, *answer.token_ids[:-1]], dtype)[len(prompt) - 1 :]
 
 

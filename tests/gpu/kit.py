@@ -1,4 +1,4 @@
-"""What a bare machine lacks, as wheels in build/gpu-kit: made where there is a registry, unpacked where there is none.
+"""Wheels for bare machines, in build/gpu-kit: downloaded where there is a registry, unpacked where there is none.
 
 `python -m tests.gpu.kit` makes it. This file needs nothing but Python: it runs before anything else is there.
 """
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(project: Path = ROOT / "pyproject.toml") -> list[Wanted]:
-    """What a replica needs."""
+    """Requirements of a replica."""
     fields = tomllib.loads(project.read_text())["project"]
     return [_wanted(line) for line in (*fields["dependencies"], *fields["optional-dependencies"]["replica"])]
 
@@ -65,7 +65,7 @@ def installed(name: str) -> Version:
 
 
 def unpack(into: Path, kit: Path = KIT) -> list[str]:
-    """Every wheel of which this Python has not the same or a newer version; says which."""
+    """Unpack every wheel that is newer than this Python's package, or missing from it; name them."""
     taken = []
     for wheel in sorted(kit.glob("*.whl")):
         name, of = wheel.name.split("-")[:2]
@@ -76,7 +76,7 @@ def unpack(into: Path, kit: Path = KIT) -> list[str]:
 
 
 def _unzip(wheel: Path, into: Path) -> None:
-    """As pip would; scripts and the like are left out."""
+    """Unzip a wheel as pip would; scripts and the like are left out."""
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
             found = re.match(r"[^/]+\.data/([^/]+)/", entry.filename)
@@ -88,7 +88,7 @@ def _unzip(wheel: Path, into: Path) -> None:
 
 
 def introduce(into: Path, project: Path = ROOT / "pyproject.toml") -> None:
-    """This checkout as a package that is installed: it asks for its own version."""
+    """Make this checkout an installed package, because it reads its own version."""
     fields = tomllib.loads(project.read_text())["project"]
     if installed(fields["name"]):
         return
@@ -108,7 +108,7 @@ def _paths(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def provide(folder: Path, kit: Path = KIT) -> str:
-    """What was unpacked; SystemExit, with a way out, if something is missing then."""
+    """Unpack the missing packages and name them; SystemExit, with a fix, if some are still missing."""
     use(folder)
     taken = unpack(folder, kit)
     introduce(folder)
@@ -126,7 +126,7 @@ def provide(folder: Path, kit: Path = KIT) -> str:
 
 
 def download(kit: Path = KIT) -> None:
-    """Wheels for Linux on x86-64, in the versions of constraints.txt."""
+    """Download wheels for Linux on x86-64, in the versions of constraints.txt."""
     kit.mkdir(parents=True, exist_ok=True)
     for old in kit.glob("*.whl"):
         old.unlink()

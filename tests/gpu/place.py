@@ -1,4 +1,4 @@
-"""Where a section runs: the device, what it has to compute with, and how long it may."""
+"""Environment of a section: its device, kernels and deadline."""
 
 import os
 import time
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of each of them."""
+        """Threads of each of the `at_once` processes."""
         return 1 if self.quick else 2
 
     def accelerator(self) -> Accelerator:
@@ -61,7 +61,7 @@ class Kernels(NamedTuple):
 
 
 def chosen(place: Place, dtype: torch.dtype, block_size: int) -> Kernels:
-    """What a replica would compute with here; without a GPU, what stands in for it."""
+    """Kernels that a replica would choose here; without a GPU, plain substitutes."""
     if not place.is_gpu:
         return _plain()
     choice = choose("auto", "cuda", dtype, block_size)
@@ -69,7 +69,7 @@ def chosen(place: Place, dtype: torch.dtype, block_size: int) -> Kernels:
 
 
 def backends(place: Place, dtype: torch.dtype, block_size: int) -> tuple[list[Attention[Any]], dict[str, str]]:
-    """All that work here, and why the others do not."""
+    """Attention backends that work here, and the errors of the others."""
     if not place.is_gpu:
         return [_plain().attention], {}
     loaded, passed = [], {}

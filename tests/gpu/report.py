@@ -1,4 +1,4 @@
-"""What was measured and checked: kept as results.json and results.md, which are whole after every row."""
+"""Measurements and checks, kept as results.json and results.md; both files are complete after every row."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Row(Struct, frozen=True):
     what: str
     measured: str
     target: str = ""
-    met: bool | None = None  # None: there is no target
+    met: bool | None = None  # None: no target
     must: bool = False  # a check: if it is not met, the run has failed
     value: float | None = None
 
@@ -42,7 +42,7 @@ class Section(Struct):
 
 
 class Figures(NamedTuple):
-    """Of several rounds."""
+    """Values of several rounds."""
 
     values: Sequence[float]
 
@@ -52,21 +52,21 @@ class Figures(NamedTuple):
 
 
 class Table:
-    """Where a section says its rows."""
+    """Rows of a section."""
 
     def __init__(self, say: Callable[[Row], None], *, judges: bool = True) -> None:
-        """Without `judges` figures have no targets."""
+        """Without `judges`, figures get no targets."""
         self._say = say
         self._judges = judges
 
     def check(self, what: str, met: bool, measured: str, target: str = "") -> None:
-        """What has to be so."""
+        """Add a required condition."""
         self._say(Row(what, measured, target, met, must=True))
 
     def figure(
         self, what: str, values: Sequence[float], unit: str, note: str = "", least: float = 0.0, most: float = 0.0
     ) -> None:
-        """The median of what was measured, and what it should be at least, or at most."""
+        """Add the median of some measurements, and its target, at least or at most."""
         middle = statistics.median(values)
         target, met = "", None
         if least and self._judges:

@@ -13,7 +13,7 @@ from kernels.tables import TableStep
 from tests.gpu.place import Place, chosen
 from tests.kernels.poison import poisoned
 
-# Of 1 + what is expected. Heads are rounded after the norm and after the turn; so is a residual before it is squared.
+# Relative to 1 + the expected value. Heads are rounded after the norm and the rotation; residuals before squaring.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 WIDTHS = (64, 112, 1001, 1024, 4096, 5120)
 COUNTS = (1, 3, 129)
@@ -74,7 +74,7 @@ def norms(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
             for added in (None, delta):
                 with poisoned():
                     mine = kernels.add_norm(rows.clone(), added, weight, 1e-6)
-                # The sum is rounded before it is squared, as whoever reads it next finds it.
+                # The sum is rounded before it is squared, since the next layer reads it rounded.
                 total = rows if added is None else rows + added
                 yield mine[0], total.float()
                 yield mine[1], EXACT.add_norm(total.float(), None, weight.float(), 1e-6)[1]
@@ -109,7 +109,7 @@ def turns(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
 
 
 def copies(place: Place, kernels: Pointwise, dtype: torch.dtype) -> Pairs:
-    """Of all layers; in order, where a source becomes a target later."""
+    """Copies of blocks in all layers. Their order matters: some sources become targets later."""
     wanted = [Copy(1, 2, 3), Copy(0, 1, 5), Copy(4, 5, 1), Copy(4, 6, 16)]
     for apart in (False, True):
         mine = layers(place, dtype, apart=apart)
@@ -140,7 +140,7 @@ def writing(place: Place, block_size: int) -> TableStep:
 
 
 def layers(place: Place, dtype: torch.dtype, *, apart: bool) -> Sequence[LayerCache]:
-    """In one piece, as a replica has them, or each in its own."""
+    """Caches of all layers, in one piece as in a replica, or each in its own memory."""
     size = (3, 2, 7, 16, 2, 24)
     whole = noise(place, dtype, *size)
     parts = [[part.clone() for part in layer] if apart else list(layer) for layer in whole]

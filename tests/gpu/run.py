@@ -1,4 +1,4 @@
-"""Checks and measures everything on a GPU, section by section: `python -m tests.gpu.run --out DIR`.
+"""Check and measure everything on a GPU, section by section: `python -m tests.gpu.run --out DIR`.
 
 Each section runs in a process of its own. This file must not touch the device, and imports only what a bare machine
 has until the kit is there (`tests.gpu.kit`).
@@ -27,7 +27,7 @@ BUDGET_S = 460.0
 
 
 class Part(NamedTuple):
-    """A section: what it takes on an H100, about, and when it is ended."""
+    """A section: its approximate time on an H100, and its limit."""
 
     name: str
     expected_s: float
@@ -47,7 +47,7 @@ PARTS = (
 NAMES = tuple(part.name for part in PARTS)
 HEADER_S = 60.0
 NO_GPU = "torch sees no GPU"
-QUICK = 0.1  # of what a section takes, where sizes are small
+QUICK = 0.1  # share of a section's time, with small sizes
 
 
 @click.command()
@@ -73,7 +73,7 @@ def main(out: Path, only: Sequence[str], budget: float, device: str, quick: bool
 
 
 def run_all(out: Path, names: Sequence[str], end_s: float, device: str, quick: bool) -> int:
-    # Whether there is a GPU is asked without the driver that forked processes could not use then.
+    # Detect the GPU by NVML: a driver initialized here would be unusable in forked processes.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch  # noqa: F401  # here, that no section has to import it again
 
@@ -147,11 +147,11 @@ def echo(began_s: float, text: str) -> None:
     sys.stdout.flush()
 
 
-# ---- what was measured on
+# ---- description of the machine
 
 
 def header(device: str) -> dict[str, str]:
-    """What is there, and what was chosen; by a process of its own, for it asks the device."""
+    """Describe the machine and the chosen kernels; a process of its own queries the device."""
     from tests.gpu.apart import Ended, apart, last_line
 
     found: dict[str, str] = {}

@@ -29,7 +29,7 @@ from tests.replica.shapes import QWEN3_06B
 TITLE = "`warmroute replica` in processes of its own"
 POLL_S = 0.02
 READY_S, ANSWER_S, END_S, EVENT_S = 120.0, 60.0, 30.0, 15.0
-SECOND_MODEL_S = 45.0  # what it takes at least
+SECOND_MODEL_S = 45.0  # the least time it takes
 TEXT = "Once upon a time there was a cache, and whoever came back to it found what had been said before. " * 4
 
 
@@ -41,7 +41,7 @@ class Served(NamedTuple):
 
     @property
     def pids(self) -> list[int]:
-        """Of the engine too."""
+        """Process ids of the server and its engine."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [self.process.pid, *map(int, children.split())]
 
@@ -142,7 +142,7 @@ def answers(table: Table, name: str, served: Served) -> None:
         ("/v1/completions", {"prompt": TEXT[::-1]}, of_completion),
     ):
         first, again = (whole(served, path, common | question) for _ in range(2))
-        # Not the first: what is cached need not round as what is computed, and weights are random.
+        # Not the first: cached values need not round as computed ones, and weights are random.
         same = text_of(again) == streamed(served, path, common | question, text_of)
         cached = [cached_tokens(answer) for answer in (first, again)]
         measured = f"{first['usage']['completion_tokens']} tokens, then {cached[1]} cached"
@@ -183,7 +183,7 @@ def cached_tokens(answer: Any) -> int:
 
 
 def events(table: Table, name: str, served: Served) -> None:
-    """New prompts until one is heard of: who has just connected misses the first events."""
+    """Send new prompts until an event arrives: a new subscriber misses the first events."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.linger = 0
         socket.subscribe(b"")
@@ -200,7 +200,7 @@ def events(table: Table, name: str, served: Served) -> None:
 
 
 def ended(served: Served) -> tuple[int, list[int]]:
-    """The exit status, and whoever is there a little later."""
+    """Exit status, and the processes that are left a little later."""
     pids = served.pids
     served.process.send_signal(signal.SIGTERM)
     status = served.process.wait(END_S)

@@ -1,4 +1,4 @@
-"""Where a step's time goes, on the host and on the device, when all decode or one prompt is new; and the start's."""
+"""Measure a step's time on the host and on the device, for decoding alone and for a new prompt; and the start."""
 
 import random
 import time
@@ -20,13 +20,13 @@ from tests.replica.shapes import QWEN3_06B
 
 TITLE = "steps of a Qwen3-0.6B with random weights, after 512 tokens of context"
 BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64
-PROMPT = 40  # of whom comes new in each step
-IN_BETWEEN = 8  # steps that are not counted: the first ones start what flies later
+PROMPT = 40  # tokens of each step's new request
+IN_BETWEEN = 8  # uncounted steps: the first ones fill the pipeline
 MOST_HOST_MS = 1.0
 
 
 class Patient:
-    """An accelerator that says how long the host has waited for it."""
+    """An accelerator that measures the host's waits for it."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -54,7 +54,7 @@ class Patient:
 
 
 class Watched:
-    """A runner that says when the device began its steps, and when it had done them."""
+    """A runner that records events at the beginning and end of the device's steps."""
 
     ahead = True
 
@@ -83,7 +83,7 @@ class Watched:
 
 
 class Split(NamedTuple):
-    """In seconds, step by step."""
+    """Times of each step, in seconds."""
 
     whole: list[float]
     host: list[float]
@@ -113,7 +113,7 @@ def run(place: Place, table: Table) -> None:
 def steps_of(
     runner: Watched, accelerator: Patient, limits: Limits, batch: int, context: int, *, prompt: int = 0
 ) -> Split:
-    """So many decode; with `prompt`, one more request comes for each step, and wants one token."""
+    """Times of steps in which `batch` requests decode; with `prompt`, each step also gets a new one-token request."""
     engine, chance = engine_of(runner, limits), random.Random(0)
     asked = [greedy(tokens(chance, context, runner.vocab_size), STEPS) for _ in range(batch)]
     submit(engine, asked)

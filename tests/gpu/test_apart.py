@@ -1,4 +1,4 @@
-"""What crashes, hangs or fails in a process of its own is told of, and the next job goes on."""
+"""A job that crashes, hangs or fails in its own process is reported, and the next one runs."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What only a GPU can do is called as torch wants it; torch's side of it is pretended."""
+"""GPU-only code calls torch correctly; torch's side is faked."""
 
 import time
 from collections.abc import Iterator

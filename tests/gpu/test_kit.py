@@ -1,4 +1,4 @@
-"""What is missing comes out of wheels, and what is there already stays as it is."""
+"""Missing packages come from wheels; present ones stay as they are."""
 
 import os
 import sys

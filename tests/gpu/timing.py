@@ -1,4 +1,4 @@
-"""How long the device takes: by its own events, of calls that take turns, so that no cache holds what they read."""
+"""Device times by CUDA events. Calls take turns, so that no cache holds their inputs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Call = Callable[[], object]
 
 
 def seconds(place: Place, calls: Sequence[Call], rounds: int, *, graph: bool = True) -> list[float]:
-    """Of one call, round by round; a round is all of the calls. In a graph nothing is waited for between them."""
+    """Mean seconds of a call in each round; a round is all calls. A graph has no host waits between them."""
     run = _replay(calls) if graph and place.is_gpu else _all(calls)
     run()
     place.synchronize()

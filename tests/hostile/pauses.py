@@ -1,4 +1,4 @@
-"""How long the event loop has no turn, in CPU time of its thread: other processes on the machine do not count."""
+"""Longest pause of the event loop, in CPU time of its thread: other processes do not count."""
 
 import asyncio
 import time

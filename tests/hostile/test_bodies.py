@@ -1,4 +1,4 @@
-"""Large bodies: refused by their number and their count, read where they hold up nobody, and given back."""
+"""Large bodies: limited by total size and by count, read without blocking others, and released."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def test_bodies_are_counted_until_they_are_released() -> None:
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
     assert bodies.claim(MEDIUM_BYTES, 0) == MEDIUM_BYTES, "a quarter is kept for those"
     assert bodies.claim(SMALL_BYTES, 0) == 0, "small ones are not counted"
-    held[0] = bodies.claim(MEDIUM_BYTES, held[0])  # what was made of it takes less
+    held[0] = bodies.claim(MEDIUM_BYTES, held[0])  # the parsed request takes less
     for one in (*held, MEDIUM_BYTES):
         bodies.release(one)
     assert bodies.used_bytes == 0
@@ -265,7 +265,7 @@ def test_what_takes_long_to_read_is_known_before_it_is_read(body: bytes, quick: 
 
 
 class Kept:
-    """What a replica got, without what differs each time."""
+    """Requests at a replica, without the parts that differ each time."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []

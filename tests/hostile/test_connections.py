@@ -1,4 +1,4 @@
-"""Who is slow, silent or endless on a connection, against a router and a replica: real processes, real sockets."""
+"""Slow, silent and endless connections to a router and to a replica: real processes, real sockets."""
 
 import asyncio
 import json
@@ -167,7 +167,7 @@ async def began_and_trickled(client: Any, begun: bytes, raw: bytes) -> None:
 
 
 async def first_line(clients: list[Any]) -> bytes:
-    """The first status that any of them is told."""
+    """First status received by any of the clients."""
     reading = [asyncio.create_task(client.reader.readline()) for client in clients]
     done, others = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
@@ -178,7 +178,7 @@ async def first_line(clients: list[Any]) -> bytes:
 
 
 async def test_who_never_reads_an_answer_takes_bounded_memory_and_is_left(both: dict[str, Replica]) -> None:
-    """Streams of more than ten megabytes each, of which nobody takes a byte."""
+    """The streams have more than ten megabytes each; the clients read none of it."""
     server = both["router"]
     files = open_files(server.process.pid)
     asked = {"model": MODEL, "prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True, "logprobs": 20}

@@ -1,4 +1,4 @@
-"""What processes keep of requests and events that are over is bounded, whatever clients send and however much."""
+"""Memory kept of finished requests and events is bounded, whatever clients send and however much."""
 
 import gc
 import random
@@ -50,7 +50,7 @@ def say_little(call: Call) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """References alone decide what is kept."""
+    """Disable the collector: references alone decide what is kept."""
     gc.collect()
     gc.disable()
     try:
@@ -92,7 +92,7 @@ async def test_a_decision_keeps_no_long_session() -> None:
 
 
 async def test_a_connection_that_is_over_needs_no_collector() -> None:
-    """With its headers it is tens of kB; one that has lived for long would be collected after hundreds of thousands."""
+    """It takes tens of kB with its headers; the collector would free long-lived ones after hundreds of thousands."""
 
     def say_little_and_leave(call: Call) -> None:
         say_little(call)
@@ -201,7 +201,7 @@ def test_a_mirror_keeps_nothing_of_salts_whose_blocks_are_gone() -> None:
     assert len(mirror._contexts) <= 1024
 
 
-# ---- what docs/limits.md says of sizes
+# ---- sizes in docs/limits.md
 
 
 @pytest.mark.parametrize(("replicas", "most_bytes"), [(2, 1650), (100, 1600 + 100 * 40)])

@@ -1,4 +1,4 @@
-"""A model's folder from somebody who means harm, and clients whose text spells special tokens."""
+"""Model folders of an attacker, and clients whose text spells special tokens."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_value_that_cannot_be_is_quoted_with_its_key(tmp_path: Path, fields: d
 
 
 def test_sizes_beyond_any_machine_take_no_memory_before_they_are_refused(tmp_path: Path) -> None:
-    """What a config.json claims is compared with the file's tensors before anything is made of it."""
+    """The sizes in config.json are compared with the file's tensors before any allocation."""
     from replica.model.weights import Weights
 
     model_folder(tmp_path, **dict.fromkeys(("vocab_size", "num_hidden_layers", "max_position_embeddings"), HUGE))
@@ -237,7 +237,7 @@ FORGERIES: dict[str, dict[str, Any]] = {
 
 
 def test_by_default_text_that_spells_a_special_token_becomes_it(tokenizer: HfTokenizer) -> None:
-    """As in vLLM and in transformers."""
+    """vLLM and transformers do the same."""
     ids = Prompts(tokenizer).chat(request(**FORGERIES["content"]))
     assert ids.count(tokenizer.encode("<|im_start|>", add_special_tokens=False)[0]) == 2
 
@@ -269,7 +269,7 @@ def test_a_replica_refuses_it_also_where_a_router_has_tokenized_it(tokenizer: Hf
 
 
 def test_what_is_not_refused_has_the_same_tokens_either_way(tokenizer: HfTokenizer) -> None:
-    """So a router and a replica that differ in this setting agree on every prompt that both take."""
+    """A router and a replica with different settings agree on every prompt that both accept."""
     body = {"messages": [{"role": "user", "content": "<|im_ and end|> and <| im_end |>"}]}
     sent = json.dumps({"model": "m"} | body).encode()
     parsing, refusing = Prompts(tokenizer), Prompts(tokenizer, special_tokens_in_text="refuse")

@@ -1,4 +1,4 @@
-"""Every route of router, replica and controller, every kind of caller, every odd spelling: who is let in where."""
+"""Access to every route of router, replica and controller, by every kind of caller and every odd spelling."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -228,7 +228,7 @@ def spellings(path: str) -> list[str]:
 
 
 def sent(target: str) -> bool:
-    """Whether it can stand in a request line as one word; what cannot is the parser's to refuse."""
+    """Return True if the target is one word of a request line; the parser refuses all others."""
     return not set(target) & {"\n", " "}
 
 

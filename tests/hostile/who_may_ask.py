@@ -30,7 +30,7 @@ def _section(title: str, table: Table, callers: dict[Role, str]) -> str:
 
 
 def written() -> str:
-    """What the page has between the marks."""
+    """Text between the page's marks."""
     _, _, rest = PAGE.read_text().partition(BEGIN)
     found, mark, _ = rest.partition(END)
     assert mark, f"{PAGE} has no {BEGIN.strip()} ... {END.strip()}"

@@ -1,1 +1,1 @@
-"""What the Dockerfile makes, checked without a container engine: see `python -m tests.images --help`."""
+"""Check the Dockerfile's images without a container engine: see `python -m tests.images --help`."""

@@ -25,7 +25,7 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def why_not() -> str | None:
-    """What is missing here."""
+    """Reason why this machine cannot build, or None."""
     if sys.platform != "linux" or os.getuid() != 0:
         return "it mounts, which needs root on Linux"
     if absent := [name for name in NEEDED if shutil.which(name) is None]:
@@ -40,7 +40,7 @@ def why_not() -> str | None:
 
 
 class Builder:
-    """Builds the stages that are asked for, each once; what a stage leaves is a folder, to be laid over `/`."""
+    """Builds the requested stages, each once; a stage's result is a folder, to be laid over `/`."""
 
     def __init__(self, dockerfile: Dockerfile, folder: Path, arguments: Mapping[str, str]) -> None:
         self.dockerfile = dockerfile
@@ -75,7 +75,7 @@ class Builder:
 
     def _build(self, stage: Stage, below: Path) -> Path:
         layer = self.folder / stage.name
-        # With the marks of what was removed: device files and attributes.
+        # With the overlay's marks of removed files: device files and attributes.
         subprocess.run(["cp", "--archive", str(below), str(layer)], check=True)
         variables = dict(self.dockerfile.arguments)
         for each in stage.instructions:
@@ -122,14 +122,14 @@ class Builder:
 
 
 def _unused(folder: str, names: list[str]) -> set[str]:
-    """Of Python's library; and all that was installed beside it, but for pip."""
+    """Names to leave out: in site-packages all but pip, elsewhere the library's tests and tools."""
     if folder.endswith("/site-packages"):
         return {name for name in names if not name.startswith("pip")}
     return {"__pycache__", "test", "idlelib", "tkinter"}.intersection(names)
 
 
 def _lay(source: Path, target: Path) -> None:
-    """Over what is there, as COPY does."""
+    """Copy over existing files, as COPY does."""
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
@@ -138,7 +138,7 @@ def _lay(source: Path, target: Path) -> None:
 
 
 def build_environment(dockerfile: Dockerfile, name: str) -> dict[str, str]:
-    """What the Dockerfile sets, over how packages are found here."""
+    """The Dockerfile's environment, with this machine's pip and proxy settings as defaults."""
     ours = {key: value for key, value in os.environ.items() if key.startswith("PIP_") or key.lower().endswith("_proxy")}
     ours |= {"PIP_NO_CACHE_DIR": "1", "HOME": "/root", "LANG": "C.UTF-8", "PATH": PATH}
     return ours | run_environment(dockerfile, name)
@@ -170,7 +170,7 @@ mkdir -p "$ROOT$WORKDIR"
 exec chroot "$ROOT" env -i "$@"
 """
 
-# What a volume would be is in memory.
+# Volumes are replaced by file systems in memory.
 PROCESS = """
 mount -t overlay overlay -o "ro,$OPTIONS" "$ROOT"
 mount --rbind /dev "$ROOT/dev"
@@ -218,7 +218,7 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """Of its process 1, as it is seen from outside; it is there very soon."""
+        """Process id of the container's process 1, seen from outside; it starts very soon."""
         unshare = self._process.pid
         children = Path(f"/proc/{unshare}/task/{unshare}/children")
         wait_until(children.read_text, "process 1 has begun")
@@ -232,12 +232,12 @@ class Container:
         os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> tuple[int, str]:
-        """Its exit status, and all that it said."""
+        """Wait for the end; return the exit status and the output."""
         said, _ = self._process.communicate(timeout=limit_s)
         return self._process.returncode, said
 
     def close(self) -> None:
-        """With process 1 all others of it end. (That unshare kills its child is undone by a change of user.)"""
+        """Kill process 1, and with it all others. (unshare cannot kill its child itself after the change of user.)"""
         if self.running:
             self.signal(signal.SIGKILL)
         if self._process.stdout is not None:
@@ -257,7 +257,7 @@ def _pairs(environment: Mapping[str, str]) -> list[str]:
 
 
 def _mounted(layer: Path) -> dict[str, str]:
-    """How the layer is laid over `/`, and where."""
+    """Environment that names the overlay's folders and its mount point."""
     work, root = (layer.with_name(f"{layer.name}.{suffix}") for suffix in ("work", "root"))
     for folder in (work, root):
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which files a build gets to see: the rules of .dockerignore."""
+"""Files of a build's context, by the rules of .dockerignore."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -18,7 +18,7 @@ class Instruction(NamedTuple):
     keyword: str
     flags: tuple[tuple[str, str], ...]
     value: str
-    heredoc: str  # what follows a RUN, with its last line
+    heredoc: str  # lines after a RUN, including the end mark
     line: int
 
     def flag(self, name: str) -> str | None:
@@ -26,7 +26,7 @@ class Instruction(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """Of a JSON array, or of words with spaces between them."""
+        """Words of the value, which is a JSON array or a shell line."""
         words: list[str] = json.loads(self.value) if self.value.startswith("[") else shlex.split(self.value)
         return words
 
@@ -41,16 +41,16 @@ class Stage(NamedTuple):
 
 
 class Dockerfile(NamedTuple):
-    arguments: dict[str, str]  # those before the first FROM
+    arguments: dict[str, str]  # arguments before the first FROM
     stages: dict[str, Stage]
 
     def lineage(self, name: str) -> list[Stage]:
-        """A stage and what it is built upon, from the bottom."""
+        """A stage and its bases, from the bottom."""
         stage = self.stages[name]
         return [*(self.lineage(stage.base) if stage.base in self.stages else []), stage]
 
     def last(self, name: str, keyword: str) -> Instruction:
-        """The one that holds for an image: the last in its lineage."""
+        """The instruction in effect for an image: the last in its lineage."""
         return [each for stage in self.lineage(name) for each in stage.all(keyword)][-1]
 
     def environment(self, name: str) -> dict[str, str]:

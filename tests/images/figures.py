@@ -1,4 +1,4 @@
-"""What an image holds: its packages and their size."""
+"""Packages of an image and their size."""
 
 from importlib.metadata import distributions
 from pathlib import Path

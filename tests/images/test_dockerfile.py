@@ -1,4 +1,4 @@
-"""The Dockerfile by its text: what is pinned, who runs, what is asked, and that nothing is copied that is not there."""
+"""Check the Dockerfile's text: pins, users, health checks and copies of existing files only."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def runs() -> list[Instruction]:
 
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    # A layer for each step is what lets the next build take it from its cache.
+    # With a layer for each step the next build can reuse it from its cache.
     found = subprocess.run(
         [str(hadolint), "--no-color", "--ignore", "DL3059", str(DOCKERFILE)],
         capture_output=True,
@@ -69,7 +69,7 @@ def test_what_comes_beside_vllm_leaves_its_pytorch_alone() -> None:
 
 
 def test_a_file_that_is_not_for_this_python_ends_no_build_of_vllm(tmp_path: Path) -> None:
-    """Among packages that nobody here chose, one may have it; all others are compiled."""
+    """Some dependency may hold such a file; all other files are compiled."""
     [compiling] = [each for each in DOCKER.stages["vllm-packages"].all("RUN") if "compileall" in each.value]
     (tmp_path / "template.py").write_text("print 'for another Python'\n")
     (tmp_path / "good.py").write_text("x = 1\n")
@@ -97,7 +97,7 @@ def test_whatever_is_installed_is_bound_to_the_constraints() -> None:
 
 
 def test_the_constraints_pin_all_that_is_installed() -> None:
-    """In the extras that the images have; what these bring along in turn is seen when they are built."""
+    """This covers the extras in the images; the builds show their transitive dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     of_images = (line for name in ("hub", "tracing", "replica", "kuberay") for line in extras[name])
@@ -140,7 +140,7 @@ def test_all_packages_are_copied() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_runs_as_an_ordinary_user(target: str) -> None:
-    """By number: Kubernetes' runAsNonRoot cannot look names up."""
+    """The user is given by number: Kubernetes' runAsNonRoot cannot look names up."""
     assert DOCKER.last(target, "USER").value == "10001:10001"
     last = DOCKER.lineage(target)[-1].instructions
     after = [each.keyword for each in last[[each.keyword for each in last].index("USER") :]]
@@ -209,7 +209,7 @@ def test_no_secret_is_left_in_a_layer() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_label_says_our_version_and_comes_last(target: str) -> None:
-    """What comes after a label is made anew whenever that changes."""
+    """A changed label invalidates the cache of all later layers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version, revision, label = DOCKER.stages[target].instructions[-3:]
     assert (version.keyword, version.value) == ("ARG", f"VERSION={project['version']}")
@@ -218,7 +218,7 @@ def test_the_label_says_our_version_and_comes_last(target: str) -> None:
 
 
 def test_images_for_ray_have_what_kuberay_asks_for() -> None:
-    """Its probes ask Ray's dashboard agent, which plain Ray does not have; those of older ones do it by wget."""
+    """KubeRay's probes ask Ray's dashboard agent, which plain Ray lacks; older versions use wget for it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["kuberay"][0].startswith("ray[default]")
     assert any("wget" in each.value for each in DOCKER.stages["replica"].all("RUN"))

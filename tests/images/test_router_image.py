@@ -1,4 +1,4 @@
-"""What is in the router's image, and that it works from that alone: as process 1, as its user, on a read-only system.
+"""The router's image holds all that it needs: it works as process 1, as its user, on a read-only system.
 
 Its stages run over this machine's file system (`tests.images.building`): the image itself is not built.
 """
@@ -92,7 +92,7 @@ def test_all_code_is_compiled(layer: Path) -> None:
 
 
 def test_everything_belongs_to_root(layer: Path) -> None:
-    """What serves cannot change what it runs."""
+    """The server's user cannot change the code that it runs."""
     assert {path.stat(follow_symlinks=False).st_uid for path in (layer / PLACE).rglob("*")} == {0}
 
 

@@ -1,4 +1,4 @@
-"""Whether what was built works: started as the image would be, asked by its own health check, ended by a signal."""
+"""Try a built layer: start it as the image would, run its health check, end it by a signal."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ from tests.images.building import Container
 from tests.images.dockerfile import Dockerfile
 
 PATIENCE_S = 20.0
-# How KubeRay starts a head, but for its address; and what its probes ask.
+# KubeRay's command for a head, except its address, and the URLs of its probes.
 RAY = (
     "ulimit -n 65536; ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=1 --object-store-memory=100000000"
 )
@@ -29,7 +29,7 @@ def health_check(dockerfile: Dockerfile, target: str) -> list[str]:
 
 
 def try_out(dockerfile: Dockerfile, target: str, layer: Path) -> str:
-    """What was seen, in a line."""
+    """Start and stop the image's command; return the outcome in a line."""
     with closing(Container(dockerfile, target, layer)) as container:
         healthy_s = _healthy_after_s(container, health_check(dockerfile, target))
         container.signal(signal.SIGTERM)

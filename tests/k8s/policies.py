@@ -1,8 +1,8 @@
-"""Whether NetworkPolicies let one pod reach another: an evaluator of networking.k8s.io/v1, without a cluster.
+"""An evaluator of NetworkPolicies (networking.k8s.io/v1), without a cluster: may one pod reach another?
 
-Whether an ipBlock covers the addresses of pods is up to the cluster. `Rules.at_most` takes it that they do, for proofs
-that nobody gets through; `Rules.at_least` takes it that they do not, for proofs that somebody does. No pod has an
-address of a link alone.
+Whether an ipBlock covers the addresses of pods is up to the cluster. `Rules.at_most` assumes that they do, to prove
+that a connection is denied; `Rules.at_least` assumes that they do not, to prove that it is allowed. No pod has a
+link-local address.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from tests.k8s.rendered import NAMESPACE, Object, Pod, of_kind
 
 
 class Place(NamedTuple):
-    """Who sends or receives: a pod, or an address outside of the cluster."""
+    """A sender or receiver: a pod, or an address outside of the cluster."""
 
     namespace: str = NAMESPACE
     labels: Mapping[str, str] = {}
@@ -55,7 +55,7 @@ class Rules:
         return self._one_way("Ingress", target, source, port, protocol, target)
 
     def _one_way(self, way: str, own: Place, other: Place, port: int, protocol: str, target: Place) -> bool:
-        """Who is in none of the policies of this way is free; else one of their rules has to say so."""
+        """Return True if no policy of this direction selects `own`, or a rule of one allows the connection."""
         if own.address is not None or own.namespace != NAMESPACE:
             return True
         specs = [each["spec"] for each in self._policies if selects(each["spec"]["podSelector"], own.labels)]
@@ -85,7 +85,7 @@ class Rules:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """An empty selector is everybody."""
+    """Return True if the selector matches the labels; an empty one matches all."""
     exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
     return exact and all(_holds(each, labels) for each in selector.get("matchExpressions") or [])
 

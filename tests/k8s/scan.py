@@ -23,7 +23,7 @@ TIMEOUT_S = 300
 
 class Finding(NamedTuple):
     check: str
-    about: str  # what checkov calls it: Deployment.warmroute.warmroute-router
+    about: str  # checkov's name, such as Deployment.warmroute.warmroute-router
     text: str
 
 
@@ -41,7 +41,7 @@ def exceptions(text: str) -> list[Excepted]:
 
 
 def judged(findings: Iterable[Finding], excepted: Sequence[Excepted]) -> list[str]:
-    """What is to be mended: findings without an exception, and patterns without a finding."""
+    """Problems to fix: findings without an exception, and patterns without a finding."""
     found = set(findings)
     wrong = [
         f"{each.check} {each.about}: {each.text}"

@@ -1,4 +1,4 @@
-"""What a machine of a test connects to, seen in its kernel's tables while it runs."""
+"""Connections of a test's nodes, polled from the kernel's tables while it runs."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ LISTENS = 0x0A
 
 
 class Connection(NamedTuple):
-    source: str  # address of who began it
+    source: str  # address of the client
     target: str
     port: int  # of the target
 
@@ -26,7 +26,7 @@ class Seen:
         self.listening: dict[str, set[int]] = {}
 
     def connections(self) -> set[Connection]:
-        """Between machines; whoever's port is one that somebody listened on is the target."""
+        """Connections between machines; the side that listened on its port is the target."""
         found = set()
         for own, own_port, peer, peer_port in self.ends:
             if own != peer and peer in self.listening:
@@ -37,7 +37,7 @@ class Seen:
 
 @contextmanager
 def watched(nodes: Sequence[Node]) -> Iterator[Seen]:
-    """Of all of them, until it ends."""
+    """Watch the sockets of all nodes until the block ends."""
     seen, over = Seen(), threading.Event()
     threads = [threading.Thread(target=_watch, args=(node, seen, over)) for node in nodes]
     for node in nodes:
@@ -63,7 +63,7 @@ def _watch(node: Node, seen: Seen, over: threading.Event) -> None:
 
 
 def _table() -> Iterator[tuple[str, int, str, int, int]]:
-    """Of the network that this thread is on."""
+    """Socket table of this thread's network namespace."""
     for name in ("tcp", "tcp6"):
         for line in Path("/proc/thread-self/net", name).read_text().splitlines()[1:]:
             _, own, peer, state, *_ = line.split()

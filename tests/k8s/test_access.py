@@ -1,4 +1,4 @@
-"""Who may ask the API server for what: nobody for more than routers need to find replicas."""
+"""Permissions at the API server: nobody has more than routers need to find replicas."""
 
 from copy import deepcopy
 
@@ -11,7 +11,7 @@ DISCOVERED = {("discovery.k8s.io", "endpointslices"), ("", "pods")}
 
 
 def too_much(objects: list[Object]) -> list[str]:
-    """What a Role says beyond looking at who the replicas are."""
+    """Permissions beyond reading the objects that discovery needs."""
     found = [title(each) for kind in ("ClusterRole", "ClusterRoleBinding") for each in of_kind(objects, kind)]
     for role in of_kind(objects, "Role"):
         for rule in role["rules"]:
@@ -61,7 +61,7 @@ def test_the_role_is_bound_only_where_routers_discover(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_token_is_mounted_only_where_the_api_server_is_asked(variant: str) -> None:
-    """By routers that discover, and by KubeRay's autoscaler, which is beside the head."""
+    """Only routers with discovery use it, and KubeRay's autoscaler, which runs beside the head."""
     objects = rendered(variant)
     accounts = {each["metadata"]["name"]: each for each in of_kind(objects, "ServiceAccount")}
     for pod in pods(objects):

@@ -1,4 +1,4 @@
-"""What k8s/ has from elsewhere is what is there."""
+"""Copies in k8s/ equal their sources."""
 
 import pytest
 import yaml  # type: ignore[import-untyped]

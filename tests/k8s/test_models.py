@@ -1,4 +1,4 @@
-"""What is served: fleets that can be read and have room, engines as a fleet starts them, routers with the tokenizer."""
+"""Served models: plans are readable and fit, engines start as in a fleet, routers have the tokenizer."""
 
 import json
 import re
@@ -86,7 +86,7 @@ FROM_THE_HUB = [variant for variant in VARIANTS if variant.partition("+")[0] in 
 
 @pytest.mark.parametrize("variant", FROM_THE_HUB)
 def test_only_the_first_router_needs_the_hub(variant: str) -> None:
-    """What it fetched is on a volume that outlives it, and that the others have, too."""
+    """The fetched files are on a volume that outlives the router, and that all routers share."""
     [router] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="router")]
     folder = values_of(variant, "fetch")["folder"]
     assert str(folder).startswith("/models/")
@@ -119,13 +119,13 @@ def test_replicas_demand_the_key_that_routers_send(variant: str) -> None:
 
 
 def keys_of(each: Object, read: set[str]) -> list[Object]:
-    """The Secrets of variables that count: those that are read, or that an option names."""
+    """Secrets of the variables in use: those that are read, or that an option names."""
     named = {word.partition("=$(")[2].rstrip(")") for word in each["args"] if word.startswith("--api-key=")}
     return [one["valueFrom"]["secretKeyRef"] for one in each["env"] if one["name"] in read | named]
 
 
 def test_sglang_has_the_time_to_say_that_it_is_well() -> None:
-    """It generates a token for it, and gives up by itself after 20 seconds, before Kubernetes ends it."""
+    """SGLang's health check generates a token, and gives up after 20 seconds, before Kubernetes ends it."""
     [pod] = [pod for pod in pods(rendered("sglang")) if pod.is_a(component="replica")]
     [container] = pod.spec["containers"]
     assert container["readinessProbe"]["timeoutSeconds"] >= 10
@@ -134,7 +134,7 @@ def test_sglang_has_the_time_to_say_that_it_is_well() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Path) -> None:
-    """But for what a pod has instead: all addresses for HTTP, fixed ports, the pod's address for events."""
+    """Differences: all addresses for HTTP, fixed ports, and the pod's address for events."""
     for name in ("python", "python3", "vllm"):
         (tmp_path / name).touch(0o755)
     [pod] = [pod for pod in pods(rendered(engine)) if pod.is_a(component="replica")]
@@ -152,7 +152,7 @@ def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Pa
 
 
 def flags(words: list[str]) -> dict[str, str]:
-    """By name; what differs by its nature is made the same."""
+    """Flags by name; necessary differences are made equal."""
     found: dict[str, str] = {}
     for place, word in enumerate(words):
         if word.startswith("--"):
@@ -171,7 +171,7 @@ def test_a_flag_that_the_fleet_has_not_is_found() -> None:
 
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ON_RAY])
 def test_routers_understand_what_is_said_of_replicas(variant: str) -> None:
-    """By the router's own readers of pods, and of a service's slices."""
+    """The router's own readers of pods and of EndpointSlices read them."""
     [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
     given = values_of(variant, "router")
     if given["kubernetes_service"] is not None:
@@ -195,7 +195,7 @@ def test_routers_understand_what_is_said_of_replicas(variant: str) -> None:
 
 
 def pod_of(pod: Pod) -> discovered.Pod:
-    """As the API server says it."""
+    """The pod as the API server returns it."""
     metadata = {"name": "one", "uid": "1", "labels": dict(pod.labels), "annotations": dict(pod.annotations)}
     status = {"phase": "Running", "podIP": "10.0.0.7", "conditions": [{"type": "Ready", "status": "True"}]}
     return msgspec.convert({"metadata": metadata, "spec": pod.spec, "status": status}, discovered.Pod)

@@ -1,4 +1,4 @@
-"""NetworkPolicies let through what has to go, and nobody else: above all nobody but a router to where events are."""
+"""NetworkPolicies allow the needed connections and no others: above all, only routers reach event ports."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,13 +9,13 @@ from tests.k8s.policies import Place, Rules, place_of
 from tests.k8s.rendered import ALL, ON_RAY, OVERLAYS, VARIANTS, WITH, Object, Pod, of_kind, pods, rendered
 
 EVENTS = ("events", "replay", "status", "snapshot")
-FREE_PORTS = (32768, 45000, 60999)  # of what a fleet's replicas may get; between 32768 and 60999
+FREE_PORTS = (32768, 45000, 60999)  # ports that a fleet's replicas may get; between 32768 and 60999
 STRANGER = Place(labels={"app": "stranger"})  # in the same namespace
 CLIENT = Place("apps", {"app": "chat"}, {"warmroute/clients": "true"})
 OTHER = Place("apps", {"app": "chat"})
 PROMETHEUS = Place("monitoring", {"app.kubernetes.io/name": "prometheus"})
 IMPOSTOR = Place("apps", {"app.kubernetes.io/name": "warmroute", "app.kubernetes.io/component": "router"})
-# Who answers for names, with the port: cluster-wide, on each node, by an address of the node, and OpenShift's.
+# DNS servers and their ports: cluster-wide, on each node, by an address of the node, and OpenShift's.
 NAMES = (
     (Place("kube-system", {"k8s-app": "kube-dns"}), 53),
     (Place("kube-system", {"k8s-app": "node-local-dns"}), 53),
@@ -53,7 +53,7 @@ def event_places(objects: list[Object]) -> Iterator[tuple[Place, int]]:
 
 
 def intruders(objects: list[Object]) -> list[str]:
-    """Who is let to a port of events, at either end, and is no router; by a generous reading of the policies."""
+    """Pods and outsiders, other than routers, with access to an event port at either end; policies read generously."""
     rules = Rules.at_most(objects)
     ours = [(pod.owner, place_of(pod)) for pod in pods(objects) if not pod.is_a(component="router")]
     others = [(f"{each.namespace}/{each.labels}", each) for each in OUTSIDERS]
@@ -102,7 +102,7 @@ def test_everybody_can_ask_for_names(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_way_to_names_leads_to_nothing_else(variant: str) -> None:
-    """By a generous reading: no other port there (one is that of a cloud's metadata), and port 53 of nobody else."""
+    """Policies read generously allow no other port there (one is a cloud's metadata), and port 53 nowhere else."""
     rules = Rules.at_most(rendered(variant))
     impostors = (
         STRANGER,
@@ -247,7 +247,7 @@ def test_an_open_rule_is_found() -> None:
 
 
 def test_a_rule_for_a_whole_namespace_is_found() -> None:
-    """Each end by itself: that the other one says no is not enough."""
+    """Each end is checked by itself: a denial at the other end is not enough."""
     near = [{"from": [{"podSelector": {}}], "ports": [{"port": 5557}]}]
     assert all(each.startswith("in: ") for each in intruders(changed("routers-to-replicas", ingress=near)))
     assert intruders(changed("routers-to-replicas", ingress=near))
@@ -255,7 +255,7 @@ def test_a_rule_for_a_whole_namespace_is_found() -> None:
 
 
 def test_without_the_default_everybody_gets_everywhere() -> None:
-    """But to what a policy is about by itself."""
+    """Pods that another policy selects stay protected."""
     objects = [each for each in rendered("kind") if each["metadata"]["name"] != "default-deny"]
     assert Rules.at_least(objects).allow(OTHER, STRANGER, 80)
     assert not Rules.at_most(rendered("kind")).allow(OTHER, STRANGER, 80)

@@ -1,4 +1,4 @@
-"""What somebody else's overlay changes reaches every object: names of images, the namespace, a patch of the router."""
+"""Changes of a user's overlay reach every object: image names, the namespace, a patch of the router."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def with_changes(folder: Path, overlay: str, **changes: Any) -> list[Object]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_have_other_names_everywhere(overlay: str, tmp_path: Path) -> None:
-    """In a RayCluster, too, which kustomize does not know."""
+    """kustomize does not know RayClusters, but their images are renamed, too."""
     images = [{"name": name, "newName": f"registry.example/{name}", "newTag": "1.2.3"} for name in OURS]
     for pod in pods(with_changes(tmp_path, overlay, images=images)):
         for each in pod.containers:
@@ -36,7 +36,7 @@ def test_images_have_other_names_everywhere(overlay: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_another_namespace_is_that_of_everything(overlay: str, tmp_path: Path) -> None:
-    """Also of what a RoleBinding says, and of the Namespace itself; nothing refers to the old one by name."""
+    """RoleBindings' subjects and the Namespace itself change, too; nothing refers to the old one by name."""
     objects = with_changes(tmp_path, overlay, namespace="green")
     for each in objects:
         own = each["metadata"]["name"] if each["kind"] == "Namespace" else each["metadata"]["namespace"]
@@ -47,7 +47,7 @@ def test_another_namespace_is_that_of_everything(overlay: str, tmp_path: Path) -
 
 
 def test_ray_of_another_namespace_keeps_nothing_where_ours_does(tmp_path: Path) -> None:
-    """In the same Redis, too: KubeRay puts the uid of the RayCluster before every key, unless it is told else."""
+    """This holds in the same Redis: KubeRay prefixes every key with the RayCluster's uid by default."""
     [cluster] = of_kind(with_changes(tmp_path, "ha", namespace="green"), "RayCluster")
     assert cluster["spec"]["gcsFaultToleranceOptions"].keys() == {"redisAddress", "redisPassword"}
     assert "ray.io/external-storage-namespace" not in cluster["metadata"].get("annotations", {})
@@ -65,7 +65,7 @@ def test_a_patch_adds_to_what_the_overlay_says(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_your_own_takes_the_place_of_ours(tmp_path: Path) -> None:
-    """By a file of the same name; the ConfigMap keeps its name, which the head's pod has."""
+    """A file of the same name replaces it; the ConfigMap keeps its name, which the head's pod refers to."""
     (tmp_path / "fleet.toml").write_text('[[models]]\nmodel = "demo"\nreplicas = 4\n')
     generator = {"name": "warmroute-fleet", "behavior": "replace", "files": ["fleet.toml"]}
     generator["options"] = {"disableNameSuffixHash": True}  # type: ignore[assignment]

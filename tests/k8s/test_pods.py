@@ -1,4 +1,4 @@
-"""Every pod complies with the restricted profile, says what it takes, and has the time to end."""
+"""Every pod complies with the restricted profile, declares its resources, and has the time to end."""
 
 from copy import deepcopy
 
@@ -8,7 +8,7 @@ from tests.k8s.rendered import VARIANTS, Object, Pod, of_kind, pods, rendered
 from tests.k8s.restricted import violations
 
 AFTER_PRE_STOP_S = 60.0 + 30.0  # of a node of Ray: drain_timeout of its replicas, and how long Ray waits for its tasks
-MARGIN_S = 10.0  # for what comes after a drain: the last answers, the process' own end
+MARGIN_S = 10.0  # for the time after a drain: the last answers, the process' own end
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -113,7 +113,7 @@ def seconds(words: list[str], option: str) -> float:
 
 
 def time_to_end_s(each: Object) -> float:
-    """What its preStop waits, and then the process itself."""
+    """Seconds that the preStop hook and then the process may wait."""
     words = each.get("args", [])
     before = each.get("lifecycle", {}).get("preStop", {})
     waited = float(before.get("sleep", {}).get("seconds", 0))

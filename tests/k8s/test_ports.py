@@ -1,4 +1,4 @@
-"""Ports, probes and Ray's own options are those that servers listen on, answer and know."""
+"""Servers listen on the manifests' ports, answer their probes and know Ray's options."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.k8s.rendered import ON_RAY, ROOT, VARIANTS, Object, Pod, of_kind, pod
 
 
 def served_by(each: Object) -> dict[str, int]:
-    """The ports on which a container listens, by what its words say."""
+    """Ports of a container's server, by its arguments."""
     words = dict(word.split("=", 1) for word in each.get("args", []) if word.startswith("--") and "=" in word)
     found = {"http": int(words["--port"])} if "--port" in words else {}
     if "--events-port" in words:
@@ -72,7 +72,7 @@ def test_the_head_has_the_ports_that_ray_and_the_fleet_are_told(variant: str) ->
 
 @pytest.mark.parametrize("variant", ON_RAY)
 def test_the_version_of_ray_is_that_of_the_images(variant: str) -> None:
-    """Which have the packages of constraints.txt."""
+    """The images install the packages of constraints.txt."""
     [cluster] = of_kind(rendered(variant), "RayCluster")
     assert f"ray=={cluster['spec']['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
 
@@ -95,7 +95,7 @@ RAY_VARIABLES = {
 
 
 def routes_of(command: str) -> set[str]:
-    """What a server answers without a key, as its page says."""
+    """Paths that a server answers without a key, read from its page."""
     page = {"router": "router.md", "replica": "replica.md"}[command]
     return set(re.findall(r"`(?:GET )?(/(?:health|ready|metrics))`", (ROOT / "docs" / page).read_text()))
 

@@ -42,7 +42,7 @@ class Machines(NamedTuple):
 
 
 def started_by_kuberay(params: Object, *more: str) -> list[str]:
-    """As its convertParamMap makes words of rayStartParams."""
+    """Command of rayStartParams, in the way of KubeRay's convertParamMap."""
     words = [RAY, "start", *more, "--block"]
     for name, value in sorted(params.items()):
         switch = value in ("true", "false") and name != "include-dashboard"
@@ -51,7 +51,7 @@ def started_by_kuberay(params: Object, *more: str) -> list[str]:
 
 
 class Manifests:
-    """The pods of the overlay, and what they are started with here."""
+    """Pods of the overlay, and their commands in this test."""
 
     def __init__(self, folder: Path, head: Node) -> None:
         self.objects = rendered(OVERLAY)
@@ -78,7 +78,7 @@ class Manifests:
         return f"http://{self._address}:8790"
 
     def words(self, pod: Pod, command: str) -> list[str]:
-        """Of ours, with the files and the addresses of this test."""
+        """Command line of one of our programs, with the files and addresses of this test."""
         [line] = [line for line in lines(pod) if line.words[0] == command]
         return [sys.executable, "-m", "fleet", *(self._here(word) for word in line.words)]
 
@@ -165,7 +165,7 @@ def is_ready(http: httpx2.Client) -> bool:
 
 
 def denied(machines: Machines, manifests: Manifests, objects: list[Object]) -> set[tuple[str, str, int]]:
-    """Connections that there were and that policies deny, by who they were between."""
+    """Observed connections that policies deny, by the kinds of their ends."""
     rules = Rules.at_least(objects)
     kinds = {machines.head.address: "head", machines.router.address: "router"}
     kinds |= {node.address: "worker" for node in machines.workers}
@@ -193,7 +193,7 @@ def test_without_its_policy_for_workers_a_fleet_would_be_cut(served: tuple[Machi
 
 
 def test_ports_of_replicas_are_apart_from_those_of_ray(served: tuple[Machines, Manifests, list[Any]]) -> None:
-    """On workers, whatever listens on no port of rayStartParams is where replicas are."""
+    """On workers, only replicas listen on ports outside of rayStartParams."""
     machines, manifests, members = served
     [group] = manifests.cluster["spec"]["workerGroupSpecs"]
     params = {name: int(value) for name, value in group["rayStartParams"].items() if name.endswith("-port")}

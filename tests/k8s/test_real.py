@@ -1,4 +1,4 @@
-"""What a real API server ($KUBEBUILDER_ASSETS) lets routers do by the Role of the manifests."""
+"""A real API server ($KUBEBUILDER_ASSETS) enforces the Role of the manifests for routers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ REPLICA = {"Impersonate-User": f"system:serviceaccount:{NAMESPACE}:warmroute-rep
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
-    """With the Role and the RoleBinding of an overlay whose routers discover."""
+    """API server with the Role and RoleBinding of an overlay whose routers discover replicas."""
     objects = rendered("kind")
     with real_api(tmp_path_factory.mktemp("kubernetes")) as made, made.asking() as client:
         checked(client.post("/api/v1/namespaces", json={"metadata": {"name": NAMESPACE}}))
@@ -33,7 +33,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
 
 
 def may(api: RealApi, who: dict[str, str], verb: str, what: str, namespace: str = NAMESPACE) -> bool:
-    """`what`: a resource, with its group before a slash where it has one."""
+    """Ask the API server for a permission; `what` is a resource, after its group and a slash if it has one."""
     group, _, resource = what.rpartition("/")
     attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
     with api.asking() as client:

@@ -1,4 +1,4 @@
-"""What manifests name is made: pods that selectors choose, Secrets and accounts, files that are mounted."""
+"""Every name in the manifests resolves: pods of selectors, Secrets and accounts, mounted files."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.k8s.policies import selects
 from tests.k8s.rendered import VARIANTS, Object, Pod, of_kind, pods, rendered, title
 
-# What the user makes, and what KubeRay makes (for the RayCluster `warmroute`: its token).
+# Objects of the user, and of KubeRay (the token of the RayCluster `warmroute`).
 OTHERS = {
     "Secret": {
         "warmroute-keys": {"admin-key", "keys.toml"},
@@ -160,7 +160,7 @@ def test_a_reference_to_nothing_is_found(path: tuple[str | int, ...], value: obj
 
 
 def files_of(pod: Pod, each: Object, objects: list[Object]) -> set[str]:
-    """Those that its volumes of Secrets and ConfigMaps put there."""
+    """Files that a container's volumes of Secrets and ConfigMaps provide."""
     maps = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
     volumes: dict[str, Callable[[], list[str]]] = {}
     for volume in pod.spec["volumes"]:

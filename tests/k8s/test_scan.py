@@ -1,4 +1,4 @@
-"""What the scan finds is mended or excepted; and no exception is there for nothing."""
+"""Every finding of the scan is fixed or excepted, and no exception is unused."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_every_exception_has_its_reason() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_pods_of_ray_are_scanned_as_pods(variant: str) -> None:
-    """By names that exceptions can tell apart."""
+    """Their names are distinct, so that exceptions can refer to them."""
     made = [as_object(pod) for pod in pods(rendered(variant)) if pod.owner.startswith("RayCluster/")]
     names = [each["metadata"]["name"] for each in made]
     assert len(set(names)) == len(names) and all("/" not in name for name in names)

@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md has its readers type: the commands exist, and are about things that the manifests make."""
+"""The commands in docs/kubernetes.md exist, and refer to objects of the manifests."""
 
 import functools
 import re
@@ -15,14 +15,14 @@ PAGE = ROOT / "docs" / "kubernetes.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`(kubectl [^`\n]+)`")
 LABELS = re.compile(r"[\w./-]+=[\w./-]+(,[\w./-]+=[\w./-]+)*")
-# Programs that are not here to be asked, with what the page uses of them.
+# Programs that cannot be run here, with the page's uses of them.
 ELSEWHERE = {"kind": ("create cluster", "load docker-image"), "openssl": ("rand -hex",), "docker": ("build",)}
 SHORT = {"-n": "--namespace", "-l": "--selector", "-c": "--container", "-o": "--output", "-k": "--kustomize"}
 KINDS = {"deployment": "Deployment", "service": "Service"}
 
 
 def typed() -> Iterator[str]:
-    """Line by line, without the words of the shell around them; what stands in $( ) as a line of its own."""
+    """Commands line by line, without shell keywords; the contents of $( ) are lines of their own."""
     text = PAGE.read_text()
     for block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
@@ -74,7 +74,7 @@ def without_namespace(words: list[str]) -> list[str]:
 
 
 def refused(words: list[str]) -> str | None:
-    """What kubectl would not understand of a line."""
+    """First flag of a line that kubectl does not know, or its error."""
     try:
         known = help_of(*verb_of(words), "--help") + help_of("options")
     except AssertionError as error:
@@ -106,7 +106,7 @@ def test_every_overlay_and_component_is_told_of_and_no_other() -> None:
 def test_named_objects_and_labels_are_those_of_the_manifests() -> None:
     objects = [each for overlay in OVERLAYS for each in rendered(overlay)]
     made = {(each["kind"], each["metadata"]["name"]) for each in objects}
-    # Those of KubeRay's are added where its pods are made.
+    # Includes KubeRay's labels, added where its pods are made.
     labels = [{*pod.labels.items()} for overlay in OVERLAYS for pod in pods(rendered(overlay))]
     for words in of("kubectl"):
         for word in words:

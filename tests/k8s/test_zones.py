@@ -1,4 +1,4 @@
-"""Where Kubernetes may put a router, by the spread over zones that the `ha` overlay asks for."""
+"""Zones in which Kubernetes may put a router, by the spread that the `ha` overlay asks for."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def router() -> Pod:
 
 
 def open_zones(pod: Pod, nodes: Sequence[Node], running: Sequence[str]) -> set[str]:
-    """By zone of each router that runs: where one more may go. As the scheduler's PodTopologySpread counts."""
+    """Zones for one more router, given the zones of the running ones, by the scheduler's PodTopologySpread rules."""
     tolerated = {each.get("key") for each in pod.spec.get("tolerations", ())}
     fit = [node for node in nodes if node.taint is None or node.taint in tolerated]
     allowed = {node.zone for node in fit}
@@ -50,7 +50,7 @@ def test_routers_are_in_all_zones() -> None:
 
 
 def test_when_a_zone_is_lost_the_others_take_its_routers() -> None:
-    """Also more than one of them: three in each zone were nine, of which three have to come again."""
+    """Several routers move: of nine, three in each zone, three have to be replaced."""
     nodes = [Node("a"), Node("b"), Node("c", LOST)]
     assert open_zones(router(), nodes, ["a", "b"]) == {"a", "b"}
     running = ["a", "b"] * 3

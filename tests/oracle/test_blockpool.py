@@ -1,4 +1,4 @@
-"""Our block pool does what a real KVCacheManager did: the same hits, failures, counts and resident blocks, op by op.
+"""Our block pool against a real KVCacheManager: the same hits, failures, counts and resident blocks, op by op.
 
 vLLM names blocks when it schedules them, we when they are filled; so the adapter takes and stores in one op.
 """
@@ -32,7 +32,7 @@ class Held:
 
 
 class Adapter:
-    """Does what an op of the trace says on our pool, and returns what the trace calls `result`."""
+    """Run a trace's ops on our pool, and return the trace's kind of `result`."""
 
     def __init__(self, meta: Record, pool: type[BlockPool] = BlockPool) -> None:
         self.size: int = meta["block_size"]
@@ -75,7 +75,7 @@ class Adapter:
         return {"ok": self.advance(held, 1)}
 
     def advance(self, held: Held, count: int, match: Match | None = None) -> bool:
-        """Take what `count` more tokens need, and name what they fill; False if there is no room."""
+        """Take the blocks for `count` more tokens, and name the filled ones; False if there is no room."""
         computed = min(held.computed + count, len(held.chain))
         hits = [] if match is None else match.blocks
         missing = -(-computed // self.size) - len(held.blocks) - len(hits)
@@ -105,7 +105,7 @@ class Adapter:
 
 
 class Names:
-    """Which of our keys the engine's hash stands for, learned from the chain whose blocks it announces."""
+    """Map from engine hashes to our keys, learned from the chain whose blocks the engine announces."""
 
     def __init__(self) -> None:
         self.key_of: dict[Hash, int] = {}
@@ -125,7 +125,7 @@ class Names:
 
 
 class Truth:
-    """What the engine holds, by our keys: one more copy per store, one less per removal."""
+    """The engine's cache, by our keys: one more copy per store, one less per removal."""
 
     def __init__(self) -> None:
         self.names = Names()
@@ -146,7 +146,7 @@ class Truth:
 
 
 class Replay:
-    """One trace on one kind of pool: each op compared with what the engine did."""
+    """Replay of one trace on one kind of pool; each op is compared with the engine's result."""
 
     def __init__(self, path: Path, pool: type[BlockPool] = BlockPool) -> None:
         self.meta, self.ops, self.final = load(path)
@@ -180,7 +180,7 @@ class Replay:
 
 
 def copies(pool: BlockPool) -> dict[int, int]:
-    """How many blocks hold each resident key."""
+    """Number of blocks that hold each resident key."""
     return {key: 1 + len(pool._copies.get(key, ())) for key in pool.resident()}
 
 
@@ -228,7 +228,7 @@ def test_a_block_is_announced_at_its_first_copy_and_removed_at_its_last_only(pat
 
 @each_trace
 def test_events_as_another_router_reads_them_describe_the_same_chains(path: Path) -> None:
-    """Not told that our hashes are block keys, the resolver works out the same keys from tokens and parents."""
+    """The resolver, unaware that our hashes are block keys, derives the same keys from tokens and parents."""
     replay = Replay(path)
     replay.run()
     resolver = Resolver(MODEL)
@@ -278,7 +278,7 @@ class WholePrompt(BlockPool):
 
 
 def disagrees(path: Path, pool: type[BlockPool]) -> bool:
-    """False also for a trace that is not for pools like ours."""
+    """Return True if the pool disagrees with the trace; False also for a trace that is not for pools like ours."""
     try:
         Replay(path, pool).run()
     except AssertionError:
@@ -290,7 +290,7 @@ def disagrees(path: Path, pool: type[BlockPool]) -> bool:
 
 @pytest.mark.parametrize("pool", [HeadFirst, UnnamedLast, Eager, WholePrompt])
 def test_a_pool_with_one_wrong_rule_disagrees_with_some_trace(pool: type[BlockPool]) -> None:
-    """On the traces that come with the tests: those of another directory need not touch every rule."""
+    """Only the traces in the repository count: those of another directory need not touch every rule."""
     assert any(disagrees(path, pool) for path in OWN_TRACES), f"{pool.__name__}: {pool.__doc__}"
 
 

@@ -26,7 +26,7 @@ each_capture = pytest.mark.parametrize("path", file_params("live_capture*.jsonl"
 
 @dataclass
 class Capture:
-    """What a subscriber received; `replies` has the recorded answers by the sequence number that was asked for."""
+    """Batches at a subscriber; `replies` holds the recorded answers by the requested sequence number."""
 
     published: int
     buffer_batches: int
@@ -44,7 +44,7 @@ class Capture:
         return [batch for batch in self.replies.get(0, []) if batch[0] >= start]
 
     def until(self, published: int) -> "Capture":
-        """What the same subscriber would have received, had the publisher stopped earlier."""
+        """The capture of the same subscriber, had the publisher stopped earlier."""
         kept = [one for one in self.received.items() if published - self.buffer_batches <= one[0] < published]
         return Capture(published, self.buffer_batches, [one for one in self.live if one[0] < published], {0: kept})
 
@@ -54,7 +54,7 @@ class Capture:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that still matters is missing: what came before the whole cache was cleared does not."""
+        """Return True if no batch is missing since the last clear of the whole cache."""
         start = max((seq for seq, payload in self.received.items() if clears(payload)), default=0)
         return all(seq in self.received for seq in range(start, self.published))
 
@@ -81,7 +81,7 @@ def load(path: Path) -> Capture:
 
 
 def is_proper_request(record: Record) -> bool:
-    """A DEALER's [empty, 8-byte start]; other requests were recorded to show what the publisher does with them."""
+    """Return True for a DEALER's [empty, 8-byte start]; the others were recorded to show the publisher's reaction."""
     frames = record["frames"]
     return record["socket"] == "DEALER" and len(frames) == 2 and frames[0] == "" and len(frames[1]) == 16
 
@@ -171,7 +171,7 @@ def test_without_its_replay_the_view_is_exact_only_after_a_clear(path: Path) -> 
 def test_batches_lost_for_good_leave_what_was_received_and_are_declared(path: Path) -> None:
     rng = random.Random(path.name)
     for capture in load(path).moments():
-        *candidates, _ = capture.received  # nobody can see that the very last one is missing
+        *candidates, _ = capture.received  # the loss of the very last one cannot be detected
         lost = set(rng.sample(candidates, min(len(candidates), rng.choice([1, 2, 5, 20]))))
         holed = replace(
             capture,

@@ -34,14 +34,14 @@ def named(vectors: list[Record]) -> list[Any]:
 
 
 def in_our_layout(vector: Record) -> bool:
-    """Whether vLLM has sent it in today's layout: three elements, and events that are laid out as ours."""
+    """Return True for vLLM's current layout: three elements, and events in our layout."""
     raw, meant = vector["raw"], vector["normalized"]
     as_ours = all(map(event_in_our_layout, raw[1], meant["events"]))
     return bool(vector["engine"] == "vllm") and len(raw) == 3 and as_ours
 
 
 def event_in_our_layout(raw: Any, normalized: Record) -> bool:
-    """Whether it is a map with all fields that we always send, no others than ours, and a header as wide as ours."""
+    """Return True for a map with all fields that we always send, no foreign ones, and a header as wide as ours."""
     if not isinstance(raw, dict):
         return False
     fields = msgspec.structs.fields(TYPES[raw["type"]])
@@ -139,7 +139,7 @@ def test_payload_is_treated_as_expected(vector: Record) -> None:
 
 
 def assert_kept(event: Event, raw: Any) -> None:
-    """What could be read of an event that came without a stated meaning is what was sent."""
+    """Check that all fields read from an event without a stated meaning equal the sent ones."""
     if isinstance(event, UnknownEvent | RejectedEvent):
         return
     ours = {field: value for field, value in msgspec.structs.asdict(event).items() if value is not None}

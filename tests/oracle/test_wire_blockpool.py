@@ -1,4 +1,4 @@
-"""Event streams of real block managers: after every call the resolver holds what the engine holds."""
+"""Event streams of real block managers: after every call the resolver equals the engine's cache."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def load(path: Path) -> tuple[Record, list[Record], Record]:
 
 
 def reannounces(ops: list[Record]) -> bool:
-    """Whether any request asked the engine to report its hits as stores."""
+    """Return True if any request asked the engine to report its hits as stores."""
     return any(op.get("report_mode") == "full" for op in ops)
 
 

@@ -1,4 +1,4 @@
-"""Reads the golden vectors; nothing here may depend on how many there are or what they are called."""
+"""Reader of the golden vectors; nothing here may depend on their number or names."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from _pytest.mark import ParameterSet
 from events.blocks import ExtraKey
 
 Record: TypeAlias = dict[str, Any]
-# How many copies of each hash, by medium and group.
+# Number of copies of each hash, by medium and group.
 Copies: TypeAlias = dict[tuple[str, int], dict[int | bytes, int]]
 
 VECTORS = Path(os.environ.get("WARMROUTE_VECTORS") or Path(__file__).parent.parent / "data" / "vectors")
 
-# By event type, the fields of an array event that a dumb model needs: hashes, medium, group.
+# Positions of hashes, medium and group in array events, by type.
 ARRAY_POSITIONS = {"BlockStored": (1, 6, 9), "BlockRemoved": (1, 2, 3)}
 
 
@@ -77,7 +77,7 @@ def own_extras(event_extra_keys: list[list[Any] | None] | None) -> dict[int, lis
 
 
 def resident_copies(payloads: Iterable[bytes]) -> Copies:
-    """What a replica holds after these payloads, by a model too dumb to be wrong: +1 per store, -1 per removal."""
+    """A replica's cache after these payloads, by a model too simple to be wrong: +1 per store, -1 per removal."""
     pools: Copies = {}
     for payload in payloads:
         for event in msgspec.msgpack.decode(payload)[1]:
@@ -94,7 +94,7 @@ def resident_copies(payloads: Iterable[bytes]) -> Copies:
 
 
 def clears(payload: bytes) -> bool:
-    """Whether the batch says that the whole cache was cleared."""
+    """Return True if the batch clears the whole cache."""
     return any(_facts(event)[0] == "AllBlocksCleared" for event in msgspec.msgpack.decode(payload)[1])
 
 

@@ -23,7 +23,7 @@ def chain(tokens: Iterable[int], **extra: Any) -> Chain:
 
 
 def forged(tokens: Iterable[int], victim: Chain, **extra: Any) -> Chain:
-    """A chain that has the victim's keys, as if somebody had found collisions of the hash."""
+    """A chain with the victim's keys: a forged hash collision."""
     forgery = chain(tokens, **extra)
     forgery.keys[:] = victim.keys[: len(forgery.keys)]
     return forgery
@@ -42,7 +42,7 @@ def admit(pool: BlockPool, request: Chain, *, look_up: bool = True) -> list[int]
 
 
 def serve(pool: BlockPool, request: Chain) -> list[int]:
-    """One prompt from look-up to release; returns the blocks it had."""
+    """Serve one prompt from look-up to release; return its blocks."""
     blocks = admit(pool, request)
     pool.store(request, blocks, len(request.keys))
     pool.keep_tail(request, blocks, len(request))
@@ -63,7 +63,7 @@ def engine(*, runner: type[SimulatedRunner] | None = None, **changes: Any) -> En
 def submit(
     to: Engine, number: int, prompt: Sequence[int], max_tokens: int = 4, *, output: Sequence[int] = (), **extra: Any
 ) -> Refused | None:
-    """Send a request; what is not a field of Submit goes to its Sampling."""
+    """Send a request; fields that Submit does not have go to its Sampling."""
     own = {name: extra.pop(name) for name in list(extra) if name in Submit.__struct_fields__}
     own.setdefault("priority", 0.0)
     sampling = Sampling(max_tokens=max_tokens, **extra)
@@ -71,14 +71,14 @@ def submit(
 
 
 def step(of: Engine) -> list[Output]:
-    """One step, and every invariant verified."""
+    """Run one step, and check every invariant."""
     outputs = of.step()
     of.check()
     return outputs
 
 
 def drain(of: Engine, limit: int = 10_000) -> dict[int, list[int]]:
-    """Step until nobody is left; returns what was generated, by request."""
+    """Step until no request is left; return the generated tokens by request."""
     texts: dict[int, list[int]] = {}
     for _ in range(limit):
         if not of.busy:
@@ -89,7 +89,7 @@ def drain(of: Engine, limit: int = 10_000) -> dict[int, list[int]]:
 
 
 def generate(to: Engine, prompt: Sequence[int], max_tokens: int = 4, **extra: Any) -> tuple[list[int], int]:
-    """The answer to a request that is alone, and how many of its tokens were cached."""
+    """Answer to a single request, and the number of its cached tokens."""
     assert submit(to, 0, prompt, max_tokens, **extra) is None
     tokens: list[int] = []
     cached = 0
@@ -101,11 +101,11 @@ def generate(to: Engine, prompt: Sequence[int], max_tokens: int = 4, **extra: An
 
 
 class RememberingRunner(SimulatedRunner):
-    """Has a memory like a model's: what it wrote for a token says which tokens, and whose, came before.
+    """A runner with a memory like a model's: the value of a token encodes all tokens before it and their identity.
 
-    It fails when a request is given blocks that do not hold its own prefix, whatever the pool believes of them. All
-    blocks are read before any is written, as one pass over a model's layers would: nobody may use what is only
-    computed in the same step. Copies come first, and whatever else their target held is gone.
+    It fails when a request gets blocks without its own prefix, whatever the pool's records. All blocks are read before
+    any is written, as in one pass over a model's layers: no request may use values computed in the same step. Copies
+    come first, and erase the rest of their targets.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RememberingRunner(SimulatedRunner):
         return super().run(batch)
 
     def copy(self, batch: Sequence[Scheduled]) -> None:
-        """In order, though reading all sources first must come to the same."""
+        """Copy in order; reading all sources first must give the same result."""
         targets: set[int] = set()
         for request, start, _, copy in batch:
             if copy is None:
@@ -151,7 +151,7 @@ class RememberingRunner(SimulatedRunner):
             self.copied_tokens += copy.tokens
 
     def tokens(self, request: Request) -> list[int]:
-        """As the runner knows them."""
+        """The request's tokens known to the runner."""
         return request.chain.tokens.tolist()
 
     def held(self, request: Request, count: int) -> list[int | None]:
@@ -159,7 +159,7 @@ class RememberingRunner(SimulatedRunner):
 
 
 def place(request: Request, position: int) -> tuple[int, int]:
-    """Where the KV of a token is: the block, and the offset in it."""
+    """Location of a token's KV: the block, and the offset in it."""
     block, offset = divmod(position, request.chain.block_size)
     return request.blocks[block], offset
 

@@ -35,7 +35,7 @@ indices = st.integers(0, 100)
 
 
 class Held(NamedTuple):
-    """A request: what it says, and the blocks it has."""
+    """A request: its tokens and its blocks."""
 
     chain: Chain
     blocks: list[int]
@@ -74,7 +74,7 @@ class Model:
         return found
 
     def part(self, request: Held, matched: int, stop: int) -> dict[int, int]:
-        """How many of the request's tokens before `stop` each block holds that comes after the same prefix."""
+        """Number of the request's tokens before `stop` in each block that follows the same prefix."""
         own = self.after(request.content(matched), matched)
         tokens = request.chain.tokens[matched * self.size : stop]
         runs: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Model:
         return [*hits, *rest[:new]]
 
     def store(self, request: Held, start: int, stop: int) -> int:
-        """Where naming has to end."""
+        """Name blocks; return the index at which naming has to end."""
         for index in range(start, stop):
             key, block = request.chain.keys[index], request.blocks[index]
             holders = self.holders.setdefault(key, [])
@@ -163,7 +163,7 @@ class World(RuleBasedStateMachine):
         if self.weak:
             chain.keys[:] = array("Q", [key & self.mask for key in chain.keys])
 
-    # ---- what requests do
+    # ---- requests
 
     @rule(tokens=tokens, lora_name=loras, cache_salt=salts, extras=images)
     def admit(self, tokens: list[int], **own: Any) -> None:
@@ -172,14 +172,14 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.past)
     @rule(which=indices, more=st.lists(st.integers(0, 1), max_size=8))
     def admit_a_continuation(self, which: int, more: list[int]) -> None:
-        """A conversation goes on, or comes again: the usual way to share a prefix."""
+        """Admit a continued or repeated conversation: the usual way to share a prefix."""
         other = self.past[which % len(self.past)]
         same = {name: getattr(other, name) for name in ("lora_name", "cache_salt", "extras")}
         self.arrive([*other.tokens, *more][:30], **same)
 
     @rule(tokens=tokens, more=st.lists(st.integers(0, 1), max_size=4))
     def twins_compute_the_same_at_the_same_time(self, tokens: list[int], more: list[int]) -> None:
-        """The usual way to make copies; one says a little more than the other."""
+        """Make copies in the usual way; one of the two says a little more than the other."""
         before = len(self.requests)
         for text in (tokens, [*tokens, *more]):
             self.arrive(text)
@@ -225,7 +225,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(which=indices, count=st.integers(1, 3))
     def keep_a_tail(self, which: int, count: int) -> None:
-        """So much of the block after the named ones is computed, and others may find it."""
+        """Keep the computed part of the block after the named ones, for others to find."""
         self.keep(self.requests[which % len(self.requests)], count)
 
     def keep(self, request: Held, count: int) -> None:
@@ -309,7 +309,7 @@ class World(RuleBasedStateMachine):
             self.model.tails.clear()
             self.model.holders.clear()
 
-    # ---- what must hold
+    # ---- invariants
 
     @invariant()
     def pool_equals_the_model(self) -> None:
@@ -333,7 +333,7 @@ class World(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
-        """The events say what is resident, each key once."""
+        """Check that the events report the resident keys, each once."""
         events = self.pool.take_events()
         for event in events:
             if isinstance(event, BlockStored):
@@ -420,7 +420,7 @@ class Undying(BlockPool):
 
 
 class Hoarding(BlockPool):
-    """Keeps every tail, also those that another block holds."""
+    """A pool that keeps every tail, also those that another block holds."""
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what configuration it makes."""
+"""Sources of a setting's value, and the resulting configuration."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from replica.settings import ALL, TABLE
 from tests.replica.folders import FP32_TOKEN, model_folder
 
 BASE = ("--model", "demo", "--engine", "simulated")
-# Fields that several settings make together, and what the tokenizer and the model say.
+# Fields derived from several settings, from the tokenizer or from the model.
 DERIVED = {
     "engine.model",
     "engine.model_path",
@@ -182,7 +182,7 @@ def test_a_value_out_of_range_is_quoted_with_its_option(arguments: tuple[str, ..
 
 
 def test_an_error_in_the_environment_names_the_variable() -> None:
-    # What Kubernetes sets for a service of the name warmroute.
+    # Kubernetes sets this for a service named warmroute.
     said = error(environment={"WARMROUTE_PORT": "tcp://10.0.0.1:80"})
     assert "Invalid value for WARMROUTE_PORT in the environment (--port): 'tcp://10.0.0.1:80'" in said
 

@@ -100,7 +100,7 @@ class RealApi:
             time.sleep(0.05)
 
     def start_controllers(self, *names: str) -> None:
-        """Those that make pods of deployments, and slices of services."""
+        """Start the controllers that make pods of deployments, and slices of services."""
         user = {"user": {"token": ADMIN}, "name": "admin"}
         cluster = {"cluster": {"server": self.url, "certificate-authority": str(self.ca_file)}, "name": "here"}
         context = {"context": {"cluster": "here", "user": "admin"}, "name": "it"}

@@ -1,4 +1,4 @@
-"""A small HTTP server on the loopback, for what a test needs to be told by another process."""
+"""A small HTTP server on the loopback, in place of another process."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class Request(NamedTuple):
 
 
 class Reply:
-    """What a handler writes; one answer for each connection."""
+    """A handler's response; one for each connection."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -58,7 +58,7 @@ Handler = Callable[[Request, Reply], Awaitable[None]]
 async def serving(
     handle: Handler, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """The server's URL; what still runs at the end is cancelled."""
+    """URL of a running server; its open handlers are cancelled at the end."""
     running: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

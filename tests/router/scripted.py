@@ -1,4 +1,4 @@
-"""A whole router between real sockets: replicas that answer as a test says, byte for byte, and clients by hand."""
+"""A whole router between real sockets, with scripted replicas and hand-written clients."""
 
 import asyncio
 import json
@@ -73,14 +73,14 @@ class Call:
         self.write(b"0\r\n\r\n")
 
     def drop(self) -> None:
-        """As a process that dies: what was written arrives, and then nothing more."""
+        """Close the connection as a dying process does: written data arrives, then nothing more."""
         self.connection.writer.close()
 
     def reset(self) -> None:
         self.connection.writer.transport.abort()
 
     async def left(self) -> None:
-        """Returns when the router has closed the connection."""
+        """Wait until the router has closed the connection."""
         await self.connection.closed.wait()
 
 
@@ -106,7 +106,7 @@ class ReplicaConnection:
 
 
 class Scripted:
-    """A replica; `handler` is called with every request that is not one of the router's own."""
+    """A replica; `handler` gets every request but the router's own."""
 
     def __init__(self, name: str, handler: Handler, *, native: bool = False, models: Sequence[Any] = (MODEL,)) -> None:
         self.name = name
@@ -117,13 +117,13 @@ class Scripted:
         self.port = 0
         loaded = {"model": models[0], "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 1}
         listed = [model if isinstance(model, dict) else {"id": model} for model in models]
-        self.control: dict[str, tuple[int, Any]] = {  # what it says of itself
+        self.control: dict[str, tuple[int, Any]] = {  # its answers to the router's own requests
             "/load": (200, loaded) if native else (404, {}),
             "/v1/models": (200, {"data": listed}),
             "/health": (200, {}),
             "/ready": (200, {}),
         }
-        self.asked: list[str] = []  # those of the router's own
+        self.asked: list[str] = []  # the router's own requests
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = ReplicaConnection(reader, writer)
@@ -153,7 +153,7 @@ class Scripted:
         leaving = asyncio.ensure_future(self._until_left(call.connection))
         await asyncio.wait({watched, leaving}, return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
-        if not watched.done():  # whom nobody listens to any more
+        if not watched.done():  # the router has left; let the handler end
             call.connection.closed.set()
             with suppress(TimeoutError):
                 await asyncio.wait_for(watched, 1.0)
@@ -203,7 +203,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection, and HTTP/1.1 by hand."""
+    """A client of one connection, with hand-written HTTP/1.1."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -258,7 +258,7 @@ class Client:
             return (await self.reader.readexactly(length + 2))[:-2]
 
     async def rest(self) -> bytes:
-        """All until the router closes the connection."""
+        """Read until the router closes the connection."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.reader.read()
 
@@ -331,7 +331,7 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
 
 
 async def close_at_once(front: Front) -> None:
-    """Without the naps that uvicorn takes at its end."""
+    """Close without the pauses that uvicorn makes at its end."""
     server = front._server
     for socket_server in server.servers:
         socket_server.close()
@@ -352,7 +352,7 @@ def refused_port() -> int:
     return port
 
 
-# ---- what clients ask, and how replicas answer
+# ---- requests of clients, and answers of replicas
 
 
 def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
@@ -386,7 +386,7 @@ async def silent(call: Call) -> None:
 
 
 class Script:
-    """What replicas do with the first request that any of them gets, with the second, and so on; the last repeats."""
+    """Handlers of the replicas' requests, in order, whichever replica gets them; the last one repeats."""
 
     def __init__(self, *handlers: Handler) -> None:
         self._handlers = list(handlers)

@@ -1,4 +1,4 @@
-"""What an engine says at the end of an answer."""
+"""Usage at the end of an engine's answer."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what configuration of a router it makes."""
+"""Sources of a setting's value, and the resulting configuration of a router."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Prometheus gets: the names in docs/metrics.md, and values that add up."""
+"""Metrics for Prometheus: the names in docs/metrics.md, and values that add up."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ def families(text: str) -> dict[str, tuple[str, str]]:
 
 
 async def samples(client: Client) -> Samples:
-    """By name, without the prefix, and by the values of the labels."""
+    """Values of /metrics by name, without the prefix, and by label values."""
     text = (await client.get("/metrics")).body.decode()
     return {
         (sample.name.removeprefix("warmroute_router:"), " ".join(sample.labels.values())): sample.value

@@ -1,4 +1,4 @@
-"""What the router says that it believes, and when it counts as ready."""
+"""The router's beliefs in its status, and its readiness."""
 
 import json
 from contextlib import ExitStack
@@ -67,7 +67,7 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
         async with served(late, ready=False, health_interval_s=0.05) as running:
             member = running.member("ours")
             await until(lambda: member.trouble == "it is still loading its model", "it is met")
-            model = running.router.members.model(MODEL)  # known, so that who asks for it is told to try again
+            model = running.router.members.model(MODEL)  # known: its clients are told to try again
             asked = late.asked.count("/load")
             await until(lambda: late.asked.count("/load") > asked + 2, "it is asked again")
             assert running.router.members.model(MODEL) is model and not member.learned
@@ -76,7 +76,7 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
 
 
 async def test_a_replica_that_was_restarted_where_nobody_saw_it_is_listened_to_again() -> None:
-    """It answers on the same port before anyone asks; its events come from elsewhere."""
+    """The new process answers on the same port before the next poll; its events come from elsewhere."""
     with Publisher(config()) as second:
         second.publish([chain(2)])
         with Publisher(config()) as first:

@@ -1,7 +1,7 @@
-"""What processes take of memory, over time: read from /proc, kept as CSV, fitted, drawn.
+"""Memory of processes over time: read from /proc, kept as CSV, fitted, drawn.
 
-What is fitted and drawn is anonymous memory, which is a process's own. Its RSS also counts what it has read of programs
-and libraries, which the system takes back and reads again when it likes.
+The fitted and drawn figure is anonymous memory, which is a process's own. RSS also counts pages of programs and
+libraries, which the system drops and reads again at will.
 """
 
 import csv
@@ -31,18 +31,18 @@ class Sample(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Of one process; MB."""
+    """Memory growth of one process, in MB."""
 
     process: str
     start: float
     settled: float
     end: float
     most: float
-    per_10_minutes: float | None  # None: it did not run for long enough
+    per_10_minutes: float | None  # None: the process did not run for long enough
 
 
 def held_by(pid: int) -> tuple[int, int, int]:
-    """RSS, PSS and what of it is no file."""
+    """RSS, PSS and anonymous memory of a process, in bytes."""
     found = dict.fromkeys(FIELDS, 0)
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -52,7 +52,7 @@ def held_by(pid: int) -> tuple[int, int, int]:
 
 
 class Samples(list[Sample]):
-    """Also written to a file, as they come."""
+    """Samples that are also written to a file as they are taken."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _growth(name: str, points: list[tuple[float, float]], settled_s: float) -> G
 
 
 def by_process(samples: Sequence[Sample]) -> dict[str, list[tuple[float, float]]]:
-    """Seconds and MB."""
+    """Points of each process: seconds and MB."""
     found: dict[str, list[tuple[float, float]]] = {}
     for one in samples:
         found.setdefault(one.process, []).append((one.at_s, one.anonymous / MB))

@@ -1,7 +1,7 @@
-"""Mixed load for a soak: what a busy day sends to a router, good and bad. A seed decides every request.
+"""Mixed load for a soak: the good and bad requests of a busy day. A seed decides every request.
 
-Requests start at a fixed rate, whatever the answers take; beyond IN_FLIGHT at once they are left out. At first others
-come on top (FILLING), so that what is kept on purpose soon reaches its bounds: what still grows then is a leak.
+Requests start at a fixed rate, however long the answers take; beyond IN_FLIGHT at once they are left out. At first,
+FILLING adds requests, so that all bounded caches soon are full: later growth is a leak.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ PAGES = (
 
 
 class Talk:
-    """A conversation that goes on until it is long."""
+    """A conversation that continues until it is long."""
 
     def __init__(self, model: str, system: str) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class Traffic:
         self._http = http
         self._seed = seed
         self._systems = [words(random.Random(f"{seed} system {number}"), 120) for number in range(6)]
-        self._talks: defaultdict[str | None, list[Talk]] = defaultdict(list)  # by what model was asked for
+        self._talks: defaultdict[str | None, list[Talk]] = defaultdict(list)  # by requested model
 
     async def run(self, per_s: float, span_s: float, fill_s: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -61,7 +61,7 @@ class Traffic:
             group.create_task(self._begin(FILLING, FILL_PER_S, fill_s))
 
     async def _begin(self, kinds: "Kinds", per_s: float, span_s: float) -> None:
-        """One after the other, for so long."""
+        """Start requests one after another for `span_s` seconds."""
         clock = asyncio.get_running_loop().time
         running: set[asyncio.Task[None]] = set()
         number, due_s = 0, clock()
@@ -92,7 +92,7 @@ class Traffic:
             self.counts["cut"] += 1
         self.counts[kind] += 1
 
-    # ---- what fills caches
+    # ---- requests that fill caches
 
     async def messages(self, chance: random.Random) -> None:
         """Text for the router to tokenize, and nothing else."""
@@ -120,7 +120,7 @@ class Traffic:
             talks.append(talk)
 
     async def long_prompt(self, chance: random.Random, model: str | None = None) -> None:
-        """A document that nobody has sent before; mostly for engines that only pretend to read it."""
+        """Send a new document; mostly to engines that only simulate reading it."""
         if model is None:
             model = NATIVE if chance.random() < 0.1 else chance.choice((SIMULATED, PLAIN))
         messages = [{"role": "user", "content": words(chance, 300 if model == NATIVE else chance.randint(250, 600))}]
@@ -133,14 +133,14 @@ class Traffic:
         await self._generate(chance, {"model": model or model_of(chance), "prompt": prompt})
 
     async def leave(self, chance: random.Random) -> None:
-        """A client that goes away in the middle of a stream, or before it has begun."""
+        """Leave in the middle of a stream, or before it begins."""
         body = {"model": model_of(chance), "prompt": words(chance, 20), "max_tokens": 200, "stream": True}
         with suppress(TimeoutError):
             async with asyncio.timeout(chance.uniform(0.01, 1.0)):
                 await self._post(chance, "/v1/completions", body)
 
     async def _generate(self, chance: random.Random, asked: dict[str, Any]) -> str:
-        """What was said; nothing where that is not of interest."""
+        """Ask for a generation; return text for the next turn, or "" if there was no answer to continue."""
         body = asked | {"max_tokens": chance.randint(1, 24), "stream": chance.random() < 0.7} | options(chance)
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         answer = await self._post(chance, path, body)
@@ -166,17 +166,17 @@ class Traffic:
         await self._post(chance, chance.choice(("/v1/chat/completions", "/v1/completions")), body)
 
     async def unknown_model(self, chance: random.Random) -> None:
-        """Also names of adapters that nobody serves."""
+        """Ask for an unknown model or adapter."""
         name = chance.choice(("", f"{NATIVE}:", "adapter-")) + words(chance, 1)
         await self._post(chance, "/v1/completions", {"model": name, "prompt": "x"})
 
     async def forwarded(self, chance: random.Random) -> None:
-        """What no replica here can do: embeddings and paths that nobody knows."""
+        """Send a request that no replica here can answer: embeddings, rerank or an unknown path."""
         path = chance.choice(("/v1/embeddings", "/v1/rerank", f"/v1/{words(chance, 1)}", f"/v1/{words(chance, 1)}"))
         await self._post(chance, path, {"model": model_of(chance), "input": words(chance, 30)})
 
     async def stranger(self, chance: random.Random) -> None:
-        """Without a key, or with one that nobody has."""
+        """Send a request without a key, or with an unknown one."""
         headers = {"authorization": f"Bearer {chance.randbytes(16).hex()}"} if chance.random() < 0.7 else {}
         await self._http.post("/v1/completions", json={"model": NATIVE, "prompt": "x"}, headers=headers)
 
@@ -185,7 +185,7 @@ class Traffic:
         path = f"/{words(chance, 1)}/{words(chance, 1)}?{words(chance, 1)}={words(chance, 1)}"
         await self._http.request(method, path, headers=headers_of(chance))
 
-    # ---- those who watch
+    # ---- readers
 
     async def page(self, chance: random.Random) -> None:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -196,7 +196,7 @@ class Traffic:
         await self._administer("/explain", {"model": model_of(chance), "prompt": words(chance, 50)})
 
     async def watch(self, chance: random.Random) -> None:
-        """A dashboard that is open for some seconds."""
+        """Keep a dashboard open for some seconds."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         with suppress(TimeoutError):
             async with (
@@ -218,7 +218,7 @@ class Traffic:
         return answer.content if answer.status_code == 200 else None
 
 
-Kinds: TypeAlias = dict[str, tuple[float, Callable[[Traffic, random.Random], Awaitable[None]]]]  # weights, and what
+Kinds: TypeAlias = dict[str, tuple[float, Callable[[Traffic, random.Random], Awaitable[None]]]]  # weight and request
 FILLING: Kinds = {"messages": (6, Traffic.messages), "pretended": (20, Traffic.pretended)}
 KINDS: Kinds = {
     "turn": (30, Traffic.turn),
@@ -259,7 +259,7 @@ def headers_of(chance: random.Random) -> dict[str, str]:
 
 
 def options(chance: random.Random) -> dict[str, Any]:
-    """What a client may add to any request for an answer."""
+    """Draw optional fields of a generation request."""
     each: tuple[dict[str, Any], ...] = (
         {"cache_salt": chance.randbytes(8).hex()},
         {"user": chance.randbytes(8).hex()},

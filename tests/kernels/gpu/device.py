@@ -1,4 +1,4 @@
-"""Where kernels are tested: on a GPU, or on a CPU in Triton's interpreter, which has to be asked for beforehand."""
+"""Device of the kernel tests: a GPU, or a CPU in Triton's interpreter, which has to be asked for beforehand."""
 
 import os
 

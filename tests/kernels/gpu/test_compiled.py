@@ -40,7 +40,7 @@ BLOCK_SIZE = 16
 
 @cache
 def launches() -> list[Launch]:
-    """Those of models that are served, in small and large batches."""
+    """Launches of served models, in small and large batches."""
     with noted() as all_launches:
         for dtype, models in ((torch.bfloat16, MODELS), (torch.float32, MODELS[:1])):
             for model in models:

@@ -1,4 +1,4 @@
-"""Small traces whose prompts are paths of a tree, and what a cache of the simplest kind makes of them."""
+"""Small traces whose prompts are paths of a tree, and the results of the simplest cache on them."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -16,7 +16,7 @@ rests = st.integers(0, BLOCK_TOKENS - 1)  # tokens after the last full block
 
 
 def trace_of(prompts: Sequence[tuple[Path, int]]) -> Trace:
-    """Of paths, each with the tokens after its last full block; a prompt without any gets one."""
+    """Trace of paths, each with its tokens after the last full block; an empty prompt gets one token."""
     numbers: dict[Path, int] = {}
     requests = []
     for at, (path, rest) in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""What outcomes come to: failures, warm-up, spans, goodput, hits, replicas."""
+"""Figures of outcomes: failures, warm-up, spans, goodput, hits, replicas."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a terminal shows while a load runs."""
+"""Progress in a terminal while a load runs."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ def slow(call: Call) -> None:
 
 
 def shown(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What the command draws on a terminal of its own, which its standard error is."""
+    """Output of the command on a terminal of its own, which is its standard error."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fleet", "bench", *arguments]
     env = os.environ | {"TERM": "xterm", "COLUMNS": "120"} | (environment or {})

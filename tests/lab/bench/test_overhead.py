@@ -1,4 +1,4 @@
-"""The load generator measures itself, and says so when its figures are its own."""
+"""The load generator measures itself, and warns when its figures are its own limit."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ def test_a_result_is_not_to_be_trusted_blindly() -> None:
 
 
 def compared(one: Endpoint, other: Endpoint, interrupted_load: int) -> tuple[list[int], int, bool]:
-    """What is left of three rounds where Ctrl-C comes in one: runs of each endpoint, ratios, and whether it is said."""
+    """Results of three rounds interrupted in one: runs of each endpoint, ratios, and the warning flag."""
     loads: list[Load] = []
 
     def on_load(load: Load, target: Target, number: int) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What is found out before anything is measured, and what is said where nothing can be."""
+"""Probes before any measurement, and errors where nothing can be measured."""
 
 import json
 

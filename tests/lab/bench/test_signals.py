@@ -1,4 +1,4 @@
-"""What a second signal does while the first is still being obeyed."""
+"""A second signal while the first is still handled."""
 
 import os
 import signal

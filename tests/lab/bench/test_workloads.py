@@ -1,4 +1,4 @@
-"""What the six kinds of traffic share, and how long they are."""
+"""Shared text and lengths of the six kinds of traffic."""
 
 import statistics
 from itertools import islice, pairwise

@@ -1,4 +1,4 @@
-"""Who is asked, with which key, and what is said of those who do not answer as they should."""
+"""Replicas to ask, their keys, and the messages for wrong or missing answers."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each path as a test says; others with 404."""
+    """Server that answers each path as its test defines; others with 404."""
 
     def __init__(self, **paths: str | tuple[int, str]) -> None:
         self.paths = {f"/{path}": answer for path, answer in paths.items()}

@@ -1,4 +1,4 @@
-"""Two looks at any engine become figures; what is missing is said or left out, and never guessed as a fault."""
+"""Two samples of any engine become figures; missing values are reported or left out, never taken for faults."""
 
 import pytest
 from hypothesis import given
@@ -120,7 +120,7 @@ def routed(
 
 
 def test_evictions_that_an_engine_does_not_count_are_told_from_the_index() -> None:
-    """What it computed without its cache growing took another block's place."""
+    """Blocks that were computed without growth of the cache replaced others."""
     queries = {"queries": 100_000, "hits": 1_000, "prompts": 100}
     figures = routed(
         {"requests": 100, "tokens": 100_000, "resent": 90_000, "index": 1000}, (metrics(VLLM), metrics(VLLM, **queries))

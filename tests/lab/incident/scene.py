@@ -37,7 +37,7 @@ BLOCKS = 6  # of the longest trunk
 
 
 class Replica:
-    """What it holds, what it has sent, and what the router knows of it."""
+    """A replica: its cache, the events it sent, and the router's index."""
 
     def __init__(self, name: str, index: PrefixIndex) -> None:
         self.name = name
@@ -132,7 +132,7 @@ class Scene:
         self._at(self._last_delivery_s, heard)
 
     def _deliver(self, replica: Replica, socket: str, frames: list[bytes]) -> None:
-        """In order to each of the two, and yet at times of their own."""
+        """Deliver a message to the router and to the recorder, in order for each, at independent times."""
         number = self.replicas.index(replica)
         to_router_s = self._last_delivery_s = self.now_s + self._delay_s(number, "router")
         to_recorder_s = self.now_s + self._delay_s(number, "recorder")
@@ -144,7 +144,7 @@ class Scene:
         assert not requests, requests
 
     def _delay_s(self, number: int, to: str) -> float:
-        """Never less than that of the message before, so that none overtakes another."""
+        """Delay of a message, never less than that of the one before, so that none overtakes another."""
         free_s = max(self._delays.get((number, to), 0.0), self.now_s + self.chance.random() * self.apart_s)
         self._delays[number, to] = free_s + 1e-6
         return free_s - self.now_s

@@ -1,4 +1,4 @@
-"""What was logged is decided again from a recording, whose order is another; and what keeps it from that is said."""
+"""Logged decisions are replayed from a recording in another order; obstacles are reported."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def test_each_run_of_a_router_is_a_world_of_its_own(scene: Scene) -> None:
     assert told.is_same and told.same == 2 * REQUESTS and not told.other_matches
 
 
-# ---- the controls: what is another choice is seen, and why it is one
+# ---- the controls: another choice is detected, with its cause
 
 
 def test_another_policy_differs_and_what_it_would_have_made_of_it_is_told(scene: Scene) -> None:
@@ -134,7 +134,7 @@ def test_events_that_the_recording_lacks_are_named_as_the_cause(scene: Scene) ->
     assert side.replayed.seq == -1 and side.logged.seq is not None and side.logged.seq >= 0
 
 
-# ---- what cannot be compared
+# ---- decisions that cannot be compared
 
 
 def test_a_recording_that_was_cut_says_so_and_what_it_covers_is_the_same(scene: Scene) -> None:

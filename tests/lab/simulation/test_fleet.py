@@ -1,4 +1,4 @@
-"""What the simulated fleet does with policies, events and bounds."""
+"""The simulated fleet with policies, events and bounds."""
 
 from typing import Literal
 

@@ -56,7 +56,7 @@ def model(folder: Path) -> Any:
 
 
 def demo_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the demo model goes if this is the cache's folder."""
+    """Folder of the demo model in a cache at `folder`."""
     monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(folder))
     return folder / f"demo-{demo.VERSION}"
 
@@ -106,7 +106,7 @@ def test_it_lies_in_the_users_cache(folder: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_two_processes_that_make_it_at_once_both_get_it(tmp_path: Path) -> None:
-    """And nobody sees a folder that is not whole."""
+    """Neither sees an incomplete folder."""
     script = "from replica.model.demo import demo_folder; print(demo_folder())"
     command = [sys.executable, "-c", script]
     environment = os.environ | {"WARMROUTE_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -120,7 +120,7 @@ def test_two_processes_that_make_it_at_once_both_get_it(tmp_path: Path) -> None:
 
 
 def test_a_half_made_folder_of_another_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process leaves one that is killed while it writes."""
+    """A process killed while it writes leaves such a folder."""
     expected = demo_in(tmp_path, monkeypatch)
     (tmp_path / f".{expected.name}-x").mkdir()
     assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
@@ -292,7 +292,7 @@ def test_greedy_text_does_not_run_in_a_circle(tokenizer: HfTokenizer, model: Any
 
 
 def test_every_early_token_matters(tokenizer: HfTokenizer, model: Any) -> None:
-    """Else a cache that confuses blocks would go unnoticed."""
+    """Else a cache that confuses blocks would go unnoticed here."""
     original = tokenizer.encode(demo_tokenizer.packaged("demo.txt"), add_special_tokens=False)[:512]
     other = tokenizer.encode(" mountain", add_special_tokens=False)[0]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where a model's files are found, without any network."""
+"""Locating a model's files, without any network."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ LOCATE = "import sys; from replica.model.locate import locate; print(locate(sys.
 
 
 def located_elsewhere(model: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, because huggingface_hub reads its environment once."""
+    """Locate in a process of its own, because huggingface_hub reads its environment once."""
     others = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "http", "HTTP", "all_p"))}
     return subprocess.run(
         [sys.executable, "-c", LOCATE, model],
@@ -110,7 +110,7 @@ def test_a_model_in_the_hubs_cache_needs_no_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}],  # nobody listens there
+    [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}],  # no server listens there
     ids=["offline", "unreachable"],
 )
 def test_a_hub_that_cannot_be_asked_is_one_clear_error(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"""(?:src|href)="([^"#]+)"|(?:from|import)\s*\(?\s*["'](
 
 
 def referenced() -> Iterator[tuple[str, str]]:
-    """Which file names what, as paths below `static`."""
+    """References between files, as pairs of paths below `static`."""
     for name in ALL:
         if name.rpartition(".")[2] not in ("html", "js", "mjs", "css"):
             continue

@@ -1,4 +1,4 @@
-"""What replicas say of themselves, read without trust."""
+"""Replicas' answers about themselves, read without trust."""
 
 import json
 from typing import Any

@@ -19,7 +19,7 @@ from router.members.feeds import Feeds
 from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Object, pod, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
-SOON_S = 3.0  # a second is what is promised; a machine with other tests on it may add to that
+SOON_S = 3.0  # one second is promised; other tests on the machine may add to it
 
 
 class Cloud:
@@ -29,7 +29,7 @@ class Cloud:
         self.api = api
         self.running = running
         self.replicas = replicas
-        self.answered: Counter[str] = Counter()  # by who did
+        self.answered: Counter[str] = Counter()  # by replica
         self.unanswered: list[Any] = []
 
     def pod(self, name: str, **more: Any) -> Object:
@@ -40,14 +40,14 @@ class Cloud:
         self.api.put(PODS, self.pod(name, **more))
 
     async def members(self) -> dict[str, bool]:
-        """By name, as GET /replicas says it, and whether it takes requests."""
+        """Replicas of GET /replicas by name, with their availability."""
         async with connect(self.running.port) as client:
             answer = await client.get("/replicas")
         assert answer.status == 200
         return {each["name"]: each["available"] for each in answer.json["replicas"]}
 
     async def soon(self, expected: dict[str, bool]) -> None:
-        """The router's replicas are these, within a second of now."""
+        """Wait until the router's replicas are these; fails after SOON_S."""
         until_s = time.monotonic() + SOON_S
         while (found := await self.members()) != expected:
             assert time.monotonic() < until_s, f"{found} instead of {expected}"
@@ -64,7 +64,7 @@ class Cloud:
                 await asyncio.sleep(0.001)  # the others share this process
 
     async def someone_answers(self, name: str) -> None:
-        """That replica gets requests now."""
+        """Wait until the replica answers another request."""
         before = self.answered[name]
         async with asyncio.timeout(SOON_S):
             while self.answered[name] == before:
@@ -81,7 +81,7 @@ class Cloud:
 
 @asynccontextmanager
 async def cloud(*names: str, asking: bool = True, keys: Mapping[str, str] | None = None) -> AsyncIterator[Cloud]:
-    """With pods of these names, the first of which is ready."""
+    """A cloud with pods of these names, the first of which is ready."""
     async with AsyncExitStack() as stack:
         replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
         api = await stack.enter_async_context(KubernetesApi().running())
@@ -110,7 +110,7 @@ async def test_pods_come_become_ready_restart_and_go_and_every_request_is_answer
         await made.soon({"a": True, "b": True})
         await made.someone_answers("b")
         first = made.running.member("b")
-        made.put("b", restarts=1)  # in place: neither its name nor its readiness said so
+        made.put("b", restarts=1)  # replaced: neither its name nor its readiness showed it
         async with asyncio.timeout(SOON_S):
             while made.running.member("b") is first:
                 await asyncio.sleep(0.01)
@@ -165,7 +165,7 @@ async def test_an_api_server_that_was_gone_is_heard_within_a_second(forgotten: b
         if forgotten:
             made.api.forget()
         await until_tried(made, 5)
-        assert await made.members() == {"a": True, "b": True}  # what was known stays
+        assert await made.members() == {"a": True, "b": True}  # the known replicas stay
         assert set(await made.asked_a_while()) == {"a", "b"}
         await made.api.start()
         await made.soon({"a": True, "c": True})
@@ -210,7 +210,7 @@ def break_watch(api: KubernetesApi, trouble: str) -> None:
     elif trouble == "torn":
         api.torn = True
     elif trouble == "compacted":
-        api.bookmark("elsewhere")  # something else has happened that this watch was not told
+        api.bookmark("elsewhere")  # a change that this watch has not received
         api.forget()
         api.drop()
     else:

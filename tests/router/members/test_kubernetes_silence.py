@@ -58,7 +58,7 @@ async def follow(watch: KubernetesDiscovery, said: list[Desired]) -> None:
 
 
 async def until(condition: Callable[[], bool], limit_s: float) -> float:
-    """How long it took."""
+    """Wait for the condition; return the seconds it took."""
     since_s = time.monotonic()
     async with asyncio.timeout(limit_s):
         while not condition():

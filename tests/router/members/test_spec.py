@@ -1,4 +1,4 @@
-"""What may be said of a replica, and what comes of it."""
+"""Valid descriptions of a replica, and their effects."""
 
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def test_the_key_that_it_is_sent_comes_from_the_environment() -> None:
         spec.api_key({})
 
 
-# ---- what a native replica says
+# ---- answers of a native replica
 
 
 def test_a_native_replica_says_where_its_sockets_are() -> None:

@@ -1,4 +1,4 @@
-"""What is written of a spec is read back as it was, and whatever else is written is refused by name."""
+"""A written spec is read back unchanged; any text is a valid spec or raises BadSpec."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.members.spec import BadSpec, ReplicaSpec, parse_replica
 
 WORDS = st.text("abcXYZ019_.-", min_size=1, max_size=12)
-NAMES = WORDS.filter(lambda name: name not in (".", ".."))  # those mean something else in a path
+NAMES = WORDS.filter(lambda name: name not in (".", ".."))  # these have another meaning in a path
 PORTS = st.integers(1, 65535)
 ENDPOINTS = st.builds(lambda host, port: f"tcp://{host}:{port}", st.from_regex(r"[a-z]{1,8}", fullmatch=True), PORTS)
 

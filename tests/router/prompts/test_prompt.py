@@ -36,7 +36,7 @@ def made(of: Peek, **named: str | None) -> Prompt:
 
 
 def shared(one: Prompt, other: Prompt) -> int:
-    """How many leading blocks."""
+    """Number of equal leading blocks."""
     pairs = zip(one.keys(APPROXIMATE), other.keys(APPROXIMATE), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.keys(0)), len(other.keys(0))))
 

@@ -46,7 +46,7 @@ def prompt(tokens: Tokens, **fields: Any) -> Prompt:
 
 
 def of_replica(prompts: Prompts, **fields: Any) -> list[bytes] | str:
-    """What a replica makes of it: token ids, or the message of its refusal."""
+    """A replica's result for the request: token ids, or the message of its refusal."""
     try:
         if "messages" in fields:
             return [pack_tokens(prompts.chat(read(body(**fields), ChatRequest)))]
@@ -178,7 +178,7 @@ def test_a_foreign_engine_does_not_see_our_own_fields(qwen: Prompts) -> None:
     assert prompt(Tokens("m", qwen, strict=False), **fields).packed == of_replica(qwen, messages=TURNS)
 
 
-# ---- what is quick
+# ---- quick prompts
 
 
 def test_a_long_text_is_quick_only_when_it_is_known(qwen: Prompts) -> None:

@@ -1,4 +1,4 @@
-"""Who is let in: keys, limits, administration, sizes and names of requests."""
+"""Admission: keys, limits, administration, sizes and names of requests."""
 
 from pathlib import Path
 
@@ -195,7 +195,7 @@ def test_proxies_and_pages_of_others_are_not_this_machine(headers: Headers) -> N
 
 
 def test_a_proxy_that_speaks_http_1_0_administers_nothing() -> None:
-    """As nginx does to whom it passes requests on, with a Host of this machine and no header of its own."""
+    """nginx sends HTTP/1.0 upstream by default, with a Host of this machine and no header of its own."""
     assert is_local([HOST], "127.0.0.1", "1.1") and not is_local([HOST], "127.0.0.1", "1.0")
     admission = Admission()
     assert admission.admit([HOST], READER, LOCAL, 0.0, http_version="1.1").admin

@@ -1,4 +1,4 @@
-"""What one request and its answer go through between a client and a replica, byte for byte."""
+"""One request and its answer between a client and a replica, byte for byte."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""What is kept of a request that is over."""
+"""Summaries of finished requests."""
 
 import ast
 from pathlib import Path

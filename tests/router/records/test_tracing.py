@@ -1,4 +1,4 @@
-"""What a collector is told of requests, by real OTLP over HTTP, and what replicas are told of traces."""
+"""Traces at a collector, by real OTLP over HTTP, and trace headers at replicas."""
 
 import os
 import re
@@ -40,7 +40,7 @@ SECRET = "a word of the prompt"
 
 
 class Collector:
-    """Keeps what it is sent."""
+    """A collector that keeps all exported requests."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -48,7 +48,7 @@ class Collector:
 
     @property
     def spans(self) -> list[Span]:
-        """Those of the requests first."""
+        """Spans in order of time, server spans first."""
         found = [
             span
             for request in self.requests
@@ -210,7 +210,7 @@ def test_the_service_has_a_name(collector: Collector, monkeypatch: pytest.Monkey
         monkeypatch.setenv("OTEL_SERVICE_NAME", own)
     tracing = Tracing(collector.url + "/v1/traces")
     tracing.tell("one", SpanKind.SERVER, SpanContext(1, 2, False, TraceFlags(1)), None, (1, 2), {}, None)
-    tracing.close()  # sends what is left
+    tracing.close()  # exports the rest
     [resource] = collector.requests[0].resource_spans
     named = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert named["service.name"] == (own or "warmroute-router") and named["service.version"]

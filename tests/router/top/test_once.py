@@ -79,7 +79,7 @@ def test_arguments_that_cannot_be_used_are_named(arguments: list[str], said: str
 
 
 def loaded(*arguments: str) -> Any:
-    """Which of these are imported at the end of the command."""
+    """Which of four heavy packages are imported at the end of the command: "True" or "False" for each."""
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print(*(name in sys.modules for name in ('textual', 'rich', 'torch', 'ray'))))\n"

@@ -1,6 +1,6 @@
 """Imported by every Python process of a soak with --inside: writes at intervals what holds the process's memory.
 
-Nothing of it is in the product: a folder of PYTHONPATH and three variables of the environment are all there is.
+It is no part of the product: it needs only a folder in PYTHONPATH and three environment variables.
 """
 
 import atexit
@@ -21,7 +21,7 @@ MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks
 
 
 class Mallinfo(ctypes.Structure):
-    """What glibc's allocator says of its main arena and of mmap, in bytes."""
+    """glibc's statistics of its main arena and of mmap, in bytes."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in MALLINFO)
 
@@ -56,7 +56,7 @@ def traced() -> str:
 
 
 def arenas(file: Path) -> None:
-    """malloc_info says what every arena holds."""
+    """Write malloc_info's XML, with the totals of every arena, to a file."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype = ctypes.c_void_p
     opened = libc.fopen(str(file).encode(), b"w")

@@ -1,4 +1,4 @@
-"""Where texts part, and what they cost, against the same one letter at a time."""
+"""Where texts diverge, and the cost, compared with a model that works one letter at a time."""
 
 from itertools import takewhile
 

@@ -1,4 +1,4 @@
-"""What is taken for a time, an id or an address."""
+"""Detection of times, ids and addresses."""
 
 import time
 
