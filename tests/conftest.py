@@ -1,7 +1,7 @@
-"""How hard the property tests try, and a Ctrl-C that arrives.
+"""Set the effort of the property tests, and let Ctrl-C arrive.
 
 They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many among
-the slow ones. `make search` is for those nobody has tried.
+the slow ones. `make search` tries new ones.
 """
 
 import fcntl

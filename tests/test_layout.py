@@ -1,4 +1,4 @@
-"""Which package may import which; the table is the one in docs/architecture.md."""
+"""Allowed imports between packages; the table is the one in docs/architecture.md."""
 
 import ast
 from collections.abc import Iterator

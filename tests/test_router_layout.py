@@ -1,4 +1,4 @@
-"""How router/ is built: its files and folders are rooms, and imports between rooms lead one way."""
+"""Structure of router/: its files and folders are rooms, and imports between rooms lead one way."""
 
 import ast
 from collections.abc import Iterator

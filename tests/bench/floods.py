@@ -1,4 +1,4 @@
-"""How long the router's loop stands still while a replica floods it: the longest pause, in CPU time of its thread."""
+"""Measure the longest pause of the router's loop while a replica floods it, in CPU time of its thread."""
 
 import asyncio
 import json

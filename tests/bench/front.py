@@ -45,7 +45,7 @@ STREAM = [
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
+    """A transport that keeps all written bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """256 clients, half of them rude, on a cache that is too small for them: every answer is exact, and nothing leaks.
 
-WARMROUTE_LOAD_S says for how many seconds (8 by default).
+WARMROUTE_LOAD_S sets the seconds of load (8 by default).
 """
 
 import asyncio

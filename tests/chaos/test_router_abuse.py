@@ -1,6 +1,6 @@
 """Slow, huge and wrong clients: each gets an error, and their neighbours hardly notice.
 
-WARMROUTE_IDLE_CONNECTIONS says how many idle connections there are (2,000 by default; the promise is for 5,000).
+WARMROUTE_IDLE_CONNECTIONS sets the number of idle connections (2,000 by default; the promise is for 5,000).
 """
 
 import asyncio

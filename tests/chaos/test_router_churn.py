@@ -1,6 +1,6 @@
 """A thousand replicas come and go under new names: the router keeps nothing of those that left.
 
-WARMROUTE_CHURN_CYCLES says how many come and go (1,000 by default).
+WARMROUTE_CHURN_CYCLES sets the number of replicas (1,000 by default).
 """
 
 import asyncio

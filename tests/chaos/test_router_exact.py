@@ -1,7 +1,7 @@
 """The router's index under load, losses and a killed replica: at every quiet point it equals the replicas' caches.
 
-WARMROUTE_EXACT_S says for how many seconds there is load in all (6 by default), WARMROUTE_EXACT_REQUESTS how many
-requests are sent one at a time to see what was predicted of them (120 by default).
+WARMROUTE_EXACT_S sets the total seconds of load (6 by default), WARMROUTE_EXACT_REQUESTS the number of requests
+that are sent one at a time to check their predictions (120 by default).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How many replicas of what there are, who leaves first, and what routers hear of them."""
+"""Numbers of replicas, the order in which they leave, and the members reported to routers."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_a_name_is_free_again_only_when_its_replica_is_gone() -> None:
 
 
 class Counting(dict[str, Replica]):
-    """How often a name is looked for."""
+    """Replicas that count the look-ups of names."""
 
     looked = 0
 

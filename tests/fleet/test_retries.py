@@ -1,4 +1,4 @@
-"""How often a fleet that was lost is begun again, and with how many replicas."""
+"""Restarts of a lost fleet: their number and pauses, and the replicas of each."""
 
 import math
 

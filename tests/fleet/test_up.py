@@ -85,7 +85,7 @@ class Up:
     def ask(
         self, path: str = "/v1/chat/completions", *, within_s: float = DEADLINE_S, **fields: Any
     ) -> tuple[str, dict[str, Any]]:
-        """Which replica answered, and what."""
+        """Ask a question; return the name of the replica and its answer."""
         messages = [{"role": "user", "content": "Is it warm in here, and for how long will it be?"}]
         body = {"model": "demo", "messages": messages, "max_tokens": 4, **fields}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
@@ -93,7 +93,7 @@ class Up:
             return answer.headers["x-warmroute-replica"], json.load(answer)
 
     def state(self) -> dict[str, bool]:
-        """Which replicas take requests."""
+        """Availability of each replica."""
         with urllib.request.urlopen(self.url + "/replicas", timeout=DEADLINE_S) as answer:
             return {replica["name"]: replica["available"] for replica in json.load(answer)["replicas"]}
 

@@ -1,4 +1,4 @@
-"""How near attention and the steps around it come to what the device can do, at the shapes of an 8B model."""
+"""Compare attention and the steps around it with the device's peak, at the shapes of an 8B model."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

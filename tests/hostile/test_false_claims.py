@@ -116,7 +116,7 @@ class Scene:
         return float(self.running.member("one").trust)
 
     async def ask(self, times: int) -> int:
-        """How many of so many requests for one prompt the first replica got."""
+        """Send `times` equal prompts; return the number that the first replica got."""
         before = len(self.one.replica.calls)
         for _ in range(times):
             for claimant in (self.one, self.other):

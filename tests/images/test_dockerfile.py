@@ -149,7 +149,7 @@ def test_an_image_runs_as_an_ordinary_user(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_takes_its_packages_from_stages_that_it_does_not_keep(target: str) -> None:
-    """Else pip, its cache and what it builds with would be in the image."""
+    """Else pip, its cache and its build tools would be in the image."""
     names = [stage.name for stage in DOCKER.lineage(target)]
     for stage in DOCKER.lineage(target):
         assert not any(INSTALL.search(each.value) for each in stage.all("RUN"))

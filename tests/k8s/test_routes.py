@@ -1,4 +1,4 @@
-"""How clients get to routers: by any of them, and by proxies that cut no stream."""
+"""Clients' routes to routers: through any of them, and through proxies that cut no stream."""
 
 import pytest
 

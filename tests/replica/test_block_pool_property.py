@@ -179,7 +179,7 @@ class World(RuleBasedStateMachine):
 
     @rule(tokens=tokens, more=st.lists(st.integers(0, 1), max_size=4))
     def twins_compute_the_same_at_the_same_time(self, tokens: list[int], more: list[int]) -> None:
-        """Make copies in the usual way; one of the two says a little more than the other."""
+        """Make copies in the usual way; one of the two prompts is a little longer than the other."""
         before = len(self.requests)
         for text in (tokens, [*tokens, *more]):
             self.arrive(text)

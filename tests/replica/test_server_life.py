@@ -1,4 +1,4 @@
-"""How a replica starts and ends: drained, at once, with its engine, with its parent; and nothing is left behind."""
+"""Start and end of a replica: drained, at once, with its engine, with its parent; and nothing is left behind."""
 
 import os
 import signal

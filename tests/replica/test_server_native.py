@@ -96,7 +96,7 @@ async def told(client: AsyncOpenAI, prompt: list[int], *, stream: bool, logprobs
 
 
 def text(token: int) -> str:
-    """How a legacy answer names a token of one byte."""
+    """Name of a one-byte token in a legacy answer."""
     raw = BYTES.token_bytes(token)
     return raw.decode() if raw.isascii() else f"bytes:\\x{token:02x}"
 

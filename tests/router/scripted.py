@@ -161,7 +161,7 @@ class Scripted:
 
     @staticmethod
     async def _until_left(connection: ReplicaConnection) -> None:
-        # Looks without reading: the next request may follow on the same connection.
+        # Check without reading: the next request may follow on the same connection.
         while not connection.reader.at_eof() and not connection.writer.is_closing():
             if connection.reader.exception() is not None:
                 return

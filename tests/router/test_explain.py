@@ -1,4 +1,4 @@
-"""How a decision is drawn: what stands where, in 80 columns, with and without a terminal."""
+"""Drawing of a decision: its layout in 80 columns, with and without a terminal."""
 
 import io
 import json

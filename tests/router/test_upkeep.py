@@ -1,4 +1,4 @@
-"""How the router finds out what its replicas are and whether they are well."""
+"""The router's checks of its replicas: their kind, their models and their health."""
 
 import asyncio
 import json

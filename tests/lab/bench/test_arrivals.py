@@ -1,4 +1,4 @@
-"""When requests come, and what a trace's blocks become."""
+"""Arrival times of requests, and prompts from a trace's blocks."""
 
 import statistics
 from itertools import islice, pairwise

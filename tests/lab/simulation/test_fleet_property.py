@@ -40,7 +40,7 @@ class PlainReplica:
         self.ready_s = 0.0
 
     def serve(self, request: TraceRequest) -> tuple[float, int]:
-        """When its first token comes, and how many tokens were computed for it."""
+        """Serve a request; return the time of its first token and the number of computed tokens."""
         now_s = max(self.ready_s, request.at_s)
         self.end_until(now_s)
         *full, _ = request.blocks

@@ -1,4 +1,4 @@
-"""Which rows a page is shown, and in which order."""
+"""Rows of a page, and their order."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Which requests go straight to replicas, and what they need to be let in."""
+"""Requests that are forwarded directly to replicas, and the keys that they need."""
 
 import msgspec
 import pytest

@@ -98,7 +98,7 @@ def test_without_active_checks_the_next_request_decides() -> None:
 
 
 def waits(health: Health, times: int) -> list[float]:
-    """How long the breaker stays open, each time that the probe after it fails."""
+    """Seconds that the breaker stays open after each failed probe."""
     found, now_s = [], 1.0
     health.fault("connection refused", now_s, refused=True)
     for _ in range(times):

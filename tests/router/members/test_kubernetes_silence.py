@@ -30,7 +30,7 @@ def test_silence_is_noticed_and_its_end_too() -> None:
 
 
 async def cut_and_restored(server: Node) -> tuple[float, float]:
-    """How long it takes until the watch has a problem, and, after the server is back, until it tells again."""
+    """Seconds until the watch reports a problem, and, with the server back, until it reports again."""
     api = KubernetesApi(server.address)
     api.put(PODS, pod("a"))
     with server.inside():

@@ -1,4 +1,4 @@
-"""Which replicas can take a request, and who may decide that."""
+"""Eligibility of replicas for a request, and the one place that decides it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How many refusals may be answered by asking somebody else."""
+"""Budget of retries at other replicas after refusals."""
 
 from hypothesis import given
 from hypothesis import strategies as st

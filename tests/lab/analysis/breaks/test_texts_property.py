@@ -1,4 +1,4 @@
-"""Where texts diverge, and the cost, compared with a model that works one letter at a time."""
+"""Divergence of texts and its cost, compared with a model that works one letter at a time."""
 
 from itertools import takewhile
 
