@@ -1,4 +1,4 @@
-"""A decision as it was logged beside the same decision again, and what kind of difference there is."""
+"""A logged decision beside its replay, and the kind of difference between them."""
 
 from collections.abc import Sequence
 from math import isclose
@@ -10,7 +10,7 @@ from router.log_lines import Decided, Weighed
 from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
 
-# In the order in which one explains the next: what is known of caches decides about more than what is known of queues.
+# If several apply, the earlier one counts: the known caches influence more figures than the known queues do.
 Kind: TypeAlias = Literal["events", "expected", "load", "logic", "policy"]
 KINDS: dict[Kind, str] = {
     "events": "other events were known then than the recording has up to there",
@@ -19,12 +19,12 @@ KINDS: dict[Kind, str] = {
     "logic": "the figures are the same, and yet the choice is another one: the code has changed",
     "policy": "as the other policy wants it",
 }
-CLOSE = 1e-6  # relative; figures are computed in the same order, but for what a status's time decides
+CLOSE = 1e-6  # relative; both compute in the same order, except where a status's time decides
 SOME_TOKENS = 0.5
 
 
 class Figures(Struct, frozen=True):
-    """Of one replica in a decision."""
+    """One replica's figures in a decision."""
 
     matched_tokens: float
     queued_tokens: float
@@ -58,7 +58,7 @@ class Beside(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """Another replica would be chosen."""
+    """A decision with another outcome in the replay than in the log."""
 
     request_id: str
     ts: float
@@ -77,7 +77,7 @@ def beside(decided: Decided, decision: Decision, seqs: Sequence[int | None]) -> 
 
 
 def kind_of(sides: Sequence[Beside]) -> Kind:
-    """Of a difference: the first cause."""
+    """Return the first cause of a difference."""
     matched = [side for side in sides if side.has_other_matches]
     if any(side.logged.seq != side.replayed.seq for side in matched):
         return "events"

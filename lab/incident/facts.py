@@ -1,4 +1,4 @@
-"""A request log as what the router did, in the order in which it did it; pure."""
+"""The router's actions from a request log, in their original order; pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -7,7 +7,7 @@ from router.log_lines import Decided, LogLine, Sending, Weighed
 
 
 class Asked(NamedTuple):
-    """A replica was looked for."""
+    """The router looked for a replica."""
 
     order: int
     at_s: float
@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A good head came; of a streamed answer: its first token."""
+    """A good response head came, or the first token of a streamed answer."""
 
     order: int
     at_s: float
@@ -32,7 +32,7 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """However: it was complete, it failed, its client left."""
+    """The answer was complete, it failed, or its client left."""
 
     order: int
     at_s: float
@@ -44,7 +44,7 @@ Fact: TypeAlias = Asked | Sent | Begun | Ended
 
 
 class Run(NamedTuple):
-    """One router's process."""
+    """One run of a router process."""
 
     name: str
     lines: Sequence[LogLine]
@@ -56,13 +56,13 @@ class Run(NamedTuple):
 
     @property
     def zero_s(self) -> float:
-        """When the router's clock was 0, by the clock on the wall; its lines differ by what that was corrected by."""
+        """The wall-clock time at 0 of the router's clock: a median over its lines, as wall clocks are corrected."""
         zeros = sorted(line.ts - line.at_s for line in self.lines)
         return zeros[len(zeros) // 2]
 
 
 def runs_of(lines: Iterable[LogLine]) -> list[Run]:
-    """In the order in which they began; lines without decisions, of other writers, are left out."""
+    """Runs in the order of their start; lines without decisions come from other writers and are left out."""
     by_name: dict[str, list[LogLine]] = {}
     for line in lines:
         if line.decisions:

@@ -1,4 +1,4 @@
-"""An incident again: does the router's logic of today decide as it was logged, or as another policy would?"""
+"""Replay of an incident: the present code's decisions, or another policy's, beside the logged ones."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ FACTS_PER_TELLING = 64
 
 
 class Choices(Struct):
-    """What the chosen replicas of all compared decisions had, together."""
+    """Sums over the chosen replicas of all compared decisions."""
 
     cached_tokens: float = 0
     queued_tokens: float = 0
@@ -35,26 +35,26 @@ class Choices(Struct):
 class Replay(Struct, kw_only=True):
     recording: str
     log: str
-    policy: str | None  # that was asked for; None: that of the log
+    policy: str | None  # the requested one; None: the log's own
     requests: int = 0
     decisions: int = 0
     compared: int = 0
     same: int = 0
-    other_matches: int = 0  # the same choice, though other blocks of a candidate count as cached
-    other_load: int = 0  # the same choice, though the queue of a candidate is another one
+    other_matches: int = 0  # the same choice, but the cached blocks of a candidate differ
+    other_load: int = 0  # the same choice, but the load of a candidate differs
     differences: list[Difference] = []
-    uncovered: dict[str, int] = {}  # decisions that the recording says too little for, by the reason
+    uncovered: dict[str, int] = {}  # decisions that the recording does not cover, by reason
     sources: dict[str, str] = {}  # replica -> source of the recording
-    from_log: dict[str, int] = {}  # replica -> its matches that were taken from the log
-    missing: list[str] = []  # replicas that send events, of which the recording has none
-    offset_s: dict[str, float] = {}  # by the router's run: the recorder's clock less the router's on the wall
+    from_log: dict[str, int] = {}  # replica -> number of its matches taken from the log
+    missing: list[str] = []  # replicas with events that the recording lacks
+    offset_s: dict[str, float] = {}  # by run: the recorder's clock minus the router's wall clock
     damage: list[str] = []
     logged: Choices = field(default_factory=Choices)
     replayed: Choices = field(default_factory=Choices)
 
     @property
     def is_same(self) -> bool:
-        """Every decision that could be compared is the same, and there was one."""
+        """True if at least one decision was compared, and none differs."""
         return self.compared > 0 and not self.differences
 
     @property
@@ -70,9 +70,9 @@ def replay(
     sources: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Replay:
-    """`sources`: of replicas, where it cannot be found out. `on_progress` is told percents.
+    """Replay a log against a recording; raise `api.settings.Unusable` for unusable files.
 
-    api.settings.Unusable for files that cannot be used.
+    `sources`: by replica, the name or endpoint of its source, instead of the inferred one. `on_progress` takes percents.
     """
     tape, runs = _opened(recording, log)
     _check_policies(policy, log, runs)
@@ -118,7 +118,7 @@ def _opened(recording: Path, log: Path) -> tuple[Recording, list[Run]]:
 
 
 def _check_policies(policy: str | None, log: Path, runs: list[Run]) -> None:
-    """That of the log counts only where no other is asked for."""
+    """Raise Unusable for an unknown policy; the log's own are checked only if no other is requested."""
     logged = (fact for run in runs for fact in run.facts if isinstance(fact, Asked))
     named = [(policy, "")] if policy is not None else [(one.decided.policy, f"{log}: ") for one in logged]
     for name, where in named:
@@ -147,7 +147,7 @@ def _compare(told: Replay, world: World, known: Survey, fact: Asked) -> None:
 
 
 def _count(told: Replay, fact: Asked, sides: list[Beside], decision: Decision) -> None:
-    """What both choices had, as it is known again: only so they can be compared."""
+    """Add up the figures of both choices, both from the replay so that they are comparable."""
     chosen = None if decision.chosen is None else decision.chosen.name
     for side in sides:
         figures = side.replayed.matched_tokens, side.replayed.queued_tokens

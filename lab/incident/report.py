@@ -1,4 +1,4 @@
-"""A replay for people, and as JSON."""
+"""A replay as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

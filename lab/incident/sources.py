@@ -1,7 +1,7 @@
-"""Which source of a recording is which replica of a log, and how far the clocks of recorder and router are apart.
+"""The sources of a recording matched to the replicas of a log, and the clock offset of recorder and router.
 
-A status has a time of its own, that of its replica, to the microsecond: where the log and the recording have the same
-one, it is the same replica, whatever the two call it.
+Each status carries its replica's own time, to the microsecond. If the log and the recording have a status of the same
+time, they mean the same replica, even under different names.
 """
 
 from collections import Counter
@@ -18,18 +18,18 @@ from router.members.report import Report
 
 
 class Survey(NamedTuple):
-    """What is known of a recording after it was read once."""
+    """Results of one pass over a recording."""
 
     start_s: float
     end_s: float
     records: int
-    sources: dict[str, int]  # of replicas, by name
+    sources: dict[str, int]  # replica -> index of its source
     missing: tuple[str, ...]  # replicas of the log whose events are in no source
-    offset_s: dict[str, float]  # by run: the recorder's clock less the router's
+    offset_s: dict[str, float]  # by run: the recorder's clock minus the router's
 
 
 def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) -> Survey:
-    """`named`: sources by the replica's name, as they are called in the recording, or by their endpoint."""
+    """Read the recording once. `named`: by replica, the name or endpoint of its source."""
     reports = _reports(runs)
     votes: dict[str, Counter[int]] = {}
     apart_s: dict[str, list[float]] = {run.name: [] for run in runs}
@@ -47,7 +47,7 @@ def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) 
 
 
 def status_ts(record: Record) -> float | None:
-    """The replica's own time, of a status."""
+    """The replica's own time in a status; None for any other record."""
     if record.kind != "status":
         return None
     try:
@@ -57,7 +57,7 @@ def status_ts(record: Record) -> float | None:
 
 
 def _reports(runs: Sequence[Run]) -> dict[float | None, list[tuple[str, str, Report]]]:
-    """By the status's time: run, replica and report."""
+    """Runs, replicas and reports by the time of the status."""
     known = {(run.name, one.name, one.report) for run in runs for one in run.weighed if one.report is not None}
     found: dict[float | None, list[tuple[str, str, Report]]] = {}
     for run, replica, report in known:
@@ -69,7 +69,7 @@ def _reports(runs: Sequence[Run]) -> dict[float | None, list[tuple[str, str, Rep
 def _matched(
     recording: Recording, runs: Sequence[Run], named: Mapping[str, str], votes: Mapping[str, Counter[int]]
 ) -> dict[str, int]:
-    """As it was said; by their statuses; by name; and if then one is left of each, they are the same."""
+    """Match replicas to sources: as `named`, by statuses, by name, and at last the only two left to each other."""
     followed = {one.name for run in runs for one in run.weighed if one.seq is not None}
     found = {replica: _named(recording, replica, text) for replica, text in named.items()}
     for replica, counted in votes.items():

@@ -1,7 +1,7 @@
-"""One replica as the router knew it, known again: its events into the index, its statuses into its load.
+"""One replica's state in a replay: recorded events update the index, recorded statuses the load.
 
-The log says which batch and which status the router knew when it decided. The recorder had them some milliseconds
-earlier or later; so their order is the log's, and only far from any decision that of the recorder's clock.
+The log says which batch and which status the router knew at each decision. The recorder received them some milliseconds
+earlier or later, so the log decides their order, and the recorder's clock only far from any decision.
 """
 
 from collections import deque
@@ -22,17 +22,17 @@ from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse
 
-AHEAD_S = 2.0  # by so much recorder and router may have been apart
+AHEAD_S = 2.0  # most by which recorder and router may have received something at different times
 
 
 class Heard(NamedTuple):
     status: Status
-    at_s: float  # by the router's clock; as it was, where the log says it
-    order: int | None  # where the log says it
+    at_s: float  # by the router's clock; exact if it is logged
+    order: int | None  # None: not logged
 
 
 class LoggedAges(CacheAges):
-    """What would be driven out of the cache follows from all that was ever sent there; so it is taken from the log."""
+    """Cache ages that return the logged loss: computing it would take all prompts ever sent to the replica."""
 
     def __init__(self) -> None:
         super().__init__(Reuse())
@@ -48,7 +48,7 @@ class LoggedAges(CacheAges):
 
 
 class Twin:
-    """`take` what was recorded; `hear` and `know` as far as the router did."""
+    """A replica in a replay: `take` its records, then apply those that the router knew with `hear` and `know`."""
 
     def __init__(
         self, name: str, placement: Placement, source: Source | None, *, hashes_are_keys: bool = False
@@ -56,7 +56,7 @@ class Twin:
         self.load = placement.add(name)
         self.candidate = self.load.candidate
         self.candidate.ages = self.ages = LoggedAges()
-        self.in_step_s: float | None = None  # since when its events are known, by the recorder's clock
+        self.in_step_s: float | None = None  # time from which its events are complete, by the recorder's clock
         self.last_report_ts: float | None = None
         self._placement = placement
         self._feed: Feed | None = None
@@ -67,7 +67,7 @@ class Twin:
         self._records: deque[Record] = deque()
         self._heard: deque[Heard] = deque()
         self._is_new = True
-        self._told = (0, 0)  # how busy it is, of one that is scraped
+        self._told = (0, 0)  # running and waiting requests, if it is scraped
 
     @property
     def is_recorded(self) -> bool:
@@ -84,7 +84,7 @@ class Twin:
     # ---- what was recorded
 
     def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
-        """One of its records, or one of the recorder's own. `offset_s`: the recorder's clock less the router's."""
+        """Queue a record of its own or of the recorder. `offset_s`: the recorder's clock minus the router's."""
         self._records.append(record)
         if record.kind != "status":
             return
@@ -99,7 +99,7 @@ class Twin:
             self._heard.append(Heard(status, report.at_s, report.order))
 
     def know(self, seq: int, now_s: float, *, alone: bool) -> None:
-        """Its events up to this batch; `now_s` by the recorder's clock. `alone`: nobody repairs what is missing."""
+        """Apply its events up to this batch; `now_s` by the recorder's clock. `alone`: nobody repairs gaps."""
         feed = self._feed
         if feed is None:
             return
@@ -120,7 +120,7 @@ class Twin:
         return record.time <= now_s or self.last_seq < seq
 
     def hear(self, order: int, now_s: float, last_ts: float | None = None) -> None:
-        """Its statuses before this moment of the router; none after that of `last_ts`."""
+        """Apply its statuses up to this moment of the router, but none later than `last_ts`."""
         due = 0
         for number, heard in enumerate(self._heard, start=1):
             if last_ts is not None and heard.status.ts > last_ts:
@@ -133,7 +133,7 @@ class Twin:
             self._hear(self._heard.popleft())
 
     def _hear(self, heard: Heard) -> None:
-        """As `router.upkeep` does."""
+        """Apply a status as `router.upkeep` does."""
         status = heard.status
         if self._incarnation not in (None, status.incarnation):
             self._placement.restarted(self.load)
@@ -144,7 +144,7 @@ class Twin:
     # ---- what only the log says
 
     def see(self, weighed: Weighed, now_s: float) -> None:
-        """Whether it may be asked, how large it is, and of one that sends no status how busy it said it was."""
+        """Take from the log its availability, its size and, without recorded statuses, its load."""
         candidate, load = self.candidate, self.load
         candidate.unavailable, candidate.may_try_anyway = weighed.unavailable, weighed.may_try_anyway
         candidate.slowness, candidate.limit = weighed.slowness, weighed.limit
@@ -164,7 +164,7 @@ class Twin:
             self._told = told
 
     def _believe(self, weighed: Weighed) -> None:
-        """Its statuses are not there: its figures are those of the log until something changes them."""
+        """Use the logged figures until something changes them, as its statuses were not recorded."""
         candidate = self.candidate
         candidate.queued_tokens, candidate.running = weighed.queued_tokens, weighed.running
         candidate.waiting, candidate.in_flight = weighed.waiting, weighed.in_flight
@@ -173,7 +173,7 @@ class Twin:
 
 
 class Tape:
-    """A recording that is read once, some seconds ahead of what is asked for."""
+    """A recording, read once and AHEAD_S seconds ahead of the replay."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Tape:
         offset_s: float,
         reports: Mapping[int, Mapping[float, Report]],
     ) -> None:
-        """Twins and reports by source."""
+        """Take twins and reports by source."""
         self._records: Iterator[Record] = recording.records()
         self._next: Record | None = next(self._records, None)
         self._twins = twins
@@ -190,7 +190,7 @@ class Tape:
         self._reports = reports
 
     def read_to(self, now_s: float) -> None:
-        """By the recorder's clock."""
+        """Give the twins all records up to AHEAD_S after this time of the recorder's clock."""
         while self._next is not None and self._next.time <= now_s + AHEAD_S:
             record = self._next
             for source, twin in self._twins.items():

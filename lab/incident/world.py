@@ -1,4 +1,4 @@
-"""What one router knew, known again fact by fact: its replicas, its index, what it took for granted."""
+"""One router's state, rebuilt fact by fact: its replicas, its index, its optimistic entries."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,12 +28,12 @@ class LoggedPrompt(NamedTuple):
     approximate_block_tokens: float = 0.0  # guesses are taken from the log
 
     def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
-        """Those that were logged, of the one size that they were logged in."""
+        """The logged keys, which have one block size only."""
         return self.blocks
 
 
 class World:
-    """Give it the facts of its run in their order; for one that is `Asked` it says what would be decided."""
+    """The replay of one run: `goes_on` applies its facts in order, `decide` repeats the decision of an `Asked` fact."""
 
     def __init__(self, recording: Recording, run: Run, survey: Survey) -> None:
         self.placement = Placement(
@@ -43,7 +43,7 @@ class World:
         )
         self.twins: dict[str, Twin] = {}
         self.offset_s = survey.offset_s[run.name]
-        self.guessed: dict[str, int] = {}  # by replica: matches that are taken from the log
+        self.guessed: dict[str, int] = {}  # by replica: number of matches taken from the log
         self._is_damaged = bool(recording.damage)
         self._rings: dict[tuple[str, ...], Ring] = {}
         self._placed: dict[int, Placed] = {}  # by the sending's order
@@ -63,7 +63,7 @@ class World:
     # ---- facts
 
     def goes_on(self, fact: Fact) -> None:
-        """What has happened before it; and it, but for a decision, which is to be asked for."""
+        """Apply everything before this fact, and the fact itself; decisions are left to `decide`."""
         self._tape.read_to(fact.at_s + self.offset_s)
         known = {one.name: one for one in fact.decided.candidates} if isinstance(fact, Asked) else {}
         for name, twin in self.twins.items():
@@ -105,7 +105,7 @@ class World:
     # ---- decisions
 
     def decide(self, fact: Asked, policy: str) -> Decision:
-        """As it would be decided now, with the lot that was drawn then."""
+        """Decide again with the present code and the logged tie-break seed."""
         decided = fact.decided
         candidates = [self.twins[one.name].candidate for one in decided.candidates]
         names = tuple(one.name for one in candidates)
@@ -137,7 +137,7 @@ class World:
         return question
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:
-        """Whether what it holds of the prompt is looked up, and not taken from the log."""
+        """True if its matches are looked up in the index, false if they are taken from the log."""
         has_blocks = line.exact and one.block_tokens != APPROXIMATE and one.block_tokens == line.block_tokens
         return has_blocks and one.seq is not None and self.twins[one.name].is_recorded
 
@@ -152,7 +152,7 @@ class World:
         return beside(fact.decided, decision, seqs)
 
     def uncovered(self, fact: Asked, survey: Survey) -> str | None:
-        """Why the recording says too little for this decision."""
+        """The reason why the recording does not cover this decision; None if it does."""
         now_s = fact.at_s + self.offset_s
         for one in fact.decided.candidates:
             twin = self.twins[one.name]

@@ -1,4 +1,4 @@
-"""What happens when: virtual time goes from one event to the next."""
+"""Events in virtual time, which goes from one event to the next."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -6,7 +6,7 @@ from itertools import count
 
 
 class Agenda:
-    """Events of the same time happen in the order in which they were entered."""
+    """A queue of events by time; those of the same time happen in order of entry."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,7 +20,7 @@ class Agenda:
         self.at(self.now_s + delay_s, happens)
 
     def step(self) -> bool:
-        """Let the next event happen; false when there is none."""
+        """Let the next event happen; return False if there is none."""
         if not self._events:
             return False
         self.now_s, _, happens = heappop(self._events)

@@ -1,4 +1,4 @@
-"""What no router can beat by choosing well: the whole fleet's cache in one place, or a cache without an end."""
+"""Bounds that no routing can beat: the whole fleet's cache in one place, and an infinite cache."""
 
 from collections.abc import Callable
 from heapq import heapreplace
@@ -13,7 +13,7 @@ from lab.trace.requests import Trace
 
 
 def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = lambda: None) -> list[Job]:
-    """One cache as large as all together, one queue, and as many prefills at once as there are replicas."""
+    """Simulate one cache as large as all together, one queue, and one parallel prefill per replica."""
     one = replace(
         settings,
         replicas=1,
@@ -27,7 +27,7 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
 
 
 def ideal(trace: Trace, settings: Settings, on_request: Callable[[], None] = lambda: None) -> list[Job]:
-    """Whatever was asked for once is cached for ever, from that moment on; the queue is that of `pooled`."""
+    """Simulate a cache that keeps every block for ever from its first request on, with the queue of `pooled`."""
     size, rate = trace.block_tokens, settings.prefill_tokens_per_s
     seen: set[int] = set()
     ready_s = [0.0] * settings.replicas

@@ -1,4 +1,4 @@
-"""Several policies on the same traffic, each as often as there are seeds, beside the bounds."""
+"""Several policies and the bounds on the same traffic, once per seed."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ BOUNDS = {"pooled": pooled, "ideal": ideal}
 
 
 class Row(Struct, frozen=True):
-    """`ttft_s` has the times of every run together, in order."""
+    """Results of one policy or bound; `ttft_s` has the sorted times of all runs together."""
 
     name: str
     is_bound: bool
@@ -35,7 +35,7 @@ def compared(
     bounds: bool = True,
     on_request: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """All of them see the same arrivals."""
+    """Simulate each policy, and each bound, on the same arrivals."""
     paced = [jittered(trace, jitter_s, seed) for seed in range(seeds)]
     rows = []
     for policy in policies:

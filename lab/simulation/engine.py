@@ -1,6 +1,6 @@
-"""A replica that is the shipped engine, scheduler and all, with a runner that only takes time.
+"""A replica on the shipped engine and scheduler, with a runner that only takes time.
 
-A step is computed at once when it begins; what it brought is seen when it ends.
+A step is computed when it begins, and its results are seen when it ends.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Routers, replicas and what goes between them, in virtual time."""
+"""Routers, replicas and the messages between them, in virtual time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,8 +17,8 @@ from lab.simulation.router import Router
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
-REPORT_INTERVAL_S = 0.25  # as replica.process has it
-ROUNDING = 1e-3  # of an interval: what is so near to a moment has reached it
+REPORT_INTERVAL_S = 0.25  # as in replica.process
+ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
 class Fleet:
@@ -35,7 +35,7 @@ class Fleet:
             for number in range(settings.routers)
         ]
         self._reports = [False for _ in names]  # whether a report is due
-        self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost, until the next batch tells of it
+        self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost batches, delivered with the next one
         self._tells = [settings.prefill_tokens_per_s * self._error(number) for number in range(len(names))]
 
     def _replica(self, number: int, blocks: int, block_tokens: int) -> Replica:
@@ -57,7 +57,7 @@ class Fleet:
         self.finish()
 
     def finish(self) -> None:
-        """Until every job has ended."""
+        """Run events until every job has ended."""
         while self.left and self.agenda.step():
             pass
         assert not self.left, f"{self.left} requests wait for ever"
@@ -71,7 +71,7 @@ class Fleet:
         on_request()
 
     def _place(self, job: Job) -> bool:
-        """False: no replica has room for it."""
+        """Send the job to a replica; return False if none has room."""
         if not self.routers[job.router].place(job, self.agenda.now_s):
             return False
         self.replicas[job.replica].submit(job)
@@ -87,7 +87,7 @@ class Fleet:
             self.left -= 1
 
     def _report_soon(self, number: int) -> None:
-        """At its own moments; one that computes no prompt has nothing new to say until something comes or ends."""
+        """Schedule the replica's next report; without queued prefill, only a request's progress calls for another."""
         if self._settings.events and not self._reports[number]:
             self._reports[number] = True
             offset_s = REPORT_INTERVAL_S * number / len(self.replicas)
@@ -141,7 +141,7 @@ class Fleet:
 def simulated(
     trace: Trace, settings: Settings, policy: str, seed: int, on_request: Callable[[], None] = lambda: None
 ) -> list[Job]:
-    """Every request as it went, in order of arrival; ValueError if one of them can never run."""
+    """Run the trace; return its jobs in order of arrival. Raise ValueError if a request can never run."""
     settings.check(trace)
     settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
     jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))

@@ -1,4 +1,4 @@
-"""A request on its way through the simulated fleet, and how it went."""
+"""A request on its way through the simulated fleet, and its results."""
 
 from array import array
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ MODEL = "simulated"
 
 
 class Prompt(Struct, frozen=True, eq=False):
-    """What stands for the prompt: in each block of it one number, as often as the pool's blocks have tokens.
+    """A stand-in for the prompt: one number per block of the trace, repeated for each token of a block of the pool.
 
-    A pool whose blocks have one token finds, stores and evicts the same as one with the trace's own block size, at a
-    fraction of the time; only a scheduler that counts tokens needs them all.
+    A pool with blocks of one token finds, stores and evicts the same blocks as one with the trace's block size, in a
+    fraction of the time. Only a scheduler that counts tokens needs all of them.
     """
 
-    ids: "array[int]"  # one for each block that is begun
-    full: int  # of those, full ones
+    ids: "array[int]"  # one for each block, full or not
+    full: int  # number of full blocks
     block_tokens: int  # of the trace
     tokens_per_block: int
     tokens: int
@@ -39,11 +39,11 @@ class Prompt(Struct, frozen=True, eq=False):
 
     @property
     def approximate_block_tokens(self) -> float:
-        """Of a router that hears no events: it guesses in blocks of the trace."""
+        """Tokens per block for a router without events: it guesses in blocks of the trace."""
         return self.block_tokens
 
     def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
-        """Of the full blocks, as the router and the replica name them; there is one size."""
+        """Keys of the full blocks, as the router and the replica compute them; there is one block size."""
         root = root_key(MODEL, block_size=self.tokens_per_block)
         return extend_keys(
             root, memoryview(self.packed())[: 4 * self.tokens_per_block * self.full], self.tokens_per_block
@@ -57,7 +57,7 @@ class Job(Struct, eq=False):
     router: int = 0
     replica: int = 0
     rank: float = 0.0  # the waiting queue's order; lower goes first
-    uncached_tokens: int = 0  # as the replica found it
+    uncached_tokens: int = 0  # as found by the replica
     first_s: float = 0.0
     is_refused: bool = False  # it waited for room in vain
     generated: list[int] = []  # by the engine itself
@@ -68,7 +68,7 @@ class Job(Struct, eq=False):
 
 
 def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
-    """In order of arrival."""
+    """Jobs for the requests of a trace, in order of arrival."""
     numbers: dict[int, int] = {}
     for number, request in enumerate(trace.requests):
         ids = array("I", map(numbers.setdefault, request.blocks, _next(numbers)))

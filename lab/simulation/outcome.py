@@ -1,4 +1,4 @@
-"""What a run comes to: hit rate, times to first token, balance."""
+"""Results of a run: hit rate, times to first token, balance."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -14,14 +14,14 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
-    token_imbalance: float  # what the busiest replica computed, as a multiple of the mean
+    token_imbalance: float  # tokens computed by the busiest replica, as a multiple of the mean
     request_imbalance: float
     refused: float = 0  # requests that waited for room in vain
-    utilization: float  # of the time until the last first token, the share that prefill takes
+    utilization: float  # share of prefill in the time until the last first token
 
 
 def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) -> Outcome:
-    """Refused requests are counted, and in no other figure. ValueError if there are no others."""
+    """Summarize a run. Refused requests are counted, and in no other figure; raise ValueError if all are refused."""
     everybody, jobs = len(jobs), [job for job in jobs if not job.is_refused]
     if not jobs:
         raise ValueError(f"all {everybody:,} requests waited for room in vain")
@@ -50,7 +50,7 @@ def mean_of(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest."""
+    """Interpolate between the two nearest values."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""The engine's block pool, and what it would be with other rules of eviction."""
+"""The engine's block pool, and a variant with another eviction rule."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from replica.block_pool import BlockPool
 
 
 class HeadFirst(BlockPool):
-    """The least recently used request goes first, and of its blocks the first: what hurts most when it is missing."""
+    """Evict the first blocks of the least recently used request first: their loss hurts most."""
 
     def release(self, blocks: Sequence[int]) -> None:
         super().release(blocks[::-1])

@@ -19,7 +19,7 @@ from replica.chain import Chain
 
 
 class Observer(Protocol):
-    """Who hears of what a replica does."""
+    """Receiver of a replica's events."""
 
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None: ...
     def begun(self, job: Job) -> None: ...
@@ -45,8 +45,8 @@ class FifoReplica:
         self._observer = observer
         self._waiting: list[tuple[float, int, Job, Chain]] = []  # a heap
         self._running = 0
-        self._queued_tokens = 0  # of those that wait
-        self._ready_s = 0.0  # when the prefill that is under way will be done
+        self._queued_tokens = 0  # of waiting requests
+        self._ready_s = 0.0  # end of the newest prefill
         self._prefilling = 0
 
     def submit(self, job: Job) -> None:

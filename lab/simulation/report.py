@@ -1,4 +1,4 @@
-"""A comparison in words, as JSON, and as a plot."""
+"""A comparison as text, as JSON, and as a plot."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
 HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "tokens", "requests", "busy")
-SHARES = [place / 400 for place in range(401)]  # that are drawn
+SHARES = [place / 400 for place in range(401)]  # plotted
 WIDTHS = (15, 8, 11, 9, 9, 9, 9, 10, 7)
 
 
@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
 
 
 def _spread(rows: Sequence[Row]) -> str:
-    """How far the runs of one policy lie apart."""
+    """A sentence on the row with the largest spread between runs; empty if there is none."""
     widest = max(
         (
             (max(means) / min(means) - 1, row.name)
@@ -88,7 +88,7 @@ def _of_row(row: Row) -> dict[str, Any]:
 
 
 def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> None:
-    """The share of requests whose first token has come after so long."""
+    """Plot the share of requests with a first token over time."""
     title = f"{trace.name}, {settings.replicas} replicas of {settings.capacity_tokens:,} tokens"
     with drawing(path, title=title, x="time to first token, s", y="share of requests") as axes:
         for row in rows:

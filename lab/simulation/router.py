@@ -43,7 +43,7 @@ class Router:
         self._placed: dict[int, Placed] = {}  # by the job's number
 
     def place(self, job: Job, now_s: float) -> bool:
-        """Choose the job's replica, and its rank there; False: none has room."""
+        """Choose the job's replica, and its rank there; return False if none has room."""
         self._placement.expire(now_s)
         session, came_s = job.request.session, job.request.at_s
         question, _ = self._placement.question(job.prompt, self._slots, now_s, session=session, came_s=came_s)
@@ -58,12 +58,12 @@ class Router:
         return True
 
     def wait(self, job: Job, now_s: float) -> Job | None:
-        """Let it wait for room; returns a job that has to go without an answer, as the queue is full."""
+        """Queue the job until there is room; return the job refused because the queue is full, if any."""
         since_s = job.request.at_s
         return self.waiting.offer(job, 0.0, now_s, since_s + self._queue_timeout_s, since_s=since_s)
 
     def with_room(self, now_s: float) -> Iterator[Job]:
-        """Those that need not wait any longer; place each before the next."""
+        """Take out the waiting jobs that have room now; place each before the next."""
         return self.waiting.with_room(now_s, lambda _: self._candidates)
 
     def begun(self, job: Job, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What is simulated: the fleet, the traffic's pace, and what the router gets to know."""
+"""Settings of a simulation: the fleet, its speed, and the router's information about it."""
 
 from typing import Literal
 
@@ -22,18 +22,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = DEFAULT_DECODE_TOKENS_PER_S
     model: Literal["fifo", "engine"] = "fifo"
     eviction: str = "lru"
-    events: bool = True  # False: replicas say nothing, and the router knows only what it did itself
-    optimistic: bool = True  # False: what is on its way to a replica counts for nothing until its events tell of it
+    events: bool = True  # False: replicas send nothing, and the router knows only its own requests
+    optimistic: bool = True  # False: blocks of routed prompts count as cached only when events confirm them
     event_delay_s: float = 0.0
-    event_loss: float = 0.0  # share of batches that come only with the next one
-    rate_error: float = 0.0  # half of the replicas say so much more than their prefill rate, the others so much less
+    event_loss: float = 0.0  # share of batches that arrive only with the next one
+    rate_error: float = 0.0  # half of the replicas report a prefill rate higher by this share, the others lower
     routers: int = 1
     replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
     queue_size: int = CONFIG.queue_size  # of one router
     queue_timeout_s: float = CONFIG.queue_timeout_s
 
     def check(self, trace: Trace) -> None:
-        """ValueError, if a request of the trace can never run."""
+        """Raise ValueError if a request of the trace can never run."""
         size, blocks = trace.block_tokens, self.capacity_blocks(trace.block_tokens)
         longest = max((self._longest(request) for request in trace.requests), default=0)
         if longest > blocks * size:
@@ -43,7 +43,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             )
 
     def most_tokens(self, trace: Trace) -> int:
-        """What all requests together could fill: a larger cache would not be another one."""
+        """Tokens that all requests together could fill; a larger cache makes no difference."""
         return sum(-(-self._longest(one) // trace.block_tokens) for one in trace.requests) * trace.block_tokens
 
     def _longest(self, request: TraceRequest) -> int:

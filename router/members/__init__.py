@@ -1,1 +1,1 @@
-"""The replicas: what each is told, says of itself, and how healthy it is."""
+"""The replicas: their specs, their descriptions of themselves, their connections, events and health."""

@@ -1,4 +1,4 @@
-"""Whether a replica's cache is what the index says: predicted against reported blocks, request by request."""
+"""Accuracy of the index for one replica: predicted against reported blocks, request by request."""
 
 from collections import deque
 
@@ -10,7 +10,7 @@ DISBELIEVED = 0.1  # below it they do not count at all
 
 
 class Accuracy:
-    """Of one replica. `differs_too_often` asks for its whole cache to be read again."""
+    """The accuracy of one replica's predictions. If it `differs_too_often`, read its whole cache again."""
 
     def __init__(self, objective: float = 0.999) -> None:
         self.objective = objective
@@ -19,11 +19,11 @@ class Accuracy:
         self.error_blocks = 0  # sum of the absolute differences
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._recent_different = 0
-        self._found = 1.0  # share of the blocks that its events claimed, by its newest answers
+        self._found = 1.0  # share of claimed blocks that its newest answers found
 
     @property
     def trust(self) -> float:
-        """What its claims are multiplied by in a choice; 1 while they are mostly true."""
+        """Factor on its claims in a choice; 1 while they are mostly true."""
         if self._found >= TRUSTED:
             return 1.0
         return self._found if self._found >= DISBELIEVED else 0.0
@@ -38,7 +38,7 @@ class Accuracy:
         return self._recent_different >= FEWEST and self.recent < self.objective
 
     def compare(self, predicted_blocks: int, reported_blocks: int) -> bool:
-        """True if they are the same."""
+        """Compare the blocks of one request; return True if they are the same."""
         same = predicted_blocks == reported_blocks
         self.compared += 1
         self.different += not same
@@ -50,12 +50,12 @@ class Accuracy:
         return same
 
     def claimed(self, claimed_blocks: int, reported_blocks: int) -> None:
-        """What its events alone let expect of an answer, and what it found; without a claim nothing is learned."""
+        """Learn from the blocks claimed by events alone and the blocks found; without a claim, learn nothing."""
         if claimed_blocks > 0:
             found = min(1.0, reported_blocks / claimed_blocks)
             self._found += NEWEST * (found - self._found)
 
     def forget(self) -> None:
-        """The cache was read anew: what was wrong before says nothing about it."""
+        """Forget earlier differences, as the cache was read again."""
         self._recent.clear()
         self._recent_different = 0

@@ -7,7 +7,7 @@ class Budget:
         self.held_bytes = 0
 
     def take(self, more_bytes: int) -> bool:
-        """Reserve so many more; False, and nothing is reserved, where that is over the limit."""
+        """Reserve more bytes; return False and reserve nothing if that exceeds the limit."""
         if self.held_bytes + more_bytes > self.limit_bytes:
             return False
         self.held_bytes += more_bytes

@@ -1,4 +1,4 @@
-"""What a replica says of itself, read out of its answers. Pure."""
+"""A replica's description of itself, parsed from its answers. Pure."""
 
 import re
 from typing import Annotated
@@ -26,12 +26,12 @@ class Facts(Struct, frozen=True):
 
     spec: ReplicaSpec  # completed
     native: bool
-    models: tuple[str, ...]  # what clients may ask for, its base model first
+    models: tuple[str, ...]  # names that clients may ask for, its base model first
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
     tokenizer: str | None = None  # "bytes": a token is a byte
     total_blocks: int | None = None
     draining: bool = False
-    loading: bool = False  # it does not know its sockets yet, and is not to be taken for one without events
+    loading: bool = False  # its sockets are not known yet, so do not take it for a replica without events
 
 
 class Pool(Struct, frozen=True):
@@ -67,7 +67,7 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
-    """Of the answer to GET /load; None: that is not one of ours."""
+    """Parse the answer to GET /load; None if it is not a native replica's."""
     try:
         answer = _decode_native(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -85,7 +85,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
 
 
 def foreign_facts(spec: ReplicaSpec, body: bytes) -> Facts:
-    """Of the answer to GET /v1/models. BadSpec where that names no model, or another one than the spec does."""
+    """Parse the answer to GET /v1/models; raise BadSpec if it names no model, or not that of the spec."""
     try:
         models = _decode_models(body).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _engine(named: Engine, owner: str | None) -> Engine:
 
 
 def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
-    """Running and waiting requests, out of the /metrics of vLLM or SGLang; None: they are not there."""
+    """Running and waiting requests from the /metrics of vLLM or SGLang; None if they are missing."""
     counts = {"running": 0.0, "waiting": 0.0}
     found = False
     try:
@@ -133,7 +133,7 @@ def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
 
 
 def scraped_pool(metrics: bytes) -> Pool | None:
-    """The cache that the /metrics of vLLM or SGLang describe, of all ranks together; None: they do not say."""
+    """The cache of all ranks together from the /metrics of vLLM or SGLang; None if they do not describe it."""
     blocks = block_tokens = 0
     for labels in _CACHE_CONFIG.findall(metrics):
         figures = {name: int(value) for name, value in _CACHE_FIGURE.findall(labels)}

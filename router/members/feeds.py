@@ -1,4 +1,4 @@
-"""The replicas' event streams, carried into the index; what is known of each stream is said by its FeedState."""
+"""The replicas' event streams, applied to the index; a FeedState describes each stream."""
 
 import math
 import time
@@ -16,8 +16,8 @@ from events.view import CacheView
 from router.members.spec import MOST_BLOCK_TOKENS
 from router.placement.index import PrefixIndex
 
-MOST_SIZES = 16  # of blocks, of one replica
-READ_ANEW_PAUSE_S = 30.0  # between two times that a replica is forgotten for what was lost of its stream
+MOST_SIZES = 16  # block sizes of one replica
+READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 RESYNC = "what the replica reported as cached differs from what its events say"
 
 
@@ -26,7 +26,7 @@ class FeedState(Struct, frozen=True):
 
     exact: bool
     reason: str | None  # why not exact
-    partial: bool  # not exact, and nothing is under way that would change it: used as it is
+    partial: bool  # not exact, and no repair is under way: used as it is
     connected: bool
     block_sizes: frozenset[int]
     last_event_age_s: float | None
@@ -44,12 +44,12 @@ class FeedState(Struct, frozen=True):
 
     @property
     def repairs(self) -> int:
-        """Requests for what was missing or doubted, the one at the start included."""
+        """Requests for missing or doubted state, including the one at the start."""
         return self.replays + self.snapshots
 
 
 class Traffic(Struct, frozen=True):
-    """What has come of one replica's stream so far."""
+    """Counts of one replica's stream so far."""
 
     batches: int
     stored: int  # blocks that got a key, as often as they came
@@ -58,7 +58,7 @@ class Traffic(Struct, frozen=True):
 
 
 class Feeds:
-    """Owns the subscriber; to be made and used on the thread of the event loop.
+    """All feeds and their subscriber; create and use it on the thread of the event loop.
 
     `on_status` may add and remove replicas, the one it was called for included.
     """
@@ -70,7 +70,7 @@ class Feeds:
         self._feeds: dict[str, ReplicaFeed] = {}
 
     def follow(self, name: str, slot: int, source: Source) -> None:
-        """ValueError if the name is taken or an address cannot be followed."""
+        """Follow a replica's events; raise ValueError if the name is taken or an address cannot be followed."""
         feed = ReplicaFeed(self._index, slot, msgspec.structs.replace(source, name=name))
 
         def heard(status: Status) -> None:
@@ -81,14 +81,14 @@ class Feeds:
         self._feeds[name] = feed
 
     def leave(self, name: str) -> None:
-        """The index forgets what the replica held; its slot may be dropped now. Without such a feed nothing happens."""
+        """Remove a feed and its keys from the index, so that its slot may be dropped; without a feed, do nothing."""
         feed = self._feeds.pop(name, None)
         if feed is not None:
             self._subscriber.remove(name)
             feed.leave()
 
     def state(self, name: str) -> FeedState | None:
-        """None: no events of this replica are followed."""
+        """The state of a replica's stream; None if its events are not followed."""
         feed = self._feeds.get(name)
         return None if feed is None else feed.state(time.monotonic())
 
@@ -97,12 +97,12 @@ class Feeds:
         return None if feed is None else feed.traffic()
 
     def known(self, name: str) -> tuple[int, str | None] | None:
-        """The last batch applied, and why what is known may not be all; None: this replica is not followed."""
+        """The last batch applied, and the reason if the state is inexact; None if the replica is not followed."""
         feed = self._feeds.get(name)
         return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
 
     def limit(self, name: str, gpu_blocks: int | None) -> None:
-        """How many blocks the replica says its GPU pool has; one that has claimed too many is then read anew."""
+        """Set the number of blocks in the replica's GPU pool; if it has claimed too many, read its cache again."""
         feed = self._feeds.get(name)
         if feed is None or feed.view.resolver.gpu_blocks == gpu_blocks:
             return
@@ -112,9 +112,9 @@ class Feeds:
             self.resync(name, claimed)
 
     def overclaims(self, name: str) -> bool | None:
-        """Whether the replica claims more than it can hold; None: that is not known now.
+        """Return True if the replica claims more than it can hold; None: not known now.
 
-        Removals that were lost on the way look the same: after a loss it is read anew before it is blamed.
+        Lost removals look the same: after a loss, the replica's cache is read again before it is blamed.
         """
         feed = self._feeds.get(name)
         if feed is None:
@@ -132,7 +132,7 @@ class Feeds:
         return False
 
     def resync(self, name: str, reason: str = RESYNC) -> None:
-        """Asks for the replica's whole cache: a snapshot, or a replay from the first batch."""
+        """Request the replica's whole cache: a snapshot, or a replay from the first batch."""
         if name in self._feeds:
             self._subscriber.resync(name, reason)
 
@@ -146,7 +146,7 @@ class ReplicaFeed:
     """One replica's view, and the slot it fills."""
 
     def __init__(self, index: PrefixIndex, slot: int, source: Source, *, hashes_are_keys: bool | None = None) -> None:
-        """`hashes_are_keys`: by default those of a native source are."""
+        """`hashes_are_keys`: by default true for a native source."""
         self.source = source
         self.left = False
         native = source.native if hashes_are_keys is None else hashes_are_keys
@@ -162,19 +162,19 @@ class ReplicaFeed:
         self._index = index
         self._slot = slot
         self._block_sizes: set[int] = set()
-        self._sizes_are_old = False  # of before the last reset: better than none until something is stored
+        self._sizes_are_old = False  # from before the last reset; kept until something is stored
         self._last_event_s: float | None = None
         self._stored = self._removed = 0  # blocks, since ever
-        self._losses = 0  # of the stream, when it was read anew for them
+        self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
 
     def _losses_of_stream(self) -> int:
-        """The connections count, too: without a replay nobody knows what came between two of them."""
+        """Count lost batches and reconnects: without a replay, events between two connections are unknown."""
         stats = self.view.stream.stats
         return 0 if self.source.native else stats.lost_batches + stats.reconnects
 
     def may_have_lost(self, now_s: float) -> bool:
-        """Whether removals may have been lost since it was read anew, and it may be read anew once more."""
+        """True if removals may have been lost since the last full read, and the pause after it is over."""
         return self._losses_of_stream() > self._losses and now_s >= self._read_anew_s + READ_ANEW_PAUSE_S
 
     def reads_anew(self, now_s: float) -> None:

@@ -41,7 +41,7 @@ class _Collected:
 async def fetch(
     upstream: Upstream, path: str, *, body: bytes | None = None, lines: bytes = b"", timeout_s: float = 2.0
 ) -> Fetched:
-    """Broken, also where it takes too long. With a body (JSON) it is a POST."""
+    """Send a GET, or a POST if there is a (JSON) body; raise Broken on failure and on time-out."""
     target = upstream.target
     method = "GET" if body is None else "POST"
     head = f"{method} {target.path}{path} HTTP/1.1\r\nhost: {target.authority}\r\n".encode() + lines
@@ -53,7 +53,7 @@ async def fetch(
         async with asyncio.timeout(timeout_s):
             return await collected.done
     except TimeoutError:
-        upstream.drop_idle()  # the others may be as dead: the next question opens a new one
+        upstream.drop_idle()  # the others may be dead too: the next request opens a new one
         raise Broken(f"it did not answer {path} within {timeout_s:g} s", silent=True) from None
     finally:
         sending.cancel()

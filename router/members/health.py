@@ -1,9 +1,9 @@
-"""Whether one replica may take new requests: breaker, silence, slow start and draining, as a state machine.
+"""The health of one replica: breaker, silence, slow start and draining, as a state machine.
 
     faults in a row            the wait is over           one probe or request went well
     closed ---------> open <-------------> half-open ---------------------------> closed, slowly at first
 
-Time comes in as an argument; what comes out is the candidate's `unavailable` and `slowness`, and when to probe.
+Time is an argument. The results are the candidate's `unavailable` and `slowness`, and the times of probes.
 """
 
 import random
@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from router.placement.cost import Candidate
 
-SLOWEST = 10.0  # how many times dearer a replica is when it comes back
-MOST_REFUSALS = 8.0  # each of them makes it twice as dear; one is forgotten every second, and with every answer
+SLOWEST = 10.0  # cost factor of a replica when it comes back
+MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
 STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
 
 Breaker: TypeAlias = Literal["closed", "open", "half-open"]
@@ -32,7 +32,7 @@ class HealthConfig(Struct, frozen=True):
 
 
 class Health:
-    """One replica's. Call `tick` a few times a second."""
+    """One replica's health. Call `tick` a few times a second."""
 
     def __init__(
         self, candidate: Candidate, rng: random.Random, now_s: float, config: HealthConfig | None = None
@@ -62,28 +62,28 @@ class Health:
         return self.silent_s > 0
 
     def heard_age_s(self, now_s: float) -> float | None:
-        """Since its last status; None: it sends none."""
+        """Seconds since its last status; None if it sends none."""
         return None if self._heard_s is None else now_s - self._heard_s
 
     # ---- what happened
 
     def success(self, now_s: float) -> None:
-        """It answered one of our requests: a first byte that is no fault of its own."""
+        """Note a first byte of an answer without a fault of the replica's own."""
         if self._refusals:
             self._refusals = max(0.0, self._refusals - 1)
         self._works(now_s)
 
     def refusal(self, now_s: float) -> None:
-        """It refused one of our requests at once: however idle it looks, others are to be preferred."""
+        """Note an immediate refusal: prefer other replicas, however idle this one looks."""
         self._forget_refusals(now_s)
         self._refusals = min(MOST_REFUSALS, self._refusals + 1)
         self.tick(now_s)
 
     def fault(self, reason: str, now_s: float, *, refused: bool = False, silent: bool = False) -> None:
-        """A fault of the replica's own (connection lost, time-out, 5xx); never a 4xx, nor a 429 or 503 of a full one.
+        """Note a fault of the replica's own (connection lost, time-out, 5xx); never a 4xx, nor a 429 or 503 of a full one.
 
-        One that has never been reached is only starting: nothing opens, and eager probes go on. `silent`: nothing was
-        heard from it at all, so it may be well again at any moment, and is asked again soon.
+        A replica that was never reached is still starting: nothing opens, and eager probes go on. `silent`: nothing was
+        heard from it at all; it may recover at any moment, so it is tried again soon.
         """
         self._faults += 1
         self._last_fault = reason
@@ -93,7 +93,7 @@ class Health:
         self.tick(now_s)
 
     def probed(self, ok: bool, reason: str, now_s: float, *, silent: bool = False) -> None:
-        """The result of an active health check."""
+        """Note the result of an active health check."""
         self._probe_at_s = now_s + self._probe_interval_s()
         if not ok:
             self.fault(f"health check: {reason}", now_s, silent=silent)
@@ -103,12 +103,12 @@ class Health:
             self._publish()
 
     def rests(self, reason: str) -> None:
-        """The replica itself said that it takes no new work; a probe that goes well ends it."""
+        """Note the replica's own word that it takes no new work; a successful probe ends it."""
         self.resting = reason
         self._publish()
 
     def heard(self, now_s: float) -> None:
-        """A status came. After silence it is a sign of life: an open breaker need not wait any longer."""
+        """Note a status. After silence it is a sign of life: an open breaker need not wait any longer."""
         self._heard_s = now_s
         if self.silent_s and self.breaker != "closed" and self._opened_by_silence:
             self._works(now_s)
@@ -118,7 +118,7 @@ class Health:
             self.tick(now_s)
 
     def excuse(self, gap_s: float, now_s: float) -> None:
-        """The router itself stood still for so long: that was no silence of the replica's."""
+        """Subtract a standstill of the router itself from the replica's silence."""
         if self._heard_s is not None:
             self._heard_s = min(now_s, self._heard_s + gap_s)
 
@@ -139,11 +139,11 @@ class Health:
         self._probe_at_s = min(self._probe_at_s, now_s)
 
     def probing(self, now_s: float) -> None:
-        """A probe has been sent; if no result comes, the next one is due after the interval."""
+        """Note that a probe was sent; without a result, the next one is due after the interval."""
         self._probe_at_s = now_s + self._probe_interval_s()
 
     def tick(self, now_s: float) -> None:
-        """What time alone changes."""
+        """Apply the changes that time alone brings."""
         if self.breaker == "open" and now_s >= self._retry_at_s:
             self.breaker = "half-open"
             self._probe_at_s = now_s
@@ -157,7 +157,7 @@ class Health:
         self._publish()
 
     def _slow_start(self, now_s: float) -> float:
-        """How many times dearer it is because its breaker is open, or was a short while ago."""
+        """Cost factor while the breaker is not closed, and for a short time after."""
         if self.breaker != "closed":
             return SLOWEST
         if self._closed_since_s is None:
@@ -192,7 +192,7 @@ class Health:
         changed = not self.reached or self.breaker != "closed"
         if self.breaker != "closed":
             self.breaker = "closed"
-            # After silence nobody has started it anew: it need not come back slowly.
+            # A replica that was only silent has not restarted, and needs no slow start.
             self._closed_since_s = now_s - self.config.slow_start_s if self._opened_by_silence else now_s
             self._opened_by_silence = False
         self.reached = True
@@ -208,7 +208,7 @@ class Health:
     def _publish(self) -> None:
         reason = self._reason()
         self.candidate.unavailable = reason
-        # A request that went to a silent one would only wait there, and could not go elsewhere.
+        # A request sent to a silent replica would only wait there, and could not go elsewhere.
         kept_away = self.draining or self.resting is not None or self.silent or self._opened_by_silence
         self.candidate.may_try_anyway = reason is not None and self.reached and not kept_away
 

@@ -1,4 +1,4 @@
-"""Which replicas there are, what is known of each, and which of them serve a model."""
+"""All replicas, the state of each, and the models that they serve."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -27,42 +27,42 @@ MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One replica; what changes is kept by the part that it belongs to."""
+    """One replica; each part of it keeps its own changing state."""
 
     spec_as_wanted: ReplicaSpec
     load: ReplicaLoad
     health: Health
     upstream: Upstream
     accuracy: Accuracy
-    spec: ReplicaSpec = field(init=False)  # completed by what the replica said
+    spec: ReplicaSpec = field(init=False)  # completed by the replica's answers
     name: str = field(init=False)
     candidate: Candidate = field(init=False)
     slot: int = field(init=False)
-    name_line: bytes = field(init=False)  # of the answers that clients read
+    name_line: bytes = field(init=False)  # a header of answers to clients
     key_line: bytes = b""  # `authorization` for this replica
     tallies: dict[str, Tally] = field(default_factory=dict)  # by model
     memory: Memory = field(default_factory=Memory)
-    overclaims: bool = False  # more blocks than it can hold, as far as is known
-    trust: float = 1.0  # what its claims of cached tokens are multiplied by
+    overclaims: bool = False  # claims more blocks than it can hold, as far as is known
+    trust: float = 1.0  # factor on its claims of cached tokens
     resyncs: int = 0
     resync_after_s: float = 0.0
     faults: int = 0
     quiet_since_s: float = math.inf  # no byte of an answer has come since, though answers are awaited
-    alive_s: float = -math.inf  # when a byte of an answer came last, to health checks too
+    alive_s: float = -math.inf  # time of the last byte of an answer, health checks included
     suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
-    silent_since_s: float = 0.0  # while it is suspected, and after that: when it was heard last before
+    silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
     suspected_s: float = 0.0  # since when, or when last
     recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
-    trouble: str = ""  # what its last health check said, if that was bad
-    learned: bool = False  # whether what follows is known of the process that is there now
+    trouble: str = ""  # reason of its last health check, if that failed
+    learned: bool = False  # the fields below are known of its present process
     native: bool = False
     source: Source | None = None  # of the events that are followed
     incarnation: int | None = None
     report: Report | None = None  # the last that came
     block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
-    models: tuple[str, ...] = ()  # what clients may ask it for, its base first, adapters included
+    models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
-    verified: str | None = None  # what is known of its tokenizer being ours
+    verified: str | None = None  # result of comparing its tokenizer with ours
 
     def __post_init__(self) -> None:
         self.spec, self.name = self.spec_as_wanted, self.spec_as_wanted.name
@@ -70,7 +70,7 @@ class Member:
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
 
     def describe(self, facts: Facts) -> None:
-        """What the replica said of itself."""
+        """Take over the replica's description of itself."""
         self.spec = facts.spec
         self.native = facts.native
         self.models = facts.models
@@ -95,20 +95,20 @@ class ServedModel:
         self.tokens = tokens
         self.members: list[Member] = []
         self.candidates: list[Candidate] = []  # theirs, in the same order
-        self.max_model_len: int | None = None  # what is too long for all of them; None: not known
+        self.max_model_len: int | None = None  # the longest that one of them takes; None: not known
         self.slots: dict[int, int] = {}  # by block size, masks
         self.all_slots: dict[int, int] = {}  # the same where no tokens are known
         self._ring: Ring | None = None
 
     @property
     def ring(self) -> Ring:
-        """Made when it is first asked for: of a thousand replicas that takes a fifth of a second."""
+        """The ring of its replicas, built on first use: for a thousand replicas that takes a fifth of a second."""
         if self._ring is None:
             self._ring = Ring(member.name for member in self.members)
         return self._ring
 
     def leave(self) -> None:
-        """Nobody serves it any more."""
+        """Remove all replicas, as none serves the model any more."""
         self.members = []
         self.arrange()
 
@@ -130,7 +130,7 @@ class Members:
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
         self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
-        self._once_served: dict[str, None] = {}  # and now, too
+        self._once_served: dict[str, None] = {}  # names of models, those served now included
         self._gone: dict[str, ServedModel] = {}  # the newest of those that nobody serves now
         self._tokens_of = tokens_of
 
@@ -141,7 +141,7 @@ class Members:
         return len(self.by_name)
 
     def model(self, name: str) -> ServedModel:
-        """ApiError: nobody serves it. One that was served once has no candidates now: its requests wait for some."""
+        """The model of this name; raise ApiError if nobody serves it. Requests of a model just gone may wait for a replica."""
         served = self.models.get(name) or self._gone.get(name)
         if served is not None:
             return served
@@ -152,7 +152,7 @@ class Members:
         raise unknown_model(name, self.models)
 
     def check_served(self, name: str | None) -> None:
-        """ApiError: nobody serves this model; None: any replica will do, or one that may come back."""
+        """Raise ApiError if nobody serves this model, or for None if no replica was ever there."""
         if name is not None:
             self.model(name)
         elif not self.by_name and not self._once_served:

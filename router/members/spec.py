@@ -1,4 +1,4 @@
-"""A replica as somebody named it: where it is, what it runs, and what is known of it before it was asked.
+"""The spec of a replica: its address, its engine, and all else that is known before it is asked.
 
 A new field goes last, with a default; `parse_replica`, files and registries take it by its name.
 """
@@ -17,13 +17,13 @@ from router.target import Target, parse_target
 
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 
-OFF = "off"  # as `events`: not even if the replica has some
+OFF = "off"  # as `events`: follow none, even if the replica has some
 MOST_BLOCK_TOKENS = 65_536  # in one block of a replica's cache
 ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 SOCKETS = ("events", "replay", "status", "snapshot")
 WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 
-# It is part of paths, where . and .. mean something else, and of metrics' labels.
+# Names are part of paths, where . and .. mean something else, and of metrics' labels.
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:@\[\]-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TCP = re.compile(r"tcp://(.+):(\d+)")
@@ -32,11 +32,11 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 
 
 class BadSpec(ValueError):
-    """What was said of a replica cannot be used; the message names the value and the fix."""
+    """An unusable description of a replica; the message names the value and the fix."""
 
 
 class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is None is not known, and asked of the replica if it can tell."""
+    """A replica's description. A field that is None is unknown, and asked of the replica if it can tell."""
 
     name: str
     url: str
@@ -62,7 +62,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_target(self.url)
 
     def source(self, curve_files: tuple[str, str] | None = None) -> Source | None:
-        """Where its events are to be had; None: nowhere (that is known of). The files count where it names none."""
+        """The source of its events; None if none is known. `curve_files` count if the spec names none."""
         if self.events is None or self.events == OFF:
             return None
         if self.curve_server is not None and self.curve_secret is not None:
@@ -86,7 +86,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return key
 
     def check(self) -> None:
-        """Refuses what could never work."""
+        """Raise BadSpec for a spec that could never work."""
         if not _NAME.fullmatch(self.name):
             raise BadSpec(
                 f"the name {self.name!r} is not usable; take up to 128 letters, digits, and any of _ . : @ -, "
@@ -125,13 +125,13 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(ReplicaSpec)}
-# What only a registry says, and what stands for a list on the command line.
+# Fields that only a registry sets, and the list that repeated `adapter=` keys stand for on the command line.
 _NOT_TYPED = frozenset({"draining", "incarnation", "adapters"})
 _TYPED = {**{name: kind for name, kind in _FIELDS.items() if name not in _NOT_TYPED}, "adapter": str}
 
 
 def parse_replica(text: str) -> ReplicaSpec:
-    """`http://HOST:PORT`, or `key=value` pairs between commas, of which the URL may be the first without its key."""
+    """Parse `http://HOST:PORT`, or `key=value` pairs between commas; a leading URL needs no key."""
     if text.startswith(("http://", "https://")):
         text = f"url={text}"
     fields: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
 
 
 def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
-    """Refuses a name that two have."""
+    """Specs by name; raise BadSpec if two have the same name."""
     named: dict[str, ReplicaSpec] = {}
     for spec in specs:
         if spec.name in named:
@@ -182,7 +182,7 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
     return named
 
 
-# ---- what a native replica says of itself
+# ---- a native replica's description of itself
 
 
 class Endpoints(Struct, frozen=True):
@@ -193,7 +193,7 @@ class Endpoints(Struct, frozen=True):
 
 
 class NativeAnswer(Struct, frozen=True):
-    """The part of GET /load that says what the replica is."""
+    """The part of GET /load that describes the replica."""
 
     model: ModelName
     block_size: Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
@@ -205,7 +205,7 @@ class NativeAnswer(Struct, frozen=True):
 
 
 def told(spec: ReplicaSpec, answer: NativeAnswer) -> ReplicaSpec:
-    """The spec, completed by what the replica said; what somebody named already stays."""
+    """Complete the spec by the replica's answer; sizes, sockets and incarnation that are set already stay."""
     if spec.model is not None and spec.model != answer.model:
         raise BadSpec(f"{spec.name} serves {answer.model!r}, not {spec.model!r}; correct model, or leave it out")
     found: dict[str, Any] = {"engine": "warmroute", "model": answer.model}
@@ -223,14 +223,14 @@ def told(spec: ReplicaSpec, answer: NativeAnswer) -> ReplicaSpec:
 
 
 def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None:
-    """The endpoint as seen from here: a replica that listens everywhere does not know under which address."""
+    """The endpoint as seen from here: a replica that binds all addresses does not know which one reaches it."""
     tcp = _TCP.fullmatch(endpoint or "")
     if tcp is None:
         return endpoint
     if tcp[1] in WILDCARDS:
         return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
     if _LOOPBACK.fullmatch(tcp[1]) and not _LOOPBACK.fullmatch(host):
-        # Whoever listens at that port of this machine is somebody else.
+        # On the router's machine, that port belongs to somebody else.
         raise BadSpec(
             f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
             "or name it with events=off"
@@ -265,7 +265,7 @@ def _target(url: str) -> Target:
 
 
 def _sentence(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
-    """msgspec says `Expected ..., got ... - at `$.key``."""
+    """Reword msgspec's `Expected ..., got ... - at `$.key``."""
     said, _, path = str(error).partition(" - at ")
     key = path.strip("`").removeprefix("$.").partition("[")[0]
     if key == "engine":

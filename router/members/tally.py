@@ -30,7 +30,7 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus wants them: cumulative, up to +Inf."""
+        """Buckets as Prometheus expects them: cumulative, up to +Inf."""
         reached, buckets = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             reached += count
@@ -39,12 +39,12 @@ class Histogram:
 
 
 SEEN_NUMBERS = 2**13  # 64 kB for each table that is used; more is remembered of a replica than most caches hold
-# Where a prompt's beginning is looked at, in blocks: what two prompts share is known to two thirds at the worst.
+# Lengths of beginnings to look at, in blocks: at worst, two thirds of a shared beginning are found.
 BEGINNINGS = tuple(sorted({step * 2**power for power in range(14) for step in (2, 3)} | {1}))
 
 
 class Seen:
-    """Whether a key came lately: a table of fixed size, in which a newer one may take an older one's place."""
+    """Recent keys, in a table of fixed size: a newer key may take an older one's place."""
 
     __slots__ = ("_table",)
 
@@ -52,7 +52,7 @@ class Seen:
         self._table: array[int] | None = None  # most routers see no salts
 
     def add(self, number: int) -> bool:
-        """True if it has come before; 64 bits, without a sign."""
+        """Add an unsigned number of 64 bits; return True if it has come before."""
         if self._table is None:
             self._table = array("Q", bytes(8 * SEEN_NUMBERS))
         place = number % SEEN_NUMBERS
@@ -62,7 +62,7 @@ class Seen:
 
 
 class Memory:
-    """What one replica was sent of late, for all of its models: keys and salts are told apart by the model."""
+    """Recent keys and salts sent to one replica, for all of its models, as both differ between models."""
 
     __slots__ = ("beginnings", "salts")
 
@@ -73,7 +73,7 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """What one replica has done for one model, as this router saw it."""
+    """Counts and times of one replica for one model, as seen by this router."""
 
     _memory: Memory
     statuses: dict[int, int] = field(default_factory=dict)
@@ -84,12 +84,12 @@ class Tally:
     blocks_predicted: int = 0  # of requests whose report is known
     blocks_reported: int = 0
     compared_tokens: int = 0  # all of those requests' prompts
-    resent_tokens: int = 0  # with which an earlier prompt began that was sent there, too
+    resent_tokens: int = 0  # shared with the beginning of an earlier prompt sent there
     salted: int = 0  # prompts with a cache salt
     new_salts: int = 0  # of these, with one that was not seen before
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
-        """A prompt, by the keys of its blocks: what of it a cache could have held that forgets nothing."""
+        """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""
         blocks, again, seen = len(keys), 0, self._memory.beginnings.add
         for beginning in BEGINNINGS:
             if beginning >= blocks:

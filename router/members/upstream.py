@@ -1,6 +1,6 @@
 """Keep-alive connections to one replica: a request goes out as bytes, the answer comes back by callbacks, unparsed.
 
-No task runs per request. Nothing here decides: what a broken connection means is the listener's to say.
+No task runs per request. Nothing here decides: the listener judges a broken connection.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from router.target import Target
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024
 IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
-SURE_IDLE_S = 1.0  # hardly a server closes a connection so soon: for requests that must not arrive twice
+SURE_IDLE_S = 1.0  # few servers close a connection this soon: for requests that must not arrive twice
 # A machine that lost its power says nothing: its connections end after a minute. Not every system has all of these.
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-# The way to the replica is at fault, and not the replica.
+# Faults of the network, not of the replica.
 NETWORK_FAULTS = frozenset({errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
 Header = tuple[bytes, bytes]
-# What this machine has run out of: no fault of the replica that was to be connected.
+# Shortages of this machine, no fault of the replica to connect to.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class Broken(Exception):
-    """There will be no (more of the) answer.
+    """No answer, or no more of it, will come.
 
     `refused`: the request cannot have reached the replica. `silent`: nothing was heard from it, which is no sign that
-    it has died. `late`: it has had all the time that there is for this request. `ours`: the router itself is why.
+    it has died. `late`: it has had all the time that there is for this request. `ours`: the router itself is the cause.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Broken(Exception):
 
     @property
     def fault(self) -> str | None:
-        """What the replica did wrong."""
+        """The replica's fault in words; None if the router itself is the cause."""
         return None if self.ours else str(self)
 
 
 class Listener(Protocol):
-    """What is told of an answer; after `complete` or `broke` nothing more."""
+    """Receiver of an answer; after `complete` or `broke`, nothing more comes."""
 
     def answered(self, status: int, headers: list[Header]) -> None: ...
     def received(self, body: bytes, complete: bool) -> None:
-        """What has come since the last call, once per read of the socket."""
+        """Take the bytes since the last call, once per read of the socket."""
 
     def broke(self, broken: Broken) -> None: ...
 
@@ -82,7 +82,7 @@ class Sending(Struct, eq=False):
                 connection.abort()
 
     def pause(self) -> None:
-        """The client takes no more for now."""
+        """Stop reading, as the client takes no more for now."""
         self.paused = True
         if self._connection is not None:
             self._connection.transport.pause_reading()
@@ -119,7 +119,7 @@ class Sending(Struct, eq=False):
             listener.broke(broken)
 
     def unconnected(self, reason: str, *, silent: bool = False, ours: bool = False) -> None:
-        """No connection opens. If one had carried the request, that may be what ended the replica."""
+        """Fail, as no connection opens. If one had carried the request before, the request may have ended the replica."""
         self.broke(Broken(reason, refused=not self._fresh_only, silent=silent, ours=ours))
 
     def _end(self) -> None:
@@ -129,7 +129,7 @@ class Sending(Struct, eq=False):
         del self._listener  # a cycle of references would wait for the collector
 
     def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
-        """The connection ended. One that had idled may have been closed before it carried anything: once more, then."""
+        """Note the end of the connection. A reused one may have ended before it carried anything: send once more, then."""
         if self.over:
             return
         if self._resend and connection.reused and not connection.spoken and not self._fresh_only:
@@ -145,10 +145,10 @@ class Upstream:
 
     def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = target
-        self.path = target.path.encode()  # before that of each request
+        self.path = target.path.encode()  # the prefix of each request's path
         self.host_line = b"host: %b\r\n" % target.authority.encode()
         self.sendings: set[Sending] = set()
-        self.spoken = False  # whether a byte has come since somebody set this to False
+        self.spoken = False  # a byte has come since this was set to False
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._idle: deque[Connection] = deque()  # the one used last at the right
@@ -163,9 +163,9 @@ class Upstream:
     def send(
         self, request: bytes, listener: Listener, *, body: bytes = b"", bodiless: bool = False, resend: bool = True
     ) -> Sending:
-        """`body` follows the request, where it is too large to be copied.
+        """Send a request. `body` follows it, if that is too large to be copied.
 
-        `resend`: it may arrive twice, as it does where the connection ends before a byte of the answer has come.
+        `resend`: it may arrive twice, as it is sent again if a reused connection ends before a byte of the answer.
         """
         sending = Sending(self, request, body, listener, bodiless, resend)
         self.sendings.add(sending)
@@ -219,12 +219,12 @@ class Upstream:
             self._idle.remove(connection)
 
     def sweep(self, now_s: float) -> None:
-        """Closes what has idled for long; the oldest are at the left."""
+        """Close connections that have idled for long; the oldest are at the left."""
         while self._idle and now_s - self._idle[0].idle_since_s > IDLE_LIMIT_S:
             self._idle.popleft().abort()
 
     def break_all(self, reason: str) -> None:
-        """The replica is dead or frozen, as somebody else found out."""
+        """Fail all requests, as the replica was found dead or frozen."""
         for sending in list(self.sendings):
             if not sending.over:
                 connection = sending._connection
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.idle_since_s = 0.0
         self.reused = False
-        self.spoken = False  # whether a byte of the present answer has come
+        self.spoken = False  # a byte of the present answer has come
         self._upstream = upstream
         self._sending: Sending | None = None
         self._bodiless = False
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
         self._bodiless_bytes = 0  # read since the last part of a body: a head, chunk extensions or trailers
         self._pieces: list[bytes] = []
         self._status = 0
-        self._told = False  # whether the sending knows of the head
+        self._told = False  # the sending has received the head
         self._head_complete = False
         self._complete = False
         self._keeps = True
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
             sending.received(body, False)  # also without a body: the head alone is news
 
     def _excess(self, read_bytes: int) -> str | None:
-        """What the answer has too much of besides a body; the head may be most of one long read."""
+        """The reason if the answer is too long besides its body, else None; the head may be most of one long read."""
         if self._pieces or self._complete:
             self._bodiless_bytes = 0
         else:
@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
             sending.lost(reason, self, silent=_is_one_of(exc, NETWORK_FAULTS))
 
     def _framed(self) -> bool:
-        """Whether the answer itself says where it ends."""
+        """True if the answer itself says where it ends."""
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._head)
 
     def _fail(self, reason: str) -> None:
@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
             sending.broke(Broken(reason))
 
     def _done(self) -> None:
-        """The answer is complete; the connection is free for the next request."""
+        """Free the connection for the next request, as the answer is complete."""
         keeps = self._keeps and not self._bodiless
         self._sending = None
         self.reused = True
