@@ -1,1 +1,1 @@
-"""Requests on their way: from a client to replicas, and the answer back."""
+"""The path of requests: from a client to replicas, and the answer back."""

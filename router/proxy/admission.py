@@ -1,6 +1,6 @@
-"""Who is let in: the one function that guards every route, the raw ones included. The tables of routes say for whom.
+"""Admission: the one function that guards every route, the raw ones included, by the roles in the route tables.
 
-It runs for every request: no allocation that is not needed, no clock, no I/O.
+It runs for every request: no needless allocation, no clock, no I/O.
 """
 
 import itertools
@@ -35,49 +35,49 @@ _VISIBLE = bytes(range(33, 127))
 
 
 class Bucket(Struct):
-    """Tokens that come back evenly; time never goes backwards for it."""
+    """A token bucket, refilled evenly; steps back in time are ignored."""
 
     tokens: float
     filled_s: float
 
     def take(self, per_minute: float, now_s: float) -> float:
-        """0, and one token less; or how long it takes until there is one."""
+        """Take a token and return 0, or return the seconds until there is one."""
         most = max(1.0, per_minute * BURST)
         if now_s > self.filled_s:
             self.tokens = min(most, self.tokens + (now_s - self.filled_s) * per_minute / 60)
             self.filled_s = now_s
-        self.tokens = min(most, self.tokens)  # the limit may be another one than before
-        if self.tokens >= 1.0 - 1e-9:  # additions of a rate that is no binary fraction
+        self.tokens = min(most, self.tokens)  # the limit may have changed
+        if self.tokens >= 1.0 - 1e-9:  # sums of floats are inexact
             self.tokens = max(0.0, self.tokens - 1.0)
             return 0.0
         return (1.0 - self.tokens) * 60 / per_minute
 
 
 class Usage(Struct):
-    """What one key has used; it outlives a change of the keys."""
+    """The usage of one key; it survives a change of the keys."""
 
     bucket: Bucket | None = None
     in_flight: int = 0
 
 
 class Admitted(Struct):
-    """A request that may go on; to be handed to `release` once, when it has ended."""
+    """An admitted request; pass it to `release` once, when it has ended."""
 
     request_id: str
     key: Key | None = None  # None: no keys are in use, or the path is open
     usage: Usage | None = None  # None: nothing of it is counted
-    shows_key: bool = False  # its headers have a key of ours, which is no replica's business
-    admin: bool = False  # may see all of what an administrator and others see different parts of
+    shows_key: bool = False  # its headers contain a key of ours, which replicas must not see
+    admin: bool = False  # sees all of what others see in part
 
     def cache_salt(self, given: str | None) -> str | None:
-        """The salt that its blocks are named with, from the client's own."""
+        """The salt of the request's block keys, derived from the client's own."""
         return given if self.key is None else self.key.salted(given)
 
 
 class Admission:
-    """Where a key is not demanded, the keys count only for administration.
+    """Guards routes. Unless a key is demanded, keys matter only for administration.
 
-    Where no key is an administrator's, administration is for clients on this machine.
+    Without an administrator's key, only clients on this machine may administer.
     """
 
     def __init__(self, keys: Iterable[Key] = (), *, demand_key: bool = False) -> None:
@@ -90,7 +90,7 @@ class Admission:
         self.use(keys)
 
     def use(self, keys: Iterable[Key]) -> None:
-        """Other keys from now on; what those of the same names have used still counts."""
+        """Replace the keys; the usage of keys with the same name is kept."""
         self.keys = Keys(keys)
         self._admin_exists = self.keys.has_admin
         names = {key.name for key in self.keys}
@@ -106,7 +106,7 @@ class Admission:
         path: str = "this",
         http_version: str = "1.1",
     ) -> Admitted:
-        """Raises ApiError 401, 403, 429 or 431. `client` is the peer's address, None for a Unix socket."""
+        """Admit a request, or raise ApiError 401, 403, 429 or 431. `client` is the peer, None for a Unix socket."""
         request_id = authorization = None
         authorizations = header_bytes = 0
         for name, value in headers:
@@ -144,7 +144,7 @@ class Admission:
             admitted.usage = None
 
     def knows(self, key: Key | None, *, admin: bool) -> bool:
-        """Whether who was let in with it would be still: of what goes on for hours, somebody has to ask."""
+        """Return whether the key would still be admitted; responses that go on for hours have to check this."""
         if key is not None:
             known = self.keys.of_digest(key.digest)
             if known is None or known.admin != key.admin:
@@ -152,7 +152,7 @@ class Admission:
         return not (admin and self._admin_exists) or (key is not None and key.admin)
 
     def in_flight(self) -> dict[str, int]:
-        """By the keys' names, for metrics; counted only where a limit is set."""
+        """Running requests by key name, for metrics; counted only for keys with a limit."""
         return {name: usage.in_flight for name, usage in self._usage.items()}
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class Admission:
         return f"{self._prefix}{next(self._numbers)}"
 
     def _is_admin(self, key: Key | None, who: Role, path: str, *, local: bool) -> bool:
-        """Raises ApiError where only an administrator may go on."""
+        """Return whether the client is an administrator; raise ApiError if it has to be one and is not."""
         if self._admin_exists:
             if key is not None and key.admin:
                 return True
@@ -199,7 +199,7 @@ class Admission:
 
 
 class WatchedKeys:
-    """The keys of a file and those beside it; while the file is broken the last good keys stay."""
+    """The keys of a file and those of options; while the file is broken, the last good keys stay."""
 
     def __init__(self, path: str, beside: Sequence[Key] = ()) -> None:
         self.problem: str | None = None
@@ -207,7 +207,7 @@ class WatchedKeys:
         self._beside = beside
 
     def look(self) -> list[Key] | None:
-        """All keys, if the file changed and is good; to be called every second or so."""
+        """All keys if the file has changed and is valid, else None; call it every second or so."""
         try:
             text = self._file.read_if_changed()
             if text is None:
@@ -225,7 +225,7 @@ class WatchedKeys:
         return [*self._beside, *keys]
 
 
-# ---- what is said of a request
+# ---- parts of a request
 
 
 def bearer(authorization: bytes) -> bytes | None:
@@ -234,13 +234,13 @@ def bearer(authorization: bytes) -> bytes | None:
 
 
 def is_local(headers: Headers, client: str | None, http_version: str = "1.1") -> bool:
-    """Whether the request comes from this machine, not through a proxy on it, and from no other site's page.
+    """Return whether the request comes from this machine, without a proxy, and from no other site's page.
 
-    A proxy that says nothing of itself looks like a client of this machine: nobody can tell those apart.
+    A proxy that does not announce itself cannot be told from a client on this machine.
     """
     if client is not None and not is_loopback(client):
         return False
-    if http_version == "1.0":  # what nginx speaks to whom it passes requests on, unless it is told otherwise
+    if http_version == "1.0":  # nginx's default towards its upstreams
         return False
     names: dict[bytes, bytes] = dict(headers)
     if sum(name == b"host" for name, _ in headers) != 1:
@@ -248,7 +248,7 @@ def is_local(headers: Headers, client: str | None, http_version: str = "1.1") ->
     if any(name in names for name in (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")):
         return False
     host = names[b"host"]
-    # A name that is not ours may have been made to point here by whoever's page is asking.
+    # DNS rebinding: the page's owner may have pointed a name of its own at this machine.
     if not is_loopback(host_of(host.decode("latin-1"))):
         return False
     origin = names.get(b"origin")

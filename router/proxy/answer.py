@@ -1,6 +1,6 @@
-"""What a client has been told so far of a generated answer, and how a replica begins it or goes on with it.
+"""The part of a generated answer that the client has, and how a replica begins or continues it.
 
-Of a stream from our own replicas only the token ids are kept; one of a foreign engine is read on its way
+For a stream from our own replicas only token ids are kept; a foreign engine's stream is parsed on its way
 (`continuation`). Nothing is sent here.
 """
 
@@ -19,29 +19,29 @@ from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_al
 
 
 class Answer(Struct, eq=False):
-    """Of one request. For each replica: `begin` or `can_go_on`, then its body, and when it is lost `keep`, `settle`."""
+    """The answer to one request. For each replica: `begin` or `can_go_on`, then its body; on loss `keep`, `settle`."""
 
     _chat: bool
     _prompt: Prompt
     _body: bytes  # the client's own
     _tokens: Tokens
     _may_resume: bool
-    continuation: Continuation | None = None  # of a stream that is read on its way
-    # What a resumed answer must have in common with the one it goes on with.
+    continuation: Continuation | None = None  # of a stream that is parsed on its way
+    # Equal in a resumed answer and in its beginning:
     _response_id: str = ""
     _created: int = 0
     _seed: int | None = None
     _said: dict[int, list[bytes]] = {}  # token ids by choice, packed
 
-    # ---- who answers
+    # ---- the choice of a replica
 
     def begin(self, member: Member) -> None:
-        """The client has nothing yet: anybody can. It is read on its way where another one could go on with it."""
+        """Prepare for a replica that begins the answer; parse its stream if another replica could continue it."""
         reads = self._may_resume and self._prompt.peek.stream and member.spec.resume and says_ids(member, self._chat)
         self.continuation = self._new_continuation() if reads else None
 
     def can_go_on(self, member: Member, has_bytes: bool) -> bool:
-        """With what the client has begun to read; `has_bytes`: and not only its head."""
+        """Return whether the replica can continue the client's part of the answer; `has_bytes`: not only its head."""
         if self.continuation is None:
             if member.native:
                 return True
@@ -49,7 +49,7 @@ class Answer(Struct, eq=False):
         return self.continuation is not None and self.continuation.fits(member.native, member.spec)
 
     def may_move(self, attempt: Attempt, member: Member) -> bool:
-        """Whether, as far as is known now, this replica could go on with what the client has begun to read."""
+        """Return whether, as far as is known now, this replica could continue the client's part of the answer."""
         if not self._may_resume:
             return False
         if self.continuation is not None:
@@ -63,7 +63,7 @@ class Answer(Struct, eq=False):
         return Continuation(self._chat, self._prompt, self._body, prompts.tokenizer)
 
     def _continuation_of_ours(self, has_bytes: bool) -> Continuation | None:
-        """Of a stream that a native replica began."""
+        """The continuation of a stream that a native replica began, if there can be one."""
         continuation = self._new_continuation()
         if continuation is not None and has_bytes:
             continuation.begun_by_ours(self._head)
@@ -74,10 +74,10 @@ class Answer(Struct, eq=False):
     def _head(self) -> tuple[str, int, str]:
         return self._response_id, self._created, self._prompt.peek.model
 
-    # ---- what it is sent
+    # ---- what a replica is sent
 
     def foreign_body(self, member: Member) -> tuple[bytes, bytes | None]:
-        """The client's own where nothing has to be added; with another path where it goes on within the answer."""
+        """The body for a foreign replica, and its path if that differs: the client's, or one to continue the answer."""
         prompt, body = self._prompt, self._body
         if prompt.salt is not None and prompt.salt != prompt.peek.cache_salt:
             body = salted(body, prompt.peek, prompt.salt)
@@ -90,7 +90,7 @@ class Answer(Struct, eq=False):
         return with_ids(body) if says_ids(member, self._chat) else body, None
 
     def envelope(self, priority: float) -> bytes:
-        """For a replica of ours, before the body: the prompt's token ids, and those of the answer that there are."""
+        """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far."""
         prompt = self._prompt
         if not self._response_id:
             self._response_id = chat_id() if self._chat else completion_id()
@@ -120,7 +120,7 @@ class Answer(Struct, eq=False):
     # ---- what comes of it
 
     def read(self, body: bytes, complete: bool) -> tuple[bytes, str | None]:
-        """What the client is to have of it; why the replica is lost, where it has said so itself."""
+        """Parse a part of the stream; return the bytes for the client, and the reason if the replica is lost."""
         continuation = self.continuation
         assert continuation is not None, "others go on unread"
         shown = continuation.feed(body)
@@ -132,17 +132,17 @@ class Answer(Struct, eq=False):
         return shown, lost
 
     def keep(self, attempt: Attempt) -> None:
-        """The replica is lost: what it generated is part of the answer."""
+        """Add the tokens of a lost replica to the answer."""
         for choice, packed in attempt.token_ids.items():
             self._said.setdefault(choice, []).extend(packed)
 
     def settle(self, attempt: Attempt, has_bytes: bool) -> str | None:
-        """What the client has of the answer; why nobody can go on with that."""
+        """Determine the client's part of the answer; return the reason if no replica can continue it."""
         if not self._may_resume:
             return "resuming is switched off"
         continuation = self.continuation
         if continuation is None:
-            # One that was lost before its head has added nothing to what is known.
+            # A replica that was lost before its head has added nothing.
             return None if attempt.framed or not attempt.status else "its token ids are not known"
         if continuation.head is not None:
             self._response_id, self._created, _ = continuation.head
@@ -152,7 +152,7 @@ class Answer(Struct, eq=False):
         return continuation.why_not
 
     def ending(self, member: Member) -> bytes | None:
-        """What is missing of the stream where all tokens were generated, so that no replica has to say it."""
+        """The missing end of a stream if all its tokens were generated, so that no other replica is needed."""
         continuation = self.continuation
         if continuation is None or continuation.head is None or not continuation.is_complete(member.spec.max_model_len):
             return None
@@ -160,5 +160,5 @@ class Answer(Struct, eq=False):
 
 
 def says_ids(member: Member, chat: bool) -> bool:
-    """Whether such an engine streams its token ids when it is asked to; SGLang refuses to in chats."""
+    """Return whether the replica's engine streams token ids on request; SGLang refuses to in chats."""
     return member.spec.engine == "vllm" or (member.spec.engine == "sglang" and not chat)

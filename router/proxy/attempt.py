@@ -1,6 +1,6 @@
-"""One try of one request at one replica: reads its answer as far as needed, and hands it to the request.
+"""One attempt of a request at a replica: reads the response as far as needed, and hands it to the request.
 
-What is called here by a connection raises nothing: a mistake of ours must not end what else its caller has to do.
+Methods called by a connection raise nothing: a mistake of ours must not stop the caller's other work.
 """
 
 import logging
@@ -29,7 +29,7 @@ SMALL_BYTES = 256 * 1024  # of an unfinished frame: not worth counting
 
 
 class Owner:
-    """The request that an attempt is for, or that waits for room: what it is told."""
+    """The interface of a request to its attempts, and to the queue for room."""
 
     __slots__ = ()
     exchange: "Exchange"
@@ -40,33 +40,33 @@ class Owner:
         raise NotImplementedError
 
     def begun(self, attempt: "Attempt") -> None:
-        """The answer is a good one: its head may be sent on."""
+        """Handle a successful response, whose head may be sent on."""
         raise NotImplementedError
 
     def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
         raise NotImplementedError
 
     def holds(self, pending_bytes: int) -> bool:
-        """Whether there is room to wait for the rest of a frame."""
+        """Claim memory for an unfinished frame; return whether there is room."""
         raise NotImplementedError
 
     def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
-        """Status 400 or more, with as much of its body as was worth waiting for."""
+        """Handle a response of status 400 or more, with all of its body or the beginning."""
         raise NotImplementedError
 
     def failed(self, attempt: "Attempt", broken: Broken) -> None:
         raise NotImplementedError
 
     def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
-        """Whether it could go on at one of these replicas, so that it need not wait for its own."""
+        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
         raise NotImplementedError
 
     def place(self) -> None:
-        """A replica has room for it by now."""
+        """Choose a replica again, now that one has room."""
         raise NotImplementedError
 
     def nobody_took(self) -> None:
-        """It has waited for room in vain."""
+        """Give up waiting for room."""
         raise NotImplementedError
 
 
@@ -74,7 +74,7 @@ class Attempt(Struct, eq=False):
     owner: Owner
     member: "Member"
     placed: Placed
-    sent_order: int  # where it stands among what changes the router's figures (`Router.order`)
+    sent_order: int  # its number in `Router.order`
     touched_s: float  # kept by the clock's sweep, not per byte
     takes_frames: bool  # it was asked for an answer in frames
     begun_order: int = -1
@@ -83,7 +83,7 @@ class Attempt(Struct, eq=False):
     ended_s: float = 0.0  # 0: not yet
     fault: str | None = None  # how it ended, if that was the replica's doing
     spoken: bool = False  # since the last sweep
-    unread: int | None = None  # bytes that the client had not taken then, where it is waited for
+    unread: int | None = None  # bytes that the client had not read then, if it is waited for
     status: int = 0
     headers: list[Header] = []
     framed: bool = False
@@ -100,7 +100,7 @@ class Attempt(Struct, eq=False):
 
     @property
     def goes_on(self) -> bool:
-        """Its answer has begun, and more of it should come all the time."""
+        """True if a streamed response has begun, so that more should come all the time."""
         return self.placed.streams and self.status > 0
 
     def cancel(self) -> None:
@@ -128,7 +128,7 @@ class Attempt(Struct, eq=False):
             self.crash()
 
     def crash(self) -> None:
-        """Where an exception that nobody thought of is handled: this request ends, and the others go on."""
+        """Handle an unexpected exception: end this request, and no other."""
         log.exception("A request failed")
         self.cancel()
         self.owner.exchange.fail()

@@ -1,6 +1,6 @@
-"""A client's side of one request: its body as it comes, the answer as it is written.
+"""The client's side of one request: its body as it arrives, the response as it is written.
 
-To its connection it is what uvicorn calls a cycle, but no task runs it: what happens is called. `serve` is called with
+To its connection it is what uvicorn calls a cycle, but no task runs it: events are method calls. `serve` is called with
 the exchange when the whole body is there.
 """
 
@@ -27,7 +27,7 @@ NONE_EXPECTED = Bodies(0)
 
 
 class Client(Protocol):
-    """Its connection (`router.http.front`)."""
+    """The client's connection (`router.http.front`)."""
 
     transport: asyncio.Transport
     flow: FlowControl
@@ -38,11 +38,11 @@ class Client(Protocol):
 
 
 class Answerer(Protocol):
-    """Who answers an exchange; told of what its client does meanwhile."""
+    """The producer of an exchange's response; it is told of the client's actions."""
 
     def client_left(self) -> None: ...
     def client_full(self) -> None:
-        """It takes no more for now."""
+        """Pause: the client's buffer is full."""
 
     def client_ready(self) -> None: ...
 
@@ -60,13 +60,13 @@ class Exchange(Struct, eq=False):
     response_complete: bool = False
     body: bytearray = field(default_factory=bytearray)
     answerer: Answerer | None = None
-    aside: asyncio.Task[None] | None = None  # what is done for it meanwhile; cancelled at its end
+    aside: asyncio.Task[None] | None = None  # slow work for it; cancelled at its end
     on_end: "Callable[[Exchange], None] | None" = None  # called once, however it ends
     max_body_bytes: int = 0
     status: int = 0
     sent_bytes: int = 0
-    extra: bytes = b""  # header lines for whatever is answered
-    _uncounted_bytes: int = 0  # up to here a body needs no look
+    extra: bytes = b""  # header lines for any response
+    _uncounted_bytes: int = 0  # smaller bodies are not counted
     _bodies: Bodies = NONE_EXPECTED
     _held_bytes: int = 0  # counted there
     _begun: bool = False
@@ -77,13 +77,13 @@ class Exchange(Struct, eq=False):
 
     @property
     def message_event(self) -> "Exchange":
-        """Uvicorn sets it when something has changed; not an attribute, which would be a cycle of references."""
+        """The event that uvicorn sets on a change: the exchange itself. As an attribute it would make a cycle."""
         return self
 
     # ---- what comes from the client
 
     def begin(self) -> None:
-        """It is this request's turn on its connection: admit it, or refuse it before its body has come."""
+        """Admit or refuse the request before its body has come, when its turn on the connection comes."""
         self._begun = True
         try:
             self._open(self)
@@ -95,7 +95,7 @@ class Exchange(Struct, eq=False):
         self.set()
 
     def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
-        """What to do when the whole body is there. ApiError 413 or 429 if its declared length is too much."""
+        """Set the function for the whole body; raise ApiError 413 or 429 if its declared length is too much."""
         self._served, self.max_body_bytes, self._bodies = serve, max_body_bytes, bodies
         self._uncounted_bytes = min(SMALL_BYTES, max_body_bytes)
         for name, value in self.scope["headers"]:
@@ -105,7 +105,7 @@ class Exchange(Struct, eq=False):
                 bodies.check(size)
 
     def set(self) -> None:
-        """Something has changed: part of the body has come, or the client has left."""
+        """Handle a change: part of the body has come, or the client has left."""
         if self.response_complete:
             return
         if not self._begun:
@@ -135,19 +135,19 @@ class Exchange(Struct, eq=False):
         return True
 
     def take_body(self) -> bytes:
-        """The whole body, which is its taker's from now on."""
+        """Hand the whole body over to the caller."""
         body, self.body = self.body, bytearray()
-        # What reads and sends bodies takes both; to copy thirty megabytes would hold up everybody for 20 ms.
+        # Readers and senders accept both types, and copying thirty megabytes would block the loop for 20 ms.
         return bytes(body) if len(body) <= SMALL_BYTES else cast(bytes, body)
 
     def hold(self, size: int) -> None:
-        """Count so many bytes until its end: its body, and what was made of it; ApiError 429: there is no room."""
+        """Count these bytes, of the body and its products, until the end; raise ApiError 429 if there is no room."""
         self._held_bytes = self._bodies.claim(size, self._held_bytes)
 
     def guard(self, step: Callable[..., None], *arguments: object) -> None:
-        """Take a step for this request; a mistake of our own in it ends this request alone, and stands in the log.
+        """Run a step of this request; an unexpected exception is logged, and ends this request alone.
 
-        Whoever calls serves others too: the parser would blame the client, and the clock would stop for all.
+        The callers serve other requests too: the parser would blame the client, and the clock would stop for all.
         """
         try:
             step(*arguments)
@@ -156,7 +156,7 @@ class Exchange(Struct, eq=False):
             self.fail()
 
     def fail(self) -> None:
-        """Whoever answers it cannot, for a reason that stands in the log."""
+        """End the request after an internal error, which is in the log."""
         if self.response_started:
             self.cut()
         else:
@@ -173,7 +173,7 @@ class Exchange(Struct, eq=False):
     # ---- what goes to the client
 
     def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
-        """`headers` are complete lines, without those that frame the body; without a length it is sent in chunks."""
+        """Set the head. `headers` are complete lines, but none that frames the body; without a length it is chunked."""
         self.response_started = True
         self.status = status
         self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
@@ -190,7 +190,7 @@ class Exchange(Struct, eq=False):
         self._head = b"".join((status_line(status), headers, self.extra, framing, b"\r\n"))
 
     def flush(self) -> None:
-        """The head may not wait for a body any longer."""
+        """Send the head without waiting for a body."""
         if self._head is not None and not self.disconnected:
             self._connection.transport.write(self._head)
             self._head = None
@@ -223,7 +223,7 @@ class Exchange(Struct, eq=False):
         self._connection.on_response_complete()
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
-        if self.response_started:  # another one within its body would be read as part of it
+        if self.response_started:  # a second response would be read as part of the first one's body
             self.cut()
         elif not self.disconnected:
             self.start(status, headers, length=len(body))
@@ -232,7 +232,7 @@ class Exchange(Struct, eq=False):
     def refuse(self, error: ApiError) -> None:
         error.__traceback__ = None  # its frames would keep this request, body and all, until they are collected
         if self.more_body or error.status == 413:
-            self.keep_alive = False  # what still comes of the body is not worth reading
+            self.keep_alive = False  # the rest of the body is not read
         headers = {name.lower(): value for name, value in error.headers.items() if name != "Connection"}
         lines = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
         self.answer(error.status, b"content-type: application/json\r\n" + lines, error.body())
@@ -248,7 +248,7 @@ class Exchange(Struct, eq=False):
         return self._connection.transport.get_write_buffer_size()
 
     def abandon(self) -> None:
-        """Its client takes nothing: closing would wait for it. That the connection is lost is told as ever."""
+        """Abort the connection of a client that reads nothing, since closing would wait for it."""
         self._connection.transport.abort()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""A request that is none of ours to understand: it goes to a replica as it came, and the answer comes back so."""
+"""A request that the router does not interpret: it goes to a replica as it came, and so does the response."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from router.proxy.request import RESTING, Request
 from router.proxy.request_summary import RequestSummary
 
 UNREAD = Unread()
-RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # done twice, nothing is different
+RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
 
 
 class _Named(Struct):
@@ -44,7 +44,7 @@ def _model_in(body: bytes) -> str | None:
 class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
     prompt: Unread = UNREAD
-    _model: str | None = None  # that the body names
+    _model: str | None = None  # named in the body
 
     @property
     def model_name(self) -> str | None:
@@ -66,7 +66,7 @@ class Forwarding(Request):
             self.place()
 
     def _refuse_native(self) -> None:
-        """What only a router may say to a replica, such as a priority and the cache's salt, comes from no client."""
+        """Refuse the content type of routers: only they may set a priority or a cache salt at a replica."""
         for name, value in self.exchange.scope["headers"]:
             if name == b"content-type" and value.partition(b";")[0].strip().lower() == REQUEST_TYPE.encode():
                 raise ApiError(415, f"{REQUEST_TYPE} is what a router sends; send application/json", code="router_only")
@@ -90,7 +90,7 @@ class Forwarding(Request):
         self.place()
 
     def _salted(self, body: bytes) -> bytes:
-        """With the salt of the key: nobody knows here what an engine generates on."""
+        """The body with the key's salt; any path gets it, because any may use the engine's cache."""
         key = self.admitted.key
         if key is None or key.salt is None or not body:
             return body
@@ -112,7 +112,7 @@ class Forwarding(Request):
         return True
 
     def _choose(self) -> Decision:
-        """The least loaded of those that serve the model, where the body names one."""
+        """Choose the least loaded replica of the model, or of all if the body names none."""
         placement = self.router.placement
         question, _ = placement.question(self.prompt, {}, self.router.now_s(), tried=self.tried, came_s=self.came_s)
         return placement.decide(question, self._candidates(), policy="least-loaded")
@@ -149,11 +149,11 @@ class Forwarding(Request):
             self.exchange.flush()
 
     def holds(self, pending_bytes: int) -> bool:
-        """Frames are for generation requests alone."""
+        """Fail: only generation requests use frames."""
         raise AssertionError(f"{pending_bytes} bytes of a frame that nobody asked for")
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """One that is too busy, or ends, has not begun with it."""
+        """Try another replica if this one is busy or ending, since it has not begun; else pass the refusal on."""
         code = refusal_code(body) if attempt.status in (429, 503) else None
         if code in RESTING:
             self.router.rests(attempt)
@@ -170,7 +170,7 @@ class Forwarding(Request):
         self.take(attempt, body, complete)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """Sent again only where it cannot have arrived: nobody knows here what it would do twice."""
+        """Retry only if the request cannot have arrived: the effects of a second one are unknown."""
         self._broke(attempt, broken)
         if self.exchange.response_started:
             self.exchange.cut()
@@ -181,7 +181,7 @@ class Forwarding(Request):
             self.refuse(ApiError(502, message, "server_error", code="replica_lost"))
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        """Its client is told, and may ask somebody else; nobody asks the same one again for it."""
+        """Return whether another replica serves the model; the client then gets an error, and may try again."""
         return any(one is not attempt.member and (self._model is None or self._model in one.models) for one in members)
 
     def summary(self) -> RequestSummary:

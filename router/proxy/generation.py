@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-session-id"
 MAX_SESSION = 256  # characters; decisions keep it
-MAX_LOST = 3  # replicas that one request may take down with it before it is given up
+MAX_LOST = 3  # replicas that one request may lose before it is given up
 DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
-MOST_MOVES = 3  # then it waits for the one that is silent: on a machine that stands still, all seem to be
+MOST_MOVES = 3  # then it waits for the silent one: on a stalled machine, all seem silent
 REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
-MAX_KEPT_BYTES = 4 * 1024 * 1024  # of a whole answer, so that another replica may give it anew
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # of an unstreamed answer, so that another replica can repeat it
 JSON_TYPE = b"application/json"
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 FOREIGN_TYPE = b"content-type: application/json\r\n"
@@ -72,7 +72,7 @@ class Generation(Request):
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
     chosen: Member | None = None
-    prediction: Prediction | None = None  # of the blocks that it finds cached there; None: only guessed
+    prediction: Prediction | None = None  # of its cached blocks there; None: only guessed
     reported_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
     notes: Notes | None = None
@@ -81,13 +81,13 @@ class Generation(Request):
     _answer: Answer = field(init=False)
     _lost: int = 0
     _moves: int = 0  # away from replicas that fell silent
-    _reads_events: bool = False  # the client, so that its answer can end in words
-    _last: bytes = b""  # the end of what it was sent of them
-    _whole: bytearray | None = None  # the parts of a whole answer, kept until they can be counted
-    _held_bytes: int = 0  # of the router's budget: these, and what has come of a frame
+    _reads_events: bool = False  # whether the client does, so that its stream can end with an error
+    _last: bytes = b""  # the last bytes of the events sent to it
+    _whole: bytearray | None = None  # the buffered part of an unstreamed answer
+    _held_bytes: int = 0  # of the router's budget: these, and an unfinished frame
 
     def __post_init__(self) -> None:
-        Request.__post_init__(self)  # a dataclass with slots is another class than the one that super() knows
+        Request.__post_init__(self)  # super() would fail: `slots` makes a new class
         router = self.router
         self.notes = Notes() if router.request_log is not None else None
         if router.tracing is not None:
@@ -96,7 +96,7 @@ class Generation(Request):
     # ---- from the body to a replica
 
     def serve(self, exchange: Exchange) -> None:
-        """The whole body is there."""
+        """Begin with the whole body."""
         self._body = exchange.take_body()
         self.came_s = self.router.now_s()
         if self.notes is not None and self.router.config.log_prompts:
@@ -108,7 +108,7 @@ class Generation(Request):
             self.refuse(error)
 
     def _make_prompt(self) -> None:
-        """Here, on a thread or, of a large body, in another process: wherever it delays nobody."""
+        """Make the prompt here, on a thread or, for a large body, in another process, so that nothing is delayed."""
         body = self._body
         if not is_quick(body):
             self._aside(partial(self._read_apart, body))
@@ -127,7 +127,7 @@ class Generation(Request):
         self.router.in_thread(make, len(body), self._made)
 
     def _made(self, made: "asyncio.Future[Prompt]") -> None:
-        """A thread has made the prompt."""
+        """Handle the prompt made by a thread."""
         if made.cancelled() or self.is_over:
             return
         try:
@@ -138,7 +138,7 @@ class Generation(Request):
             log.exception("A prompt could not be made")
             self.exchange.fail()
         finally:
-            del made  # it has the error, and that this frame: a cycle, which would keep the body until it is collected
+            del made  # its error refers to this frame: a cycle, which would keep the body until it is collected
 
     async def _read_apart(self, body: bytes) -> None:
         """Have a large body read in another process."""
@@ -155,19 +155,19 @@ class Generation(Request):
         self.exchange.aside = None
         assert made is not None and self.model is not None, "it was wanted"
         prompt = prompt_from(made, self.model, self.peek, salt)
-        self._body = self._body if made.body is None else made.body  # it may have had to be changed
+        self._body = self._body if made.body is None else made.body  # None: it is unchanged
         self.exchange.hold(len(self._body) + sum(map(len, prompt.packed)))
         self.prompted(prompt)
 
     def prompted(self, prompt: Prompt) -> None:
-        """The prompt's tokens are known."""
+        """Place the request, now that its prompt is made."""
         assert self.model is not None, "it was asked to make the prompt"
         self.prompt, self._tokens_of_model = prompt, self.model.tokens
         self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self.router.config.resume)
         self.place()
 
     def _is_ready(self) -> bool:
-        model = self.model = self.router.members.model(self.peek.model)  # there may be other replicas by now
+        model = self.model = self.router.members.model(self.peek.model)  # the replicas may have changed
         if not (self._since_s or self.retries) or not self._is_outdated(model):
             return True
         if self.exchange.response_started:
@@ -176,7 +176,7 @@ class Generation(Request):
         return False
 
     def _is_outdated(self, model: ServedModel) -> bool:
-        """Whether the prompt's tokens may not be those of the replicas that are there now."""
+        """Return whether the prompt's tokens may differ from those of the present replicas."""
         made_otherwise = model.tokens is not self._tokens_of_model or model.lora != self.prompt.lora
         return made_otherwise or (self.prompt.exact and model.tokens.why_not is not None)
 
@@ -195,7 +195,7 @@ class Generation(Request):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         answer, exchange = self._answer, self.exchange
-        # Before anything is counted: the client's body may not be fit for it.
+        # Before anything is counted, since the client's body may be unusable.
         try:
             if not exchange.response_started:
                 answer.begin(member)
@@ -230,7 +230,7 @@ class Generation(Request):
 
     @property
     def session(self) -> str | None:
-        """What keeps requests together, where the policy wants that; a digest of it where it is long."""
+        """The key of the request's session, for the policy `session`; a digest if it is long."""
         header = value_of(self.exchange.scope["headers"], SESSION_HEADER)
         given = self.peek.prompt_cache_key if header is None else header.decode("latin-1")
         if given is None or len(given) <= MAX_SESSION:
@@ -246,7 +246,7 @@ class Generation(Request):
         if attempt.cached_tokens is not None and not self.resumes:
             self.reported_tokens = attempt.cached_tokens
         if exchange.response_started or exchange.disconnected:
-            return  # it goes on with what another one began
+            return  # another replica has begun the response
         if attempt.framed:
             if self.peek.stream:  # a whole answer comes at the end, in one piece
                 self._start_framed(attempt, SSE_TYPE.encode())
@@ -256,7 +256,7 @@ class Generation(Request):
         if not streams:
             self._answer.continuation = None
             if not self.peek.stream:
-                return  # until it is complete, another replica can give it
+                return  # until it is complete, another replica can repeat it
         length = None if self._answer.continuation is not None else value_of(attempt.headers, b"content-length")
         self._reads_events = streams and length is None
         self._start(attempt, length)
@@ -298,7 +298,7 @@ class Generation(Request):
             self._keep(attempt, body)
 
     def _keep(self, attempt: Attempt, body: bytes) -> None:
-        """Keep a part of a whole answer, which another replica may give anew; one that grows too long goes on now."""
+        """Buffer a part of an unstreamed answer, which another replica could repeat; send a long one on."""
         if self._whole is None:
             self._whole = bytearray()
         if len(self._whole) + len(body) <= MAX_KEPT_BYTES and self._hold(self._held_bytes + len(body)):
@@ -313,7 +313,7 @@ class Generation(Request):
         self.exchange.send(body)
 
     def _taken_whole(self) -> bytes:
-        """What is kept of a whole answer, and no longer from now on."""
+        """Take the buffered part of an unstreamed answer, and release its memory."""
         whole, self._whole = bytes(self._whole or b""), None
         self._hold(0)
         return whole
@@ -322,7 +322,7 @@ class Generation(Request):
         return self._hold(pending_bytes + len(self._whole or b""))
 
     def _hold(self, wanted_bytes: int) -> bool:
-        """Have so much of the router's budget; False: it has no room for more."""
+        """Set this request's share of the router's budget; return False if that has no room for more."""
         more = wanted_bytes - self._held_bytes
         if more > 0 and not self.router.held.take(more):
             return False
@@ -332,7 +332,7 @@ class Generation(Request):
         return True
 
     def _lose(self, attempt: Attempt, body: bytes, lost: str) -> None:
-        """The replica has said itself that it cannot go on."""
+        """Treat the replica as lost, since its stream has failed."""
         self.exchange.send(body)
         attempt.cancel()
         self.failed(attempt, Broken(lost))
@@ -354,7 +354,7 @@ class Generation(Request):
     # ---- what goes wrong
 
     def refused(self, attempt: Attempt, body: bytes, complete: bool) -> None:
-        """Status 400 or more: the client's fault, or one that another replica may not have."""
+        """Handle a status of 400 or more: try another replica, or pass it on to the client."""
         code = refusal_code(body) if attempt.status in (429, 503) else None
         reason = f"it answered {attempt.status}" + (f" ({code})" if code else "")
         if attempt.status in REFUSALS and code not in RESTING:
@@ -374,7 +374,7 @@ class Generation(Request):
             self.exchange.answer(attempt.status, self._head(attempt, None, TO_CLIENT), body)
 
     def _end_refused(self, attempt: Attempt, reason: str, code: str | int | None) -> None:
-        """One that was refused: full and draining are no faults, nor is what the client did wrong."""
+        """End a refused attempt; being full or draining is no fault of the replica, nor is a client's error."""
         if code in RESTING:
             self.router.rests(attempt)
         fault = attempt.status >= 500 and code not in RESTING
@@ -385,14 +385,14 @@ class Generation(Request):
             return False
         if self.exchange.response_started and attempt.status < 500 and code is None:
             return False
-        # One that rests or is full has not begun with it; any other refusal may be this request's own doing.
+        # A resting or full replica has not begun; any other refusal may be caused by the request itself.
         if code in RESTING or code == "queue_full":
             return True
         self._lost += attempt.status >= 500
         return self.router.retry_budget.take(self.router.now_s())
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
-        """A long refusal is streamed like an answer."""
+        """Stream a long refusal to the client like an answer."""
         self._answer.continuation = None
         if self.exchange.response_started:
             attempt.cancel()
@@ -405,7 +405,7 @@ class Generation(Request):
         self.exchange.send(body)
 
     def failed(self, attempt: Attempt, broken: Broken) -> None:
-        """The replica is lost to this request: the next one, from the start or from where this one was cut."""
+        """Continue at another replica after a loss, from the start or from where the answer was cut."""
         exchange = self.exchange
         self._broke(attempt, broken)
         self._answer.keep(attempt)
@@ -419,7 +419,7 @@ class Generation(Request):
         if self._reads_events and self._last == DONE:
             exchange.finish()
             return
-        self._taken_whole()  # it will be given anew
+        self._taken_whole()  # another replica repeats it
         why_not = self._answer.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
         if why_not is None and exchange.response_started and not self._reads_events:
             why_not = "the client has a part of a whole answer already"
@@ -442,7 +442,7 @@ class Generation(Request):
                 self._again(attempt.member)
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        """Whether it could go on at one of these replicas, so that it need not wait for its own."""
+        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
         if self._moves >= MOST_MOVES:
             return False
         started, own = self.exchange.response_started, attempt.member
@@ -453,14 +453,14 @@ class Generation(Request):
                 able = one.unavailable is None
             else:
                 able = can_take(one, self._tokens, self.tried) and self.peek.model in member.models
-                # What was generated is part of the prompt there.
+                # The generated tokens are part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
             if able and (not started or (self._reads_events and self._answer.may_move(attempt, member))):
                 return True
         return False
 
     def _ends_here(self, member: Member) -> bool:
-        """Whether the rest of the stream could be said without a replica."""
+        """Finish the stream without a replica if all its tokens were generated; return whether that was so."""
         ending = self._answer.ending(member) if self.exchange.response_started else None
         if ending is None:
             return False
@@ -474,7 +474,7 @@ class Generation(Request):
             self.refuse(error)
 
     def _break_off(self, why: str) -> None:
-        """There is half an answer. A stream can say so; of anything else the client sees that it is not complete."""
+        """End half an answer: a stream by an error event, anything else by cutting the connection."""
         self.why = why
         exchange = self.exchange
         if self._reads_events:
@@ -490,7 +490,7 @@ class Generation(Request):
         if self._held_bytes:
             self._taken_whole()
         Request._over(self, exchange)
-        # Attempts have the request: a cycle, which would keep the body until it is collected.
+        # Attempts refer to the request: a cycle, which would keep the body until it is collected.
         self.attempts, self.notes = [], None
 
     def summary(self) -> RequestSummary:

@@ -1,4 +1,4 @@
-"""Which headers go on, in both directions; the rest speak of one connection and end with it (RFC 9110, 7.6.1)."""
+"""Filters headers in both directions; hop-by-hop ones end with their connection (RFC 9110, 7.6.1)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,17 +14,17 @@ HOP_BY_HOP = frozenset(
     b"connection content-length expect host keep-alive proxy-authenticate proxy-authorization proxy-connection te "
     b"trailer transfer-encoding upgrade".split()
 )
-# Engines take orders from these: which data-parallel rank or worker computes, which adapter. Choosing is the router's.
+# Engines obey these: they select a data-parallel rank, a worker or an adapter, which is for the router to choose.
 STEERING = frozenset(
     b"x-data-parallel-rank x-smg-routing-key x-smg-target-worker x-amzn-sagemaker-adapter-identifier "
     b"x-amzn-sagemaker-adapter-alias x-amzn-sagemaker-session-id".split()
 )
-# Ours to say; a replica's key is not the router's.
+# Set by the router; a replica's key is not the router's.
 TO_REPLICA = HOP_BY_HOP | STEERING | {b"authorization", b"x-request-id"}
 COPIED_BYTES = 64 * 1024  # of a body; one write costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
-# Which pages may ask is the router's to say: engines let in all of them by default.
+# The router decides which pages may ask; engines admit all of them by default.
 CORS = frozenset(b"access-control-allow-%b" % part for part in (b"credentials", b"headers", b"methods", b"origin"))
 TO_CLIENT = HOP_BY_HOP | CORS | {b"x-request-id", b"x-warmroute-content-type", b"x-warmroute-replica"}
 # A generation's body has been read as JSON, and goes on as that: no client names the type that only routers may send.
@@ -71,9 +71,9 @@ def request_to(
     path: bytes | None = None,
     envelope: bytes = b"",
 ) -> tuple[bytes, bytes]:
-    """A client's request as it goes to a replica, and its body where that is too large to be copied.
+    """The bytes of a client's request for a replica, and its body apart if that is too large to copy.
 
-    The client's key does not go on where keys are ours, or the replica has its own.
+    The client's key is dropped if it is for the router, or if the replica has a key of its own.
     """
     scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
     if admitted.key is None and not admitted.shows_key and not member.key_line:
@@ -84,7 +84,7 @@ def request_to(
 
 
 def request_head(scope: Scope, upstream: Upstream, kept: bytes, length: int) -> bytes:
-    """Of a request to a replica; `kept` are complete lines. A request without a body has none of length 0."""
+    """The head of a request to a replica; `kept` are complete lines. A GET without a body gets no content-length."""
     query, method = scope["query_string"], scope["method"]
     path = upstream.path + scope["raw_path"]
     if query:

@@ -1,4 +1,4 @@
-"""API keys: who may ask, how much, and the salt that keeps one tenant's cache from another's clock.
+"""API keys: their rights and limits, and the salts that protect a tenant's cache from timing by others.
 
 Only digests of keys are kept. A key is found by the SHA-256 of what the client sent: nobody can choose a digest that
 begins like another one, so how long the search took tells nothing of the keys; what was found is still compared in
@@ -23,13 +23,13 @@ _SALT_CHARACTERS = 32  # 128 bits, as hexadecimal
 class Key(Struct, frozen=True, kw_only=True):
     name: str  # for logs and metrics
     digest: bytes  # SHA-256 of the key
-    salt: str | None = None  # None: shares the cache with everybody
+    salt: str | None = None  # None: it shares the cache with all others
     requests_per_minute: float | None = None
     max_in_flight: int | None = None
     admin: bool = False
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The salt of a request, from what its client asked for.
+        """The salt of a request, derived from the client's own.
 
         The key's own part has a fixed length, so that no two pairs come to the same text.
         """
@@ -39,7 +39,7 @@ class Key(Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """A set of keys, found by what clients send."""
+    """A set of keys, looked up by what clients send."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._by_digest = {key.digest: key for key in keys}
@@ -68,13 +68,13 @@ def digest_of(key: str) -> bytes:
 
 
 def salt_of(secret: bytes, scope: str) -> str:
-    """The same on every router that has the same keys, before and after a restart."""
+    """A salt that is the same on all routers with the same keys, before and after a restart."""
     mac = hmac.new(secret, f"warmroute cache salt\0{scope}".encode(), hashlib.sha256)
     return mac.hexdigest()[:_SALT_CHARACTERS]
 
 
 def keys_from_options(keys: Sequence[str], admin_key: str | None) -> list[Key]:
-    """Keys given one by one: each with a salt of its own and without limits."""
+    """The keys given as options, each with a salt of its own and without limits."""
     made = {}
     for number, text in enumerate(dict.fromkeys(keys), 1):
         digest = digest_of(text)
@@ -126,7 +126,7 @@ class KeysFile(Struct, forbid_unknown_fields=True):
 
 
 def parse_keys(path: str, text: str) -> list[Key]:
-    """ValueError that names the file and the key's table, and never quotes a key."""
+    """Parse a file of keys; the ValueError names the file and the key's table, and never quotes a key."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -171,7 +171,7 @@ def _key(name: str, digest: bytes, file: KeysFile, secrets: Mapping[str, bytes])
 
 
 def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What the members of a group have in common: all their keys."""
+    """The secret of each group: the digests of all its members' keys."""
     members: dict[str, list[bytes]] = {}
     for name, table in file.keys.items():
         if table.group is not None:
@@ -180,7 +180,7 @@ def _group_secrets(file: KeysFile, digests: Mapping[str, bytes]) -> dict[str, by
 
 
 def _explained(error: msgspec.ValidationError) -> str:
-    """msgspec names the path and the types, never the value."""
+    """Explain the error in the file's terms. msgspec names the path and the types, never the value."""
     said, _, path = str(error).partition(" - at ")
     where = path.strip("`").removeprefix("$").removeprefix(".").replace("[...]", ".NAME") or "the file"
     unknown = re.search(r"unknown field `(.*)`", said)

@@ -17,7 +17,7 @@ _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 
 
 class Notes:
-    """What is kept of a request for its line while it runs."""
+    """Data of one request, gathered while it runs."""
 
     __slots__ = ("body", "completion_tokens", "decisions")
 
@@ -27,7 +27,7 @@ class Notes:
         self.completion_tokens: int | None = None  # by the usage that an engine sends
 
     def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
-        """To be called before the load changes."""
+        """Record a decision; call it before the load changes."""
         question = decision.question
         matched, lower = question.matched.get, question.lower.get
         lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
@@ -49,7 +49,7 @@ class Notes:
         )
 
     def read(self, body: bytes) -> None:
-        """A part of an answer that is no frames."""
+        """Look for the engine's token count in a part of an unframed answer."""
         if COMPLETION in body:
             found = _COMPLETION_TOKENS.findall(body)
             self.completion_tokens = int(found[-1]) if found else self.completion_tokens
@@ -58,7 +58,7 @@ class Notes:
 def _weighed(
     member: "Member", cost: float, matched: float, lower: float, feeds: "Feeds", lost_tokens: float | None
 ) -> Weighed:
-    """Runs for every replica and request while a log is written: positions, no keywords."""
+    """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
     candidate, load = member.candidate, member.load
     known = feeds.known(member.name)
     seq, inexact = (None, None) if known is None else known

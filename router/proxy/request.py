@@ -1,7 +1,7 @@
-"""One request of a client that a replica is to answer: it is placed, waits for room, is sent, and ends.
+"""One client request for a replica: it is placed, waits for room, is sent, and ends.
 
-Everything here is called: by the client's exchange, by attempts, by the router when there is room. Nothing waits. A
-request alone writes its fields; when it is over, the router is told a summary.
+All methods are called by the client's exchange, by attempts, or by the router when there is room; none blocks. A
+request alone writes its fields; when it is over, the router gets a summary.
 """
 
 import logging
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTING = ("draining", "loading")  # codes of replicas that take nothing new
-PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a request is tried again that nobody took; it doubles each time
+PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +51,9 @@ class Request(Owner):
     why: str = ""  # it ended without an answer
     waited_s: float = 0.0  # for room
     _queued_s: float = 0.0  # when it began to wait; 0: it does not
-    _since_s: float = 0.0  # when it did so first
+    _since_s: float = 0.0  # when it first began to wait
     _waits_until_s: float = 0.0  # 0: it has not waited since a replica answered
-    _fruitless: int = 0  # tries, since a replica answered
+    _fruitless: int = 0  # attempts since a replica answered
     _body: bytes = b""
     _client_is_full: bool = False
 
@@ -62,21 +62,21 @@ class Request(Owner):
         self.exchange.answerer = self
         self.exchange.on_end = self._over
 
-    # ---- what each kind of request says of itself
+    # ---- overridden by each kind of request
 
     @property
     def prompt_field(self) -> Literal["messages", "prompt"]:
         return "prompt"
 
     def _is_ready(self) -> bool:
-        """Look at the model once more before a replica is chosen; False: something else has to be done first."""
+        """Check the model once more before a replica is chosen; return False if other work comes first."""
         return True
 
     def _choose(self) -> Decision:
         raise NotImplementedError
 
     def _send(self, member: "Member", decision: Decision) -> bool:
-        """False: this replica cannot go on with what the client has begun to read."""
+        """Send to this replica; return False if it cannot continue the client's part of the answer."""
         raise NotImplementedError
 
     def summary(self) -> RequestSummary:
@@ -85,7 +85,7 @@ class Request(Owner):
     # ---- to a replica
 
     def place(self) -> None:
-        """Choose a replica and send it there, or wait until one has room."""
+        """Choose a replica and send the request there, or wait until one has room."""
         try:
             while not self.is_over and self._is_ready():
                 decision = self.decision = self._choose()
@@ -100,7 +100,7 @@ class Request(Owner):
             self.give_up(error)
 
     def _wait(self, decision: Decision) -> None:
-        """Replicas that are full will have room, and those that are silent or gone may come back."""
+        """Queue the request: full replicas will have room, and silent or missing ones may come back."""
         if decision.nobody == "too_long":
             raise too_long(decision.refusal(), self.prompt_field)
         if decision.nobody == "tried" and all(one.name in self.unfit for one in decision.candidates):
@@ -108,7 +108,7 @@ class Request(Owner):
         router = self.router
         now_s, begun = router.now_s(), self.exchange.response_started
         self._queued_s = self._queued_s or now_s
-        # What has waited keeps its place, and an answer that has begun goes before new requests.
+        # A request that waits again keeps its place, and a begun answer goes before new requests.
         self._since_s = self._since_s or (self.came_s if begun else now_s)
         self._waits_until_s = self._waits_until_s or now_s + router.config.queue_timeout_s
         again_s = 0.0
@@ -136,11 +136,11 @@ class Request(Owner):
 
     @property
     def _tokens(self) -> int:
-        """Its length, as far as a replica can be too small for it."""
+        """The prompt's length, to exclude replicas that are too small; 0 if it is not exact."""
         return self.prompt.tokens if self.prompt.exact else 0
 
     def nobody_took(self) -> None:
-        """It has waited in vain."""
+        """Give up after waiting in vain."""
         if self.decision is None or self.decision.nobody == "full":
             wait_s = self.router.waiting.estimated_wait_s(self.router.now_s())
             why = "every replica is at its limit, and the queue is full or moves too slowly; try again"
@@ -149,7 +149,7 @@ class Request(Owner):
             self.give_up(no_replica(self.decision.refusal()))
 
     def _sent(self, member: "Member", decision: Decision, *, streams: bool) -> Attempt:
-        """It is about to be sent."""
+        """Record the attempt that is about to be sent."""
         attempt = self.attempt = self.router.sent(self, member, decision, self.prompt, streams)
         if self._queued_s:
             self.waited_s, self._queued_s = self.waited_s + attempt.placed.sent_s - self._queued_s, 0.0
@@ -159,7 +159,7 @@ class Request(Owner):
         self._waits_until_s, self._fruitless = 0.0, 0
 
     def _others(self, attempt: Attempt) -> bool:
-        """Whether somebody else is there to ask, now or when there is room."""
+        """Return whether another replica could take the request, now or when it has room."""
         found = obstacles(self._candidates(), self._tokens, self.tried | {attempt.member.name})
         return not {None, "full"}.isdisjoint(found)
 
@@ -176,7 +176,7 @@ class Request(Owner):
         self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
 
     def _again(self, member: "Member") -> None:
-        """Ask another replica."""
+        """Retry at another replica."""
         self.retries += 1
         self.tried = self.tried | {member.name}
         self.place()
@@ -184,7 +184,7 @@ class Request(Owner):
     # ---- the end
 
     def give_up(self, error: ApiError) -> None:
-        """No replica could answer."""
+        """End the request, which no replica could answer."""
         if self.exchange.response_started:
             self.why = error.message
             self.exchange.cut()
@@ -210,7 +210,7 @@ class Request(Owner):
         self.router.over(self.summary())
 
     def _aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do what takes a while for this request, unless it ends before."""
+        """Run slow work for this request in a task; it is cancelled if the request ends before."""
         exchange = self.exchange
 
         async def watched() -> None:
@@ -229,7 +229,7 @@ class Request(Owner):
     # ---- what the client does
 
     def client_left(self) -> None:
-        """Its attempt ends with it, in `_over`."""
+        """Do nothing: the attempt ends in `_over`."""
 
     def client_full(self) -> None:
         self._client_is_full = True

@@ -1,4 +1,4 @@
-"""A request that is over, however it ended: all that metrics, logs, traces and the list of decisions are told of it."""
+"""The summary of a finished request, for metrics, logs, traces and the list of decisions."""
 
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class GenerationSummary(Struct, eq=False, gc=False):
 
     @property
     def block_size(self) -> int:
-        """Of the blocks that its prompt counts in."""
+        """The block size of its prompt's keys."""
         return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
 
 
@@ -47,7 +47,7 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     waited_s: float = 0.0  # for room
     retries: int = 0
     resumes: int = 0
-    why: str = ""  # it was not answered, or not to its end
+    why: str = ""  # the reason if it was not answered completely
     chat: bool | None = None  # None: it is no generation request
     model: "ServedModel | None" = None
     generation: GenerationSummary | None = None
@@ -64,11 +64,11 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
         return self.first_byte_s - self.arrived_s if self.first_byte_s else None
 
 
-# ---- what is counted of it
+# ---- counting
 
 
 def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary) -> None:
-    """Count a request that has ended at the replica that the tally is of."""
+    """Count a finished request in the tally of its model at its replica."""
     member, prompt, size = generation.member, generation.prompt, generation.block_size
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
@@ -88,7 +88,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
 
 
 def is_as_predicted(accuracy: Accuracy, summary: RequestSummary, generation: GenerationSummary) -> bool:
-    """Compare what the replica reported; False if it found another number of cached blocks than was sure."""
+    """Compare the reported with the predicted cached blocks; return False if a sure prediction was wrong."""
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
     if predicted is None or reported_tokens is None or summary.resumes:
         return True
@@ -127,12 +127,12 @@ class DecisionRecord(Struct, frozen=True):
     retries: int
     resumes: int
     status: int
-    why: str | None  # it was not answered
+    why: str | None  # the reason if it was not answered
     candidates: list[Considered]
 
 
 class PastDecision(Struct, frozen=True, gc=False):
-    """What a record is made of when somebody asks: for every request only references are kept."""
+    """The data of a DecisionRecord, which is built on demand: per request, only references are kept."""
 
     ts: float
     duration_s: float
@@ -191,7 +191,7 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         None if generation.member is None else generation.member.name,
         generation.prompt.tokens,
         generation.prompt.exact,
-        # Its costs hold the effects.
+        # The costs include the effects.
         decision if decision.effects is None else replace(decision, effects=None),
         None if predicted is None else predicted.blocks * predicted.block_size,
         generation.reported_tokens,

@@ -1,12 +1,12 @@
-"""A foreign engine's stream that another replica can go on with: what was said of it, and how the others' events fit.
+"""Continues a foreign engine's stream at another replica: keeps its tokens, and rewrites later events to fit.
 
-The engine is asked for its token ids (`return_token_ids`: vLLM from 0.10.2 on, SGLang for completions); what that adds
-is taken out again. When the replica is lost, another one is given the prompt and what was generated as one prompt of
-`/v1/completions`, and its events are retold as those of the first stream.
+The engine is asked for its token ids (`return_token_ids`: vLLM from 0.10.2 on, SGLang for completions); the additions
+are removed again. When the replica is lost, another one gets the prompt and the generated tokens as one prompt of
+`/v1/completions`, and its events are rewritten as those of the first stream.
 
-What stays unequal: a stream with a temperature goes on with other random numbers, also where it has a seed (greedy ones
-go on with the same tokens); `cached_tokens` is the last replica's. Reasoning and tool calls are taken apart by a parser
-that cannot begin in the middle: such streams break off. Text is never shown twice and none is left out: tokens whose
+Some differences remain: a stream with a temperature uses other random numbers, even with a seed (greedy ones
+continue with the same tokens); `cached_tokens` is the last replica's. Reasoning and tool calls need a parser
+that cannot begin in the middle: such streams break off. No text is shown twice or left out: tokens whose
 text the client has not seen are generated again.
 """
 
@@ -35,7 +35,7 @@ USUAL_COMPLETION_TOKENS = 16  # OpenAI's default, where a chat may go on to the 
 _IDS = rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]'
 # Within a string the quotes would stand behind backslashes, so a member's name cannot be mistaken.
 _ADDED = re.compile(rb"\s*,\s*" + _IDS + rb"|" + _IDS + rb"\s*,?\s*")
-# Of a chat request, or said anew. Whatever else there is means the same in a completion.
+# Fields of chat requests only, or set anew. All others mean the same in a completion.
 _NOT_CONTINUED = frozenset(
     """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
     response_format logprobs top_logprobs chat_template chat_template_kwargs add_generation_prompt
@@ -44,7 +44,7 @@ _NOT_CONTINUED = frozenset(
 )
 
 
-# ---- an engine's events, as far as they have to be understood
+# ---- the parsed parts of an engine's events
 
 
 class Choice(Struct):
@@ -79,7 +79,7 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
-    """It is there only for its token ids."""
+    """Return whether the event is there only for its token ids."""
     if chunk.usage is not None or not chunk.choices:
         return False
     return all(
@@ -92,10 +92,10 @@ def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
     )
 
 
-# ---- requests that can be gone on with
+# ---- requests that can be resumed
 
 
-# The fields that look at the whole output, or show the prompt, with the values that change nothing. None is one of any.
+# Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
 _WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -120,7 +120,7 @@ _decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
 
 
 def not_resumable(body: bytes) -> str | None:
-    """The first field for which an engine that is sent a prompt and half its answer would not just go on."""
+    """The first field that keeps an engine from simply continuing a prompt with half its answer, if there is one."""
     asked = _decode_whole_output(body)
     for name, neutral in _WHOLE_OUTPUT.items():
         value = getattr(asked, name)
@@ -132,7 +132,7 @@ def not_resumable(body: bytes) -> str | None:
 
 
 class _Asked(Struct):
-    """What else of a request decides whether, and how, it can go on."""
+    """Other fields of a request that decide whether, and how, its answer can be continued."""
 
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -141,7 +141,7 @@ class _Asked(Struct):
     stream_options: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    # Each of these makes the prompt another one than its tokens say.
+    # Each of these makes the prompt differ from its tokens.
     resume_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     prompt_embeds: Any = None
@@ -151,7 +151,7 @@ _decode_asked = msgspec.json.Decoder(_Asked).decode
 
 
 def why_alone(prompt: Prompt, body: bytes) -> str | None:
-    """Why nobody could go on with the answer to such a request; None: somebody could."""
+    """The reason why no other replica could continue the answer; None if one could."""
     if not prompt.exact:
         return f"its prompt is known only approximately ({prompt.why_not})"
     field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
@@ -166,7 +166,7 @@ def why_alone(prompt: Prompt, body: bytes) -> str | None:
 
 
 def with_ids(body: bytes) -> bytes:
-    """The request, asking for token ids, too. If it says otherwise before, the last word counts."""
+    """The body, with a request for token ids at its end: parsers take the last of two fields."""
     return body.rstrip()[:-1] + b',"return_token_ids":true}'
 
 
@@ -174,15 +174,15 @@ def with_ids(body: bytes) -> bytes:
 
 
 class Continuation:
-    """Of one stream. For each replica: `relay...` or `resume`, then `feed` what comes, and `settle` when it is lost."""
+    """Continues one stream. For each replica: `relay...` or `resume`, then `feed` its bytes; on a loss `settle`."""
 
     def __init__(self, chat: bool, prompt: Prompt, body: bytes, tokenizer: Tokenizer) -> None:
         asked = _decode_asked(body)
-        self.why_not: str | None = None  # nobody can go on with it after all
-        self.broken: str | None = None  # what the replica itself said
+        self.why_not: str | None = None  # the reason if no replica can continue it after all
+        self.broken: str | None = None  # the replica's own error
         self.done = False  # the last event was shown
-        self.ids: list[int] = []  # generated, with a text that is the one shown
-        self._clean: int | None = 0  # so many of them end with a whole character; None: not even once
+        self.ids: list[int] = []  # generated tokens whose text was shown
+        self._clean: int | None = 0  # this many of them end with a whole character; None: no number does
         self._shown_ids = 0
         self._chat = chat
         self._prompt_ids = prompt.packed[0]
@@ -210,16 +210,16 @@ class Continuation:
     # ---- what a replica is sent
 
     def relay(self) -> None:
-        """A replica answers from the beginning, and its bytes go on as they come."""
+        """Prepare for a replica that answers from the beginning."""
         self._begin(retells=self._head is not None)
 
     def relay_native(self) -> None:
-        """A replica of ours goes on by itself; its token ids are in its frames."""
+        """Prepare for a replica of ours, which continues by itself; its frames have the token ids."""
         self._begin(retells=self._head is not None and not self.ids)
         self._says_ids = False
 
     def resume(self, body: bytes, max_model_len: int | None) -> bytes:
-        """What a foreign replica is sent: the request as a completion, with what was generated in its prompt."""
+        """The body for a foreign replica: the request as a completion, with the generated tokens in its prompt."""
         self._begin(retells=True)
         self._before = len(self.ids)
         fields = msgspec.json.decode(body, type=dict[str, Raw])
@@ -234,7 +234,7 @@ class Continuation:
         self._new_ids, self._new_text = [], []
 
     def fits(self, native: bool, spec: ReplicaSpec) -> bool:
-        """Whether such a replica can go on; what it cannot go on from is forgotten."""
+        """Return whether such a replica can continue, and drop the tokens that it cannot continue from."""
         kept = len(self.ids) if native else self._clean
         if kept is None:
             return False
@@ -246,7 +246,7 @@ class Continuation:
         return True
 
     def _room(self, max_model_len: int | None) -> int | None:
-        """How many tokens may still be generated; None: nobody knows."""
+        """The number of tokens that may still be generated; None if it is unknown."""
         if self._limit is not None:
             return self._limit - len(self.ids)
         if max_model_len is None:
@@ -256,7 +256,7 @@ class Continuation:
     # ---- what comes of it
 
     def feed(self, body: bytes) -> bytes:
-        """What the client is to be sent: whole events only."""
+        """Parse bytes of the stream; return the bytes for the client, in whole events."""
         try:
             events = self._reader.feed(body)
         except ValueError as error:
@@ -266,7 +266,7 @@ class Continuation:
         return b"".join([show(event) for event in events])
 
     def rest(self) -> bytes:
-        """What came after the last whole event."""
+        """Take the bytes after the last whole event."""
         rest, self._reader.rest = self._reader.rest, b""
         return rest
 
@@ -323,7 +323,7 @@ class Continuation:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _read(self, event: bytes) -> Chunk | None:
-        """None: it is to be passed on as it is, unless it says that the replica broke."""
+        """Parse an event; None if it is to be passed on as it is, or dropped because the replica broke."""
         payload = payload_of(event)
         if payload is None:
             return None
@@ -374,12 +374,12 @@ class Continuation:
         return self._head
 
     def begun_by_ours(self, head: tuple[str, int, str]) -> None:
-        """A replica of ours, whose events are not looked at, has begun the stream."""
+        """Adopt a stream that a replica of ours has begun, whose events are not parsed."""
         self._head = head
         self._opened = True
 
     def settle(self, ids: Sequence[int] | None = None) -> None:
-        """The replica is lost: how far what it generated (`ids`: says a replica of ours) has been shown."""
+        """After a loss, find the generated tokens that were shown; `ids` are those of a replica of ours."""
         reader = Detokenizer(self._tokenizer, self._skips_special)
         reader.feed(self.ids)
         if ids is not None:
@@ -391,7 +391,7 @@ class Continuation:
 
     def _settle_shown(self, reader: Detokenizer) -> None:
         shown, text = "".join(self._new_text), ""
-        ends = [] if shown else [len(self.ids)]  # with just that text
+        ends = [] if shown else [len(self.ids)]  # token counts with exactly that text
         for place, token_id in enumerate(self._new_ids, len(self.ids) + 1):
             text += reader.feed([token_id])
             if text == shown:
@@ -412,7 +412,7 @@ class Continuation:
             if reader.feed([token_id]):
                 ends.clear()
             elif not ends and self._clean is not None:
-                continue  # nothing was said beyond what is clean
+                continue  # no text was added beyond the clean tokens
             ends.append(len(self.ids))
         if ends:
             self._clean = self._first_clean(ends)
@@ -421,7 +421,7 @@ class Continuation:
         self._finished = self._finished or room == 0 or bool(self.ids and self.ids[-1] in self._ends)
 
     def _first_clean(self, ends: Sequence[int]) -> int | None:
-        """The first of these ends that leaves no bytes of a character over."""
+        """The first of these ends that leaves no bytes of a character over, if there is one."""
         for end in ends:
             reader = Detokenizer(self._tokenizer, self._skips_special)
             reader.feed(self.ids[:end])
@@ -430,12 +430,12 @@ class Continuation:
         return None
 
     def is_complete(self, max_model_len: int | None) -> bool:
-        """Nothing is left to generate."""
+        """Return whether nothing is left to generate."""
         room = self._room(max_model_len)
         return self._finished or (room is not None and room <= 0)
 
     def ending(self) -> bytes:
-        """What was missing of a stream whose tokens are complete."""
+        """The missing end of a stream whose tokens are complete."""
         if self.done:
             return b""
         last: list[bytes] = []

@@ -1,4 +1,4 @@
-"""A budget for asking again after a refusal: a share of all requests, so that retries feed no storm."""
+"""A budget for asking again after a refusal: a share of all requests, so that retries do not add to an overload."""
 
 from msgspec import Struct
 
@@ -8,14 +8,14 @@ MOST = 100.0
 
 
 class RetryBudget(Struct):
-    """Time is an argument, and never goes backwards for it."""
+    """The budget. Time is an argument; steps back are ignored."""
 
     left: float = MOST
     filled_s: float = 0.0
-    requests: int = 0  # that have come since; whoever has one counts it
+    requests: int = 0  # that have come since; callers add to it
 
     def take(self, now_s: float) -> bool:
-        """Whether there is one more; it is used then."""
+        """Take a retry; return False if none is left."""
         passed_s = max(0.0, now_s - self.filled_s)
         self.left = min(MOST, self.left + SHARE * self.requests + PER_S * passed_s)
         self.requests, self.filled_s = 0, self.filled_s + passed_s

@@ -1,4 +1,4 @@
-"""Cuts what comes of a stream of server-sent events into whole events; every byte stays in one of them."""
+"""Cuts a stream of server-sent events into whole events; every byte stays in one of them."""
 
 import re
 
@@ -9,7 +9,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class EventReader:
-    """ValueError for an event that is longer than MAX_EVENT_BYTES."""
+    """Reads events; raises ValueError for one longer than MAX_EVENT_BYTES."""
 
     def __init__(self) -> None:
         self.rest = b""  # the beginning of an event
@@ -29,7 +29,7 @@ class EventReader:
 
 
 def payload_of(event: bytes) -> bytes | None:
-    """What its only line of `data` says; None: it is a comment, or more than that."""
+    """The content of the event's only line, if that is `data`; None for comments and longer events."""
     line = event.strip()
     if not line.startswith(b"data:") or b"\n" in line:
         return None
