@@ -1,7 +1,7 @@
-"""Token ids by text, so that what has been said in a conversation is not encoded again at its next turn.
+"""Token ids by text, so that the past of a conversation is not encoded again at its next turn.
 
-A text is cut before one special token of the model's. That this changes nothing is a rule about tokenizers
-(`api.cuts`), which is not trusted blindly: `difference` compares, for texts that try it, the pieces with the whole.
+A text is cut before one special token of the model's. By a rule about tokenizers (`api.cuts`) this changes nothing.
+We do not trust the rule blindly: `difference` compares the pieces of test texts with the whole.
 """
 
 import sys
@@ -26,7 +26,7 @@ _TRIES = (*_WORDS, " ", "\n", "\n\n", "\t", "▁", "<", "|>")
 
 
 class LookUp(Struct):
-    """A text's pieces; `ids` holds None for each that is not known."""
+    """A text's pieces; `ids` holds None for each unknown one."""
 
     keys: list[Key]
     ids: list[bytes | None]
@@ -34,7 +34,7 @@ class LookUp(Struct):
 
 
 class PieceCache:
-    """Packed ids of one tokenizer's pieces, least recently used forgotten first. Safe to use from several threads."""
+    """An LRU cache of packed token ids by piece, for one tokenizer. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, cut: str, capacity_bytes: int) -> None:
         self.cut = cut
@@ -64,7 +64,7 @@ class PieceCache:
         return LookUp(keys, ids, unknown)
 
     def encode(self, found: LookUp) -> bytes:
-        """All ids of the text, packed; what was not known is encoded."""
+        """Encode the unknown pieces, and return all ids of the text, packed."""
         if not found.unknown_bytes:
             return b"".join(found.ids)  # type: ignore[arg-type]  # nothing is None
         return b"".join(
@@ -72,7 +72,7 @@ class PieceCache:
         )
 
     def _encoded(self, key: Key) -> bytes:
-        known = self._ids.get(key)  # another thread, or the same text before
+        known = self._ids.get(key)  # another thread, or an equal piece of this text, may have added it
         if known is None:
             text = key[0] if isinstance(key, tuple) else self.cut + key
             known = pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
@@ -103,7 +103,7 @@ class PieceCache:
 
 
 def _text_bytes(key: Key) -> int:
-    """Nearly; never 0, which would say that nothing is to be done."""
+    """The piece's approximate size; never 0, which would mean that nothing is left to encode."""
     return 1 + len(key[0] if isinstance(key, tuple) else key)
 
 
@@ -113,23 +113,23 @@ def _entry_bytes(key: Key, ids: bytes) -> int:
 
 
 def best_cut(cuts: Iterable[str], conversation: str) -> str | None:
-    """The token that cuts a conversation into most pieces; of several the one that stands last, before the next answer.
+    """The token that cuts the conversation into the most pieces; on a tie, the one that occurs last.
 
-    What follows it is all that the next turn changes.
+    The next turn changes only the text after it.
     """
     found = Counter({cut: conversation.count(cut) for cut in cuts if cut in conversation})
     return max(found, key=lambda cut: (found[cut], conversation.rfind(cut)), default=None)
 
 
 def tries(cut: str, conversations: Iterable[str], others: Iterable[str] = ()) -> list[str]:
-    """Texts that would show it if cutting made a difference."""
+    """Test texts that would reveal a difference made by cutting."""
     beside = [*_TRIES, *others]
     pairs = [f"{left}{cut}{right}" for left in beside for right in beside]
     return [*conversations, *beside, "".join(pairs), *pairs]
 
 
 def difference(tokenizer: Tokenizer, cut: str, texts: Sequence[str]) -> str | None:
-    """The first of the texts whose pieces are not the whole."""
+    """The first text with other tokens in pieces than as a whole, if there is one."""
     cache = PieceCache(tokenizer, cut, sum(map(len, texts)) * 64 + 2**20)
     for text in texts:
         whole = pack_tokens(tokenizer.encode(text, add_special_tokens=False))

@@ -1,7 +1,7 @@
-"""What the router reads of a request, and the prompt as the index and the policy know it.
+"""The fields that the router reads of a request, and the prompt as the index and the policy see it.
 
-Reading refuses nothing that an engine might take: unknown fields stay unread, and a field of an odd type is read as a
-lenient engine reads it, or as if it were not there. The client's bytes go on to the replica as they came.
+Reading refuses nothing that an engine might accept: unknown fields stay unread, and a field of an odd type is read as
+by a lenient engine, or treated as absent. The client's bytes go on to the replica as they came.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ BYTES_PER_TOKEN = 4  # where nothing better is known: English text with a usual 
 ROLE_CHARACTERS = 40  # of a role, where it is shown
 
 _NOTHING = Raw(b"")
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises, whatever the bytes are
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # all that decoding raises
 
 
 class PeekMessage(Struct, gc=False):
@@ -34,7 +34,7 @@ class PeekMessage(Struct, gc=False):
 
 
 class Peek(Struct):
-    """A few fields of the client's JSON; an absent one is None, and so is one that makes no sense."""
+    """A few fields of the client's JSON; absent and unusable ones are None."""
 
     model: str
     messages: list[PeekMessage] | None = None
@@ -60,7 +60,7 @@ _Loose = msgspec.defstruct("_Loose", [("model", str), *((name, Any, None) for na
 
 
 def read_peek(body: bytes) -> Peek:
-    """ApiError 400 for what is not a JSON object that names a model."""
+    """Parse the fields; raise ApiError 400 unless the body is a JSON object that names a model."""
     try:
         return _decode(body)
     except UNREADABLE:
@@ -74,7 +74,7 @@ def _read_loosely(body: bytes) -> Peek:
 
 
 def lenient(value: Any, type: Any) -> Any:
-    """ "true", 1 and "8" count, as in engines that use pydantic."""
+    """Convert a value as pydantic does: "true", 1 and "8" are accepted. None if it does not fit."""
     if type is Raw:
         return Raw(msgspec.json.encode(value))
     try:
@@ -84,7 +84,7 @@ def lenient(value: Any, type: Any) -> Any:
 
 
 def unreadable(error: Exception) -> ApiError:
-    """Where more of a body has to be read than `read_peek` did, and that cannot be."""
+    """The ApiError for a body that cannot be parsed further than `read_peek` did."""
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deeply; flatten it")
     if isinstance(error, UnicodeDecodeError):
@@ -93,17 +93,17 @@ def unreadable(error: Exception) -> ApiError:
 
 
 def salted(body: bytes, peek: Peek, salt: str) -> bytes:
-    """The body with this cache salt and no other. One of UNREADABLE where that takes reading what is not to be read."""
+    """The body with this cache salt and no other; raise one of UNREADABLE if it has to be parsed and cannot be."""
     if peek.cache_salt is not None:
         fields = _decode_fields(body)
         fields["cache_salt"] = Raw(msgspec.json.encode(salt))
         return msgspec.json.encode(fields)
-    # At the end: if the client has set it to something that is not a salt, the last word counts.
+    # At the end, because parsers take the last of two fields: the client may have set an unusable salt.
     return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
 
 
 def object_salted(body: bytes, salted: Callable[[str | None], str | None]) -> bytes:
-    """Any JSON object, with the salt that its own one, or None, comes to; UNREADABLE for all else."""
+    """Apply `salted` to the cache salt (or None) of a JSON object; raise one of UNREADABLE for any other body."""
     fields = _decode_fields(body)
     given = fields.get("cache_salt")
     salt = salted(None if given is None else lenient(msgspec.json.decode(given), str))
@@ -113,12 +113,12 @@ def object_salted(body: bytes, salted: Callable[[str | None], str | None]) -> by
 
 @lru_cache
 def _unsalted_root(model: str, lora: str | None, block_size: int) -> int:
-    """There are as many as models; salts are the clients' to choose."""
+    """The root key without a salt. It is cached: unlike salts, which clients choose, models are few."""
     return root_key(model, lora, None, block_size)
 
 
 class Prompt(Struct):
-    """One request as the index and the policy know it. The keys are those of the first prompt."""
+    """A request's prompts as the index and the policy see them. The keys are those of the first prompt."""
 
     model: str  # as it stands in the root of block keys
     tokens: int  # of the first prompt; estimated where it is not exact
@@ -135,7 +135,7 @@ class Prompt(Struct):
     read_apart: bool = False  # in a process of its own, since its body takes long to read
 
     def keys(self, block_size: int) -> list[int]:
-        """Of the full blocks of so many tokens; of blocks of text where the size is APPROXIMATE."""
+        """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE."""
         known = self._keys.get(block_size)
         if known is None:
             if self.salt is None:
@@ -152,7 +152,7 @@ class Prompt(Struct):
 
     @property
     def text(self) -> bytes:
-        """What stands for the prompt in approximate blocks."""
+        """The bytes that approximate blocks are made of."""
         if self._text is None:
             self._text = text_of(self.peek)
         return self._text
@@ -188,7 +188,7 @@ def text_of(peek: Peek) -> bytes:
 
 
 def beginning_of(peek: Peek, most_bytes: int) -> bytes:
-    """How the first prompt's text begins, for people: without tools and images, and without reading all of it."""
+    """The beginning of the first prompt's text, for people: without tools and images, and without reading all of it."""
     if peek.messages is None:
         given = peek.prompt
         while isinstance(given, list) and given:

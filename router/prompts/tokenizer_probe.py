@@ -1,4 +1,4 @@
-"""Whether our tokenizer is the replica's: what to send to its `POST /tokenize`, and what its answers say."""
+"""Checks that our tokenizer is the replica's: the requests for its `POST /tokenize`, and the verdict on its answers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ class Answer(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`verified` None: the replica does not say."""
+    """The result of a check; `verified` is None if the replica's answers do not tell."""
 
     verified: bool | None
     why: str
@@ -52,7 +52,7 @@ class _Tokenized(Struct):
 
 
 def probes(model: str, prompts: Prompts) -> list[Probe]:
-    """What our template refuses is not asked."""
+    """The requests with their expected tokens, without those that our template refuses."""
     asked: list[dict[str, Any]] = [
         {"prompt": _TEXT},
         {"prompt": _TEXT * 3, "add_special_tokens": False},
@@ -72,7 +72,7 @@ def _probe(prompts: Prompts, fields: dict[str, Any]) -> Probe | None:
 
 
 def verdict(asked: Sequence[Probe], answers: Iterable[Answer]) -> Verdict:
-    """One difference is enough; what no answer says is not known."""
+    """Compare the answers: False at the first difference, None if one is unusable, else True."""
     unknown = None
     for probe, answer in zip(asked, answers, strict=True):
         found = _token_ids(answer)
@@ -102,7 +102,7 @@ def _difference(expected: Sequence[int], found: Sequence[int]) -> str:
 
 
 def conversations(prompts: Prompts) -> list[str]:
-    """Some conversations as the model's template shows them."""
+    """Sample conversations, rendered with the model's template."""
     shown = []
     for fields in _LOCAL:
         try:

@@ -1,4 +1,4 @@
-"""Which tokenizer belongs to which model. One that is not known to be the model's own is never used for it."""
+"""Finds the tokenizer of each model. One that is not known to be the model's own is never used for it."""
 
 import logging
 from collections import deque
@@ -20,7 +20,7 @@ NEWEST = 8  # models
 class Tokenizers:
     """The `Tokens` of every model, made when its first replica has said what it serves.
 
-    They live as long as somebody serves the model; the newest few longer, so that replicas may all start anew.
+    They live as long as a replica serves the model; the newest few live longer, so that all replicas may restart.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Tokenizers:
         cache_bytes: int,
         special_tokens_in_text: SpecialTokensInText = "parse",
     ) -> None:
-        """Folders and files of templates, by model. OSError or ValueError where one cannot be read."""
+        """Load folders and template files, by model; raise OSError or ValueError if one cannot be read."""
         self._by_model: WeakValueDictionary[str, Tokens] = WeakValueDictionary()
         self._newest: deque[Tokens] = deque(maxlen=NEWEST)
         self._folders = folders
@@ -40,7 +40,7 @@ class Tokenizers:
         self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
 
     def of(self, model: str, *, tokenizer: str | None = None, native: bool = False) -> Tokens:
-        """`tokenizer` is what a native replica calls its own."""
+        """The model's `Tokens`; `tokenizer` is the name that a native replica reports."""
         tokens = self._by_model.get(model)
         if tokens is None:
             tokens = self._by_model[model] = self._made(model, tokenizer, native)
@@ -66,7 +66,7 @@ class Tokenizers:
         return Prompts(tokenizer, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
 
     def _folder(self, model: str) -> str | None:
-        """The one named for it; or the only one, if it was named for no model (`--model-dir DIR`)."""
+        """The folder given for the model; else one given as `--model-dir DIR` that has its name, or is the only one."""
         if model in self._folders:
             return self._folders[model]
         unnamed = [folder for name, folder in self._folders.items() if name == folder]

@@ -1,7 +1,7 @@
-"""Bodies to prompts, for one model: with its own tokenizer and template, or approximately.
+"""Turns bodies into prompts, for one model: with its own tokenizer and template, or approximately.
 
-A draft is made on the event loop: everything but the encoding of text that nobody has said before. Where that is much,
-the caller finishes the draft on a thread.
+A draft is made on the event loop: everything but the encoding of new text. If there is much of that, the caller
+finishes the draft on a thread.
 """
 
 import logging
@@ -25,8 +25,8 @@ from router.prompts.tokenizer_probe import conversations
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 64 * 1024 * 1024
-COMPARE_EVERY = 1000  # of so many prompts one is encoded as a whole too
-# What takes about a millisecond; beyond it other clients' streams should not have to wait.
+COMPARE_EVERY = 1000  # one of so many prompts is also encoded as a whole
+# About a millisecond of work each; for more, other clients' streams should not have to wait.
 QUICK_TEXT_BYTES = 3 * 1024  # to encode
 QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
@@ -37,12 +37,12 @@ GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
 
 
 class TokenCounts(Struct):
-    """What the metrics say of a model's prompts."""
+    """Counters of a model's prompts, for the metrics."""
 
     exact: int = 0
     approximate: Counter[str] = field(default_factory=Counter)  # by reason
     text_bytes: int = 0
-    encoded_bytes: int = 0  # of these; the cache had the others
+    encoded_bytes: int = 0  # of these; the others were cached
     compared: int = 0
     different: int = 0
 
@@ -56,7 +56,7 @@ class TokenCounts(Struct):
 
 
 class Tokens:
-    """A model's way from a body to a prompt. Safe to use from several threads."""
+    """Makes prompts of bodies for one model. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Tokens:
         compare_every: int = COMPARE_EVERY,
         why_not: str = "it has no tokenizer here",
     ) -> None:
-        """`strict`: what our own request types refuse is refused; otherwise an engine of another kind will judge it.
+        """`strict`: refuse what our own request types refuse; otherwise leave that to the replica's engine.
 
-        `why_not` says why there are no `prompts`.
+        `why_not` is the reason if there are no `prompts`.
         """
         self.model = model
         self.prompts = prompts
@@ -103,18 +103,18 @@ class Tokens:
 
     @property
     def approximate_reasons(self) -> Counter[str]:
-        """How many prompts were not exact, by reason."""
+        """Counts of approximate prompts, by reason."""
         return self.counts.approximate
 
     def go_approximate(self, why: str) -> None:
-        """The replicas' tokens turned out to be other ones."""
+        """Make no more exact prompts, because the replicas' tokens differ from ours."""
         if self.why_not is None:
             log.warning("%s: prompts are known approximately from now on: %s", self.model, why)
         self.why_not = why
         self.cache = None
 
     def is_quick(self, body: bytes) -> bool:
-        """Whether a draft can be made where others wait; `Draft.is_quick` says the same of what is left to do."""
+        """Return whether drafting is fast enough for the event loop; `Draft.is_quick` covers the rest of the work."""
         return len(body) <= (QUICK_BODY_BYTES if self.why_not is None else QUICK_APPROXIMATE_BYTES)
 
     def prompt(self, chat: bool, body: bytes, peek: Peek, lora: str | None = None, salt: str | None = None) -> Prompt:
@@ -129,7 +129,7 @@ class Tokens:
         salt: str | None = None,
         max_model_len: int | None = None,
     ) -> "Draft":
-        """ApiError as a replica would answer, if the model is strict. `salt` is what the replica will be told."""
+        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica."""
         named = Named(self.model, peek, lora, salt)
         prompts, cache = self.prompts, self.cache
         if self.why_not is not None or prompts is None:
@@ -152,7 +152,7 @@ class Tokens:
             try:
                 raise error
             finally:
-                del error  # with its traceback it would be a cycle, and keep the body until that is collected
+                del error  # its traceback makes a cycle, which would keep the body until it is collected
         param = re.match(r"\w*", error.param or "")
         return self._approximate(named, error.message, f"refused: {param[0] if param else ''}")
 
@@ -165,7 +165,7 @@ class Tokens:
 
 
 class Named(Struct, frozen=True):
-    """What stands in the root of a prompt's keys, and what was read of it."""
+    """The parts of a prompt's root key (model, adapter, salt), and the fields read of the request."""
 
     model: str
     peek: Peek
@@ -174,7 +174,7 @@ class Named(Struct, frozen=True):
 
 
 class Draft(Struct, frozen=True):
-    """A prompt that lacks at most its encoding; `finish` on any thread, once."""
+    """A prompt complete but for its encoding; call `finish` once, on any thread."""
 
     unknown_bytes: int
     finish: Callable[[], Prompt]
@@ -253,7 +253,7 @@ class Encoding:
         return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._special))
 
     def _compare_with_whole(self, packed: list[bytes]) -> None:
-        """Puts the whole in place of what differs, and nothing is taken from the cache any more."""
+        """Encode each text as a whole; on a difference, use that and stop using the cache."""
         self._tokens.counts.compared += 1
         for i, text in enumerate(self._texts):
             if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
@@ -261,7 +261,7 @@ class Encoding:
                 self._tokens.distrust_cache(self._prompts.tokenizer, text)
 
     def _of_nothing(self) -> Prompt:
-        """A text of no tokens: `api.prompts` says it in its own words."""
+        """Handle a text without tokens, by the error that `api.prompts` raises for it."""
         try:
             if isinstance(self._request, ChatRequest):
                 self._prompts.chat(self._request)
@@ -299,7 +299,7 @@ def _unknown_bytes(found: Found) -> int:
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[bytes, bytes] | None:
-    """What `add_special_tokens` puts before and after a text; None: that is not all it does."""
+    """The ids that `add_special_tokens` puts before and after a text; None if it does more than that."""
     pairs = [
         (tokenizer.encode(text, add_special_tokens=True), tokenizer.encode(text, add_special_tokens=False))
         for text in ("a b", "", " ", "\n1", "é<")

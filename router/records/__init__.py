@@ -1,1 +1,1 @@
-"""What is written down of requests: logs and traces."""
+"""Records of requests: logs and traces."""

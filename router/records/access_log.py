@@ -1,4 +1,4 @@
-"""One JSON line for every request: who asked what of which replica, and how it went; nothing that a client said."""
+"""One JSON line for every request: its client, path, replica and outcome; no word of its body."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ def line_of(scope: Any, *, status: int, duration_s: float, sent_bytes: int, requ
 
 
 def line_of_request(summary: "RequestSummary") -> Line:
-    """A request that was to be answered by a replica."""
+    """The line of a request meant for a replica."""
     exchange, admitted, generation = summary.exchange, summary.admitted, summary.generation
     line = line_of(
         exchange.scope,

@@ -1,4 +1,4 @@
-"""A file that lines are added to, each in one write: nothing is lost when the router is killed, or when it goes on."""
+"""A file of appended lines, each added in one write, so that nothing is lost when the router is killed."""
 
 import logging
 import os
@@ -11,23 +11,23 @@ STDOUT = "-"
 
 
 class LineFile:
-    """What cannot be written is counted, and nobody's request fails for it."""
+    """Appends lines. A failed write is counted, and fails no request."""
 
     def __init__(self, path: str, what: str) -> None:
-        """`what` it is, for the router's own log."""
+        """`what` names the file in the router's own log."""
         self.lost_lines = 0
         self._path = path
         self._what = what
-        self._lost_before = 0  # when it last worked
+        self._lost_before = 0  # `lost_lines` when a write last worked
         self._fd = sys.stdout.fileno() if path == STDOUT else _open(path)
         self._torn = path != STDOUT and _is_torn(path, self._fd)  # whether the last line has no end
 
     def add(self, line: bytes) -> None:
-        """`line` has no end yet."""
+        """Write a line, given without its end."""
         text = b"\n%b\n" % line if self._torn else line + b"\n"
         try:
             written = os.write(self._fd, text)
-        except OSError as error:  # a full disk, a pipe that nobody reads
+        except OSError as error:  # a full disk, or a pipe without a reader
             self._lose(str(error))
             return
         if written < len(text):
@@ -40,7 +40,7 @@ class LineFile:
             self._lost_before = self.lost_lines
 
     def _lose(self, why: str) -> None:
-        if self.lost_lines == self._lost_before:  # said once, and not for every request
+        if self.lost_lines == self._lost_before:  # logged once, not for every request
             log.error("The %s %s cannot be written, its lines are lost: %s", self._what, self._path, why)
         self.lost_lines += 1
 
@@ -54,7 +54,7 @@ def _open(path: str) -> int:
 
 
 def _is_torn(path: str, fd: int) -> bool:
-    """Whether whoever wrote there before was cut off in a line."""
+    """Return whether the file ends in the middle of a line."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False
@@ -62,5 +62,5 @@ def _is_torn(path: str, fd: int) -> bool:
         with open(path, "rb") as written:
             written.seek(-1, os.SEEK_END)
             return written.read(1) != b"\n"
-    except OSError:  # it may only be written: an empty line does no harm
+    except OSError:  # not readable; an empty line does no harm
         return True

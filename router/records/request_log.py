@@ -1,4 +1,4 @@
-"""One JSON line for every generation request: what analysis, simulation and replay of it need later."""
+"""One JSON line for every generation request, with the data for later analysis, simulation and replay."""
 
 import logging
 import time
@@ -38,12 +38,12 @@ class RequestLog(LineFile):
         return cls(config.request_log, bodies=config.log_prompts)
 
     def over(self, summary: "RequestSummary") -> None:
-        """One for which no replica was ever looked for has no line. A mistake in here costs the line alone."""
+        """Write the line of a finished request, if a replica was looked for. A mistake costs only the line."""
         try:
             if summary.notes is not None and summary.generation is not None:
                 self.add(_encode(self._line(summary, summary.generation, summary.notes)))
         except Exception:
-            if not self._has_failed:  # said once, and not for every request
+            if not self._has_failed:  # logged once, not for every request
                 log.exception("A line of the request log could not be made; it is lost, like all that fail so")
             self._has_failed = True
             self.lost_lines += 1
@@ -79,7 +79,7 @@ class RequestLog(LineFile):
 
 
 def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") -> int:
-    """Of the replica that was chosen; of any where that one has none."""
+    """The block size of the chosen replica, else the model's largest; 0 for an approximate prompt."""
     if not generation.prompt.exact:
         return 0
     if generation.block_size or summary.model is None:
@@ -88,7 +88,7 @@ def _block_tokens(summary: "RequestSummary", generation: "GenerationSummary") ->
 
 
 def _output_tokens(attempts: "Sequence[Attempt]", notes: "Notes") -> int | None:
-    """Counted where token ids came; else as an engine said."""
+    """The number of output tokens: counted if token ids came in frames, else as the engine reports."""
     packed = [packed for attempt in attempts for ids in attempt.token_ids.values() for packed in ids]
     if any(attempt.framed for attempt in attempts):
         return sum(map(len, packed)) // TOKEN_BYTES + (notes.completion_tokens or 0)

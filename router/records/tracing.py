@@ -1,7 +1,7 @@
 """A span for every generation request and one for each of its attempts, sent by OTLP; no word of a prompt.
 
-Needs the extra `tracing`. Spans are made when the request has ended, out of what is known of it anyway, and sent by a
-thread; while it runs, only the ids exist that replicas are told. A collector that is lost costs its spans.
+Needs the extra `tracing`. Spans are built when the request has ended, from its summary, and sent by a thread. Until
+then only the ids exist, which replicas get in a header. If the collector is lost, so are its spans.
 """
 
 import os
@@ -30,7 +30,7 @@ Attributes: TypeAlias = dict[str, str | int | float | bool]
 TRACEPARENT = b"traceparent"
 TRACES_PATH = "/v1/traces"
 EXPORT_LIMIT_S = 5.0
-CLOSE_LIMIT_S = 2.0  # for the last spans; nobody should wait for a collector that is gone
+CLOSE_LIMIT_S = 2.0  # for the last spans; a lost collector must not delay the end
 NS = 1_000_000_000
 
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
@@ -38,7 +38,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class Tracing:
-    """Where spans go; `close` it at the end."""
+    """Sends spans to a collector; `close` it at the end."""
 
     def __init__(self, endpoint: str) -> None:
         url = endpoint.rstrip("/")
@@ -49,7 +49,7 @@ class Tracing:
         self._scope = InstrumentationScope("warmroute.router", version("warmroute"))
 
     def begin(self, headers: Iterable[Header]) -> "Trace | None":
-        """Of a request; None: its client decided that it is not traced."""
+        """Begin a request's trace; None if its client decided against tracing."""
         said = value_of(headers, TRACEPARENT)
         found = _PARENT.fullmatch(said) if said is not None else None
         if found is None:
@@ -68,7 +68,7 @@ class Tracing:
         attributes: Attributes,
         fault: str | None,
     ) -> None:
-        """`fault` is the description of an error; None: there was none."""
+        """Queue a span; `fault` describes its error, and is None if there was none."""
         self._batches.on_end(
             ReadableSpan(
                 name,
@@ -85,7 +85,7 @@ class Tracing:
         )
 
     def flush(self) -> None:
-        """Sends what there is, and waits for that."""
+        """Send all queued spans, and wait until that is done."""
         self._batches.force_flush()
 
     def close(self) -> None:
@@ -107,13 +107,13 @@ class Trace:
         self._attempt_ids: list[int] = []
 
     def line(self) -> bytes:
-        """The header that tells the replica of the next attempt whose work it does."""
+        """The header of the next attempt, which makes its span the parent of the replica's."""
         span_id = _new_id()
         self._attempt_ids.append(span_id)
         return b"traceparent: 00-%032x-%016x-01\r\n" % (self._trace_id, span_id)
 
     def end(self, summary: RequestSummary) -> None:
-        """The request is over."""
+        """Queue the spans of a finished request and of its attempts."""
         now_s = summary.ended_s
         zero_ns = time.time_ns() - round(now_s * NS)  # of the loop's clock
         scope = summary.exchange.scope
@@ -140,7 +140,7 @@ def _new_id() -> int:
 
 
 def fault_of(summary: RequestSummary) -> str | None:
-    """What the client did wrong is no error of ours; what it said stays out of this."""
+    """Describe the request's error, without the client's text. A client's own error is none here."""
     status = summary.exchange.status
     if status >= 500:
         return ""
@@ -173,7 +173,7 @@ def request_attributes(summary: RequestSummary) -> Attributes:
 
 
 def answer_attributes(summary: RequestSummary, generation: GenerationSummary) -> Attributes:
-    """Where it was placed, and what came of that."""
+    """Attributes of the placement and of its outcome."""
     decision, chosen, prompt = generation.decision, generation.member, generation.prompt
     attributes: Attributes = {
         "gen_ai.request.model": generation.peek.model,
@@ -208,7 +208,7 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     }
     if attempt.status:
         attributes["http.response.status_code"] = attempt.status
-    if attempt.framed:  # else nobody counted them
+    if attempt.framed:  # else they were not counted
         tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
         attributes["gen_ai.usage.output_tokens"] = tokens
     if attempt.fault is not None:
