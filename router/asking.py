@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, for commands; every failure is a click error of one line that says what to do."""
+"""An HTTP client for commands; every failure is a click error of one line that says what to do."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -32,15 +32,15 @@ class Server(NamedTuple):
     name: str
     option: str
     key: str
-    says: str = ""  # before its own words
-    more: Callable[[], str] = str  # behind an error of one that does not answer
+    says: str = ""  # before its own message
+    more: Callable[[], str] = str  # appended to the error if it does not answer
 
 
 ROUTER = Server("router", "see --router", "see --admin-key", "the router says: ")
 
 
 class Unreachable(click.ClickException):
-    """Nothing answers; `reason` is a few words."""
+    """No server answers; `reason` is a few words."""
 
     def __init__(self, server: Server, url: str, reason: str) -> None:
         self.reason = reason
@@ -52,7 +52,7 @@ class Unreachable(click.ClickException):
 
 
 class Refused(click.ClickException):
-    """The server's own words."""
+    """An error response, with the server's own message."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -60,7 +60,7 @@ class Refused(click.ClickException):
 
 
 class Client:
-    """One server, asked over kept connections; to be closed, or used as a context manager."""
+    """A client of one server, with persistent connections; close it, or use it as a context manager."""
 
     def __init__(self, url: str, key: str | None = None, server: Server = ROUTER, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
@@ -91,7 +91,7 @@ class Client:
             raise self.stranger(f"{path}: {error}") from error
 
     def stranger(self, why: object) -> click.ClickException:
-        """The error of an answer that such a server would not give."""
+        """The error for a response that no such server would give."""
         return click.ClickException(
             f"what answers at {self.url} is no {self._server.name}: {why}; {self._server.option}"
         )

@@ -1,4 +1,4 @@
-"""What a router can be told. New fields need an option in `router.settings`; a test compares the two."""
+"""The router's configuration. New fields need an option in `router.settings`; a test compares the two."""
 
 from typing import Literal, TypeAlias
 
@@ -14,7 +14,7 @@ MEGABYTE = 10**6
 
 
 class Kubernetes(Struct, frozen=True):
-    """Of the two that say which pods are replicas, one."""
+    """A cluster, and the service or the labels (exactly one of them) that select its replica pods."""
 
     cluster: Cluster
     service: str | None = None  # those behind it
@@ -48,7 +48,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     # Access
     keys: tuple[Key, ...] = ()  # of --api-key and --admin-key
     api_keys_file: str | None = None
-    demand_key: bool = False  # an --admin-key alone guards only what is an administrator's
+    demand_key: bool = False  # an --admin-key alone guards only administration
     client_paths: tuple[str, ...] = ()  # below /v1, beside those of the table
     # Choosing
     policy: Policy = "cost"

@@ -1,4 +1,4 @@
-"""The configuration that the settings make together, or one line that says why they cannot."""
+"""Builds the configuration from the settings, or says in one line why it cannot."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from router.watched_file import WatchedFile
 
 
 def config_from(ctx: click.Context) -> RouterConfig:
-    """What the options say together; a click error says which of them contradict each other or are not possible."""
+    """Return the configuration from the options; raise a click error if they are invalid or contradict each other."""
     values = ctx.params
     _check_together(values)
     _check_files(values)
@@ -75,7 +75,7 @@ def _check_curve(server: str | None, secret: str | None) -> None:
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
-    """While the router runs a broken file changes nothing; at its start there is nothing to go on with."""
+    """Refuse to start with a broken file; a running router would keep the last good one."""
     for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys)):
         path = values[key]
         if path is not None:

@@ -1,4 +1,4 @@
-"""The router: what it knows of its replicas, and what it does for every request. No sockets of clients here."""
+"""The router: its knowledge of replicas, and its part in every request. No client sockets here."""
 
 import asyncio
 import logging
@@ -49,15 +49,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS = 2
-QUIET_S = 0.3  # without a byte: such a request may be taken away from a replica that is silent
+QUIET_S = 0.3  # without a byte: a request may then leave a silent replica
 RESYNC_PAUSE_S = 60.0  # if a resync does not help, many would not either
-INDEX_WITHIN_S = 30.0  # from the start: then it serves with what it knows
-HELD_BYTES = 256 * 1024 * 1024  # of answers that are not passed on as they come: whole ones, and long frames
+INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial index
+HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long frames
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
 class Counts:
-    """What happened to requests, whichever replica it was."""
+    """Counters of requests over all replicas."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # by the error's code
@@ -88,7 +88,7 @@ class Router:
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts
         self.on_answer: Callable[[Line], None] | None = None  # the access log
         self.request_log: RequestLog | None = None
-        self.order = count()  # of what changes the figures that replicas are chosen by
+        self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
@@ -96,7 +96,7 @@ class Router:
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
-        self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # by who asks whether it is ready
+        self.index_awaited_until_s = self.now_s() + INDEX_WITHIN_S  # readiness waits for the index until then
         self._attempts: set[Attempt] = set()
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
@@ -106,7 +106,7 @@ class Router:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None:
-        """Make a prompt of so many bytes where it delays nobody. ApiError: too much waits for that already."""
+        """Make a prompt of this many bytes on a thread; raise ApiError if too much is waiting for that already."""
         if self._waiting_bytes + size > WAITING_BODIES * self.config.max_body_bytes:
             raise queue_full(f"{self._waiting_bytes} bytes of other requests wait to be tokenized; try again", 1)
 
@@ -142,20 +142,20 @@ class Router:
             self.placement.trust(member.slot, trust)
 
     def candidates_of(self, name: str) -> Sequence[Candidate]:
-        """Those that serve a model now; all, where the name is empty."""
+        """The replicas that serve a model now; all replicas if the name is empty."""
         if not name:
             return self.members.everybody
         model = self.members.models.get(name)  # None: its replicas may come back while there is time to wait
         return () if model is None else model.candidates
 
     def may_wait(self, model: str) -> bool:
-        """Those who wait for a model that nobody serves now leave half of the queue to others."""
+        """Return whether a request may wait for a model without replicas; these get about half of the queue at most."""
         return 2 * self.waiting.groups[model] <= self.waiting.capacity
 
     # ---- attempts
 
     def sent(self, owner: Owner, member: Member, decision: Decision, prompt: Prompt, streams: bool) -> Attempt:
-        """It is about to be sent: count it."""
+        """Count a request that is about to be sent, and return its attempt."""
         ranked = member.native and decision.policy == "cost"
         placed = self.placement.sent(
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
@@ -165,7 +165,7 @@ class Router:
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
-        """A good head has come."""
+        """Record that the replica has begun a successful response."""
         now_s = self.now_s()
         attempt.member.health.success(now_s)
         attempt.begun_s, attempt.begun_order = now_s, next(self.order)
@@ -174,7 +174,7 @@ class Router:
     def attempt_over(
         self, attempt: Attempt, fault: str | None = None, *, refused: bool = False, silent: bool = False
     ) -> None:
-        """However it ended; `fault` is what the replica did wrong. Silence alone is the upkeep's to judge."""
+        """Record the end of an attempt; `fault` is the replica's error. Silence alone is for the upkeep to judge."""
         if attempt not in self._attempts:
             return
         self._attempts.discard(attempt)
@@ -183,26 +183,26 @@ class Router:
         member = attempt.member
         self.placement.ended(attempt.placed, now_s)
         if fault is not None:
-            log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # that is said once
+            log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # upkeep warns of it
             member.faults += 1
             if refused or not silent:
                 member.health.fault(fault, now_s, refused=refused, silent=silent)
-        if self.waiting and attempt.begun_s:  # after a failure, the clock looks: or two that fail would call each other
+        if self.waiting and attempt.begun_s:  # else two failing ones could call each other forever
             self.room()
 
     def rests(self, attempt: Attempt) -> None:
-        """The replica said itself that it drains."""
+        """Send nothing new to a replica that says it takes no new work."""
         attempt.member.health.rests("it drains")
 
     def refused_at_once(self, attempt: Attempt) -> None:
-        """It looks idle, and yet it is not who should get the next request."""
+        """Record a refusal: the replica may look idle, but should not get the next request."""
         attempt.member.health.refusal(self.now_s())
 
     def move_unheard(self, to: Mapping[Member, Sequence[Member]]) -> None:
-        """What some replicas are answering, and was not heard of, goes on at others, where that can be.
+        """Move unanswered requests of the replicas in `to` to those listed for each, where possible.
 
-        Those are suspected, or heard again, but not on every connection: packets of these may be sent anew only in
-        a while. The rest waits.
+        The replicas are suspected, or heard again but not on every connection: on the others, TCP may take a while to
+        retransmit. Requests that cannot move wait.
         """
         hopeless: set[tuple[Member, str | None, bool]] = set()
         for attempt in list(self._attempts):
@@ -219,7 +219,7 @@ class Router:
             attempt.broke(Broken(why, silent=True))
 
     def is_stuck(self, member: Member) -> bool:
-        """Whether something it answers has not been heard of since the replica itself is heard again."""
+        """Return whether a request at the replica is silent, although the replica itself may be heard again."""
         return any(attempt.member is member and self._is_unheard(attempt) for attempt in self._attempts)
 
     def _is_unheard(self, attempt: Attempt) -> bool:
@@ -234,14 +234,14 @@ class Router:
         return attempt.touched_s < self.now_s() - QUIET_S
 
     def room(self) -> None:
-        """Replicas may have room for some that wait."""
+        """Place waiting requests at replicas that have room."""
         for request in self.waiting.with_room(self.now_s(), self.candidates_of):
-            request.exchange.guard(request.place)  # those after it have their turn whatever happens to it
+            request.exchange.guard(request.place)  # an error in one must not stop the next
 
     # ---- the end
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
-        """Whoever asked was not admitted."""
+        """Count and log a request that was not admitted."""
         self.counts.refused[error.code or str(error.status)] += 1
         if self.on_answer is not None:
             self._tell(line_of(scope, status=error.status, duration_s=0.0, sent_bytes=len(error.body()), request_id=""))
@@ -250,13 +250,13 @@ class Router:
         assert self.on_answer is not None, "its caller has looked"
         try:
             self.on_answer(line)
-        except OSError as error:  # a full disk is no reason to answer nobody
+        except OSError as error:  # a full disk must not stop the answers
             if not self._is_untold:
                 log.error("The access log cannot be written (%s): lines are missing from now on", error)
             self._is_untold = True
 
     def over(self, summary: RequestSummary) -> None:
-        """A request of the front has ended, whichever way."""
+        """Pass the summary of a finished request to counters, logs and traces."""
         self.open_requests -= 1
         self.admission.release(summary.admitted)
         if self.on_answer is not None:
@@ -295,7 +295,7 @@ class Router:
         self.feeds.resync(member.name)
 
     def sweep(self, now_s: float, gap_s: float = 0.0) -> None:
-        """A few times a second: what takes too long. `gap_s`: so long the router itself stood still."""
+        """Time out attempts and waiting requests; `gap_s` is how long the router itself stood still."""
         for attempt in list(self._attempts):
             attempt.touched_s = min(now_s, attempt.touched_s + gap_s)
             try:
@@ -308,14 +308,14 @@ class Router:
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
         unread = attempt.owner.exchange.unread_bytes if attempt.is_paused else None
-        if attempt.spoken or unread != attempt.unread:  # something has come, or the client has taken something
+        if attempt.spoken or unread != attempt.unread:  # the replica has sent or the client has read something
             attempt.spoken, attempt.unread, attempt.touched_s = False, unread, now_s
             return
         goes_on = attempt.goes_on
         limit_s = self.config.idle_timeout_s if goes_on or unread is not None else self.config.first_token_timeout_s
         if now_s - attempt.touched_s <= limit_s:
             return
-        if unread is not None:  # no fault of the replica's, which has others to answer
+        if unread is not None:  # the client is stuck, not the replica
             attempt.owner.exchange.abandon()
             return
         first = "its first token" if attempt.placed.streams else "its answer"

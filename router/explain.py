@@ -1,4 +1,4 @@
-"""What a router says of a decision, asked for and drawn for people: block by block, replica by replica."""
+"""Asks a router to explain a decision, and draws the response for people: block by block, replica by replica."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Candidate(Struct):
 
 
 class Explanation(Struct):
-    """What is drawn of the answer of POST /explain; docs/router-api.md says what its fields mean."""
+    """The drawn fields of the response of POST /explain; docs/router-api.md describes them."""
 
     model: str
     policy: str
@@ -56,7 +56,7 @@ class _Models(Struct):
 
 
 def ask(router_url: str, fields: dict[str, Any], key: str | None) -> bytes:
-    """The router's answer."""
+    """The router's response to POST /explain, for its only model unless the fields name one."""
     with Client(router_url, key) as client:
         if "model" not in fields:
             fields = {"model": _only_model(client), **fields}
@@ -75,7 +75,7 @@ def _only_model(client: Client) -> str:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    """In colours on a terminal, in plain characters elsewhere."""
+    """Print in colours on a terminal, in plain characters elsewhere."""
     try:
         explanation = msgspec.json.decode(answer, type=Explanation)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def heading(explanation: Explanation) -> str:
 
 
 def ranked(explanation: Explanation) -> list[Candidate]:
-    """The winner, then by cost, then those that cannot be chosen."""
+    """The candidates: the chosen one first, then available ones by cost, then the others."""
 
     def place(each: Candidate) -> tuple[bool, bool, float, str]:
         return (

@@ -1,4 +1,4 @@
-"""A router at work on a socket: all of its parts put together, from start to drain."""
+"""Assembles the router's parts, and serves a socket from start to drain."""
 
 import asyncio
 import logging
@@ -76,7 +76,7 @@ class Front:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns when it listens; whether it is ready is another question."""
+        """Start all tasks, and return once the router listens, which may be before it is ready."""
         self._tasks = [
             asyncio.create_task(self._server.serve(sockets=[self.listener])),
             asyncio.create_task(self.discovery.run(self.upkeep.apply)),
@@ -90,28 +90,28 @@ class Front:
         self.check()
 
     def check(self) -> None:
-        """Raises what has ended one of its tasks."""
+        """Raise the error that has ended a task, if there is one."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
     async def failed(self) -> None:
-        """Ends when one of its tasks does, which none should."""
+        """Wait until a task ends, which none should."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def leave(self) -> None:
-        """Go on, but not be ready any more, and let each answer be the last of its connection."""
+        """Keep serving, but report not ready, and make each response the last of its connection."""
         self.router.leaving = True
         self._server.retire(now=False)
 
     async def drain(self, limit_s: float) -> int:
-        """Take nothing new, after a delay, and let what runs come to its end; returns how many requests did not."""
+        """Stop taking requests after a delay, and let running ones end; return the number of those that did not."""
         if self.config.drain_delay_s:
             self.leave()
             await asyncio.sleep(self.config.drain_delay_s)
-            self._server.retire(now=True)  # who still has a connection would only be refused on it
+            self._server.retire(now=True)  # a request on an open connection would only be refused
         self.router.leaving = self.router.draining = True
-        self.dashboard.close()  # those who watch are no work to be finished
+        self.dashboard.close()  # its viewers are not waited for
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.router.open_requests:

@@ -1,7 +1,7 @@
-"""What a line of the request log holds: a request, what it was decided by, and where it was sent.
+"""A line of the request log: a request, its decisions with their inputs, and its attempts.
 
-Times that end in `at_s`, and those of reports, are of the router's own clock, which only its `run` has; `order` says in
-which order the router did things that have the same time.
+Fields that end in `at_s`, and the times of reports, are read from the router's own clock and compare only within one
+`run`; `order` sorts the router's actions that have the same time.
 """
 
 from msgspec import Raw, Struct, field
@@ -14,7 +14,7 @@ NO_BODY = Raw()  # msgspec leaves out a default by its identity
 
 
 class Weighed(Struct, omit_defaults=True, gc=False):
-    """One replica in a decision, as it was then. New fields go last with a default; none is renamed."""
+    """One replica in a decision, with its figures of that time. New fields go last with a default; none is renamed."""
 
     name: str
     cost_s: float | None = None  # None: it could not take the request
@@ -55,7 +55,7 @@ class Decided(Struct, omit_defaults=True):
 
 
 class Sending(Struct, omit_defaults=True):
-    """A try at one replica."""
+    """One attempt at one replica."""
 
     replica: str
     sent_order: int
@@ -72,7 +72,7 @@ class Sending(Struct, omit_defaults=True):
 
 
 class LogLine(Struct, kw_only=True, omit_defaults=True):
-    """Rules for editing: new fields have a default, nothing is renamed. `body` is there only if prompts may be kept."""
+    """One request. New fields need a default; none is renamed. `body` is present only if prompts may be logged."""
 
     ts: float  # when it arrived, seconds since 1970
     request_id: str

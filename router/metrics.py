@@ -1,8 +1,8 @@
-"""What the router's /metrics says; docs/metrics.md has the table, and a test compares the two.
+"""The router's /metrics; docs/metrics.md has the table, and a test compares the two.
 
-A metric is a line in one of the tables below. Nothing is counted here: the numbers lie where they arise, and are read
-when somebody asks. Nothing is global: a process can have several routers. The text is written here and not by
-prometheus_client, which takes ten times as long, and all of it at once: with a thousand replicas it has 60,000 lines.
+A metric is a row in one of the tables below. Nothing is counted here: the numbers are kept where they arise, and read
+on request. Nothing is global: a process can have several routers. The text is written here rather than by
+prometheus_client, which takes ten times as long and never pauses: a thousand replicas make 60,000 lines.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Named(Protocol):
 
 
 class Family(NamedTuple):
-    """One whose lines are written by a function of its own."""
+    """A metric with a writing function of its own."""
 
     name: str
     meaning: str
@@ -144,7 +144,7 @@ WHOLE = Family("request_seconds", "From a request's arrival to the end of its an
 
 
 async def metrics_text(router: Router) -> bytes:
-    """A little at a time, so that no request waits for it."""
+    """Write the metrics a little at a time, so that no request waits for them."""
     loop = asyncio.get_running_loop()
     parts, since_s = [], loop.time()
     for part in text_of(router):
@@ -156,11 +156,9 @@ async def metrics_text(router: Router) -> bytes:
 
 
 def text_of(router: Router) -> Iterator[str]:
-    """The text in parts, of a replica each where there are many. Between two of them replicas may come and go."""
+    """Yield the text in parts, one per replica where there are many. Replicas may come and go between two parts."""
     members = list(router.members)
-    blocks = [
-        (member, router.placement.index.blocks(member.slot)) for member in members
-    ]  # its slot may be another's later
+    blocks = [(member, router.placement.index.blocks(member.slot)) for member in members]  # a slot may be reused later
     for gauge in ROUTER_GAUGES:
         yield _head(gauge, "gauge") + _line(gauge.name, "", gauge.value(router))
     for counter in ROUTER_COUNTERS:
@@ -228,7 +226,7 @@ def _of_tallies(tallies: list[tuple[str, Tally]]) -> Iterator[str]:
 
 
 def message_cache_bytes(members: Members) -> int:
-    """Adapters share the cache of their base."""
+    """The bytes of all message caches; adapters share the cache of their base model."""
     caches = {served.tokens.cache for served in members.models.values()}
     return sum(cache.used_bytes for cache in caches if cache is not None)
 

@@ -1,4 +1,4 @@
-"""A router's life as a process: listen, serve, drain, end. Nothing that users get wrong ends in a traceback."""
+"""The router's process: listen, serve, drain, end. User errors never end in a traceback."""
 
 import asyncio
 import gc
@@ -20,11 +20,11 @@ SWITCH_S = 0.001  # how long a thread that reads a long body may keep all client
 
 
 def serve(config: RouterConfig) -> int:
-    """Runs until told to end; returns the exit status."""
+    """Serve until told to end, and return the exit status."""
     map_large_blocks()
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it tells of its life is said here
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are reported here
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     try:
@@ -49,7 +49,7 @@ async def _serve(config: RouterConfig, listener: socket.socket) -> int:
         gc.set_threshold(50_000, 20, 50)
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.tls_cert else "http"
-        with suppress(OSError):  # nobody reads it, and the router serves all the same
+        with suppress(OSError):  # without a reader of stdout, the router still serves
             url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
             print(f"router on {url}\ndashboard on {url}/dashboard", flush=True)
         await _first(signals.end.wait(), front.failed())

@@ -1,7 +1,7 @@
-"""What a router can be told.
+"""The router's settings.
 
 A new setting is one row in SETTINGS: its key `some_key` is `--some-key` on the command line, `WARMROUTE_SOME_KEY` in
-the environment and `some_key` in the file (`api.options`); `router.configure` makes the configuration of them all.
+the environment and `some_key` in the file (`api.options`); `router.configure` builds the configuration from them.
 A test compares the rows with the fields of RouterConfig.
 """
 

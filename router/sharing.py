@@ -1,4 +1,4 @@
-"""What prompts have begun alike of late, and which replicas hold it (docs/router-api.md says what the fields mean)."""
+"""The prefixes that recent prompts share, and the replicas that hold them (docs/router-api.md describes the fields)."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from router.prompts.prefixes.tree import Run, Tree, most_shared
 from router.prompts.prompt import APPROXIMATE_BLOCK_BYTES, BYTES_PER_TOKEN
 
 MOST_PREFIXES = 200
-MOST_NAMES = 20  # of replicas; how many there are is said of all
+MOST_NAMES = 20  # of replicas; `held_by` counts all of them
 SHOWN_CHARACTERS = 200
 AT_A_TIME = 64  # prompts
 LONGEST_WORD = 32  # in bytes
@@ -24,7 +24,7 @@ _ROLE = re.compile("\0([^\0]*)\0")
 
 
 class Kind(NamedTuple):
-    """Whose keys can be compared."""
+    """The model and block size of block keys; only keys of one kind can be compared."""
 
     model: str
     block_size: int
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The runs that save most, each after the one before it, and what kind the first ones are of."""
+    """The runs that save the most tokens, parents first, and the kinds of those at the root."""
 
     routed: Sequence[RecentPrompt]
     kinds: dict[Run, Kind]
@@ -76,7 +76,7 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, Kind
             tree = trees[kind] = Tree()
         tree.add(one.keys, one.at_s, one.text)
         if not number % AT_A_TIME:
-            time.sleep(0)  # who waits for the interpreter to answer a request need not do so for long
+            time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
     for tree in trees.values():
@@ -104,7 +104,7 @@ def prefix_of(router: Router, kind: Kind, path: Sequence[Run], now_s: float) -> 
 
 
 def _holders(router: Router, kind: Kind, keys: list[int]) -> list[str]:
-    """Who has all of it, in any medium, by events or by what was sent there."""
+    """Names of the replicas that hold all blocks in any medium, by their events or by the prompts sent to them."""
     model = router.members.models.get(kind.model)
     if model is None:
         return []
@@ -117,12 +117,12 @@ def _holders(router: Router, kind: Kind, keys: list[int]) -> list[str]:
 
 
 def text_of(path: Sequence[Run]) -> str | None:
-    """What it adds to the text before it, as far as that is kept."""
+    """The text that the last run adds to the runs before it, as far as it is kept."""
     whole = path[-1].text
     begin = len(path[-2].text or b"") if len(path) > 1 else 0
     if whole is None or len(whole) == begin:
         return None
-    word = max(whole.rfind(gap, 0, begin) for gap in _GAPS) + 1  # two words may well begin alike
+    word = max(whole.rfind(gap, 0, begin) for gap in _GAPS) + 1  # two different words may begin alike
     own = whole[word if begin - word < LONGEST_WORD else begin :]
     text = _ROLE.sub(r"\n\1: ", own.decode(errors="ignore")).replace("\0", " ").strip()
     return text[:SHOWN_CHARACTERS] or None

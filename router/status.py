@@ -1,4 +1,4 @@
-"""What the router believes of its replicas, for people and for tools."""
+"""The router's view of its replicas, for people and for tools."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def replica_status(router: Router, member: Member) -> dict[str, Any]:
 
 
 def _served(member: Member) -> dict[str, int]:
-    """Of all models, since it is known; its rates, for who asks twice, at less than what /metrics costs."""
+    """The replica's totals over all models: two readings give rates, at a lower cost than /metrics."""
     tallies = member.tallies.values()
     return {
         "requests": sum(sum(tally.statuses.values()) for tally in tallies),
@@ -58,7 +58,7 @@ def _served(member: Member) -> dict[str, int]:
 
 
 def state_of(router: Router, member: Member) -> str:
-    """`exact`, `partial` and `syncing` for one whose events are followed; `approximate` for others."""
+    """`exact`, `partial` or `syncing` for a replica with followed events, else `approximate`."""
     feed = router.feeds.state(member.name)
     if feed is None or member.block_size == APPROXIMATE:
         return "approximate"
@@ -68,14 +68,14 @@ def state_of(router: Router, member: Member) -> str:
 
 
 def isolation(router: Router, member: Member) -> str | None:
-    """Whether it keeps the caches of API keys apart; None: there are none that should be."""
+    """How the replica keeps the caches of API keys apart; None if no key asks for that."""
     if all(key.salt is None for key in router.admission.keys):
         return None
     return "by salt" if is_salted(member) else "unknown"
 
 
 def is_salted(member: Member) -> bool:
-    """Whether its engine is known to heed salts; others take and forget them."""
+    """Return whether the replica's engine is known to apply salts; others may accept and ignore them."""
     return member.spec.engine in SALTED
 
 
@@ -111,9 +111,9 @@ def index_status(router: Router) -> dict[str, Any]:
 
 
 def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
-    """Why a load balancer should wait: no replica yet, or, at the start, one whose cache is still being read.
+    """The reason why load balancers should wait, if there is one. At the start, this includes caches still being read.
 
-    Later it is not waited for: one replica whose events cannot be reached would take all routers away from clients.
+    Later it does not: one replica with unreachable events would take all routers away from clients.
     """
     members = list(router.members)
     if not members:

@@ -1,4 +1,4 @@
-"""Where a replica listens, as its URL says."""
+"""The address of a replica, parsed from its URL."""
 
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -20,12 +20,12 @@ class Target(NamedTuple):
 
 
 def parse_target(url: str) -> Target:
-    """ValueError that quotes the URL and says what one looks like."""
+    """Parse a replica's URL; the ValueError quotes it and shows the expected form."""
     try:
         parts = urlsplit(url)
         port = parts.port
         usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
-    except ValueError:  # of a port or an address
+    except ValueError:  # a bad port or address
         usable = False
     if not usable or parts.query or parts.username or not parts.hostname:
         raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")

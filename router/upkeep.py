@@ -1,6 +1,6 @@
-"""Keeps what the router knows of its replicas true: which there are, what they serve, whether they are well.
+"""Keeps the router's knowledge of its replicas up to date: which exist, their models and their health.
 
-Tasks and timers; what an answer means is decided by `facts`, `health` and `load`.
+Only tasks and timers; `facts`, `health` and `load` interpret the answers.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from router.status import isolation
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LATE_S = 0.1  # the clock's own: more is time in which the router stood still
-USUAL_BLOCK_TOKENS = 16  # of an engine whose events have not said it yet
+LATE_S = 0.1  # of the clock itself; beyond that, the router stood still
+USUAL_BLOCK_TOKENS = 16  # of an engine until its events name it
 MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 SCRAPED = ("vllm", "sglang")
 PROBE_S = 2.0  # for an answer
@@ -48,11 +48,11 @@ LOADING = "it is still loading its model"
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
 LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
-RECOVERY_S = 2.0  # in which streams should go on after a silence; a connection may have died of it, or wait for long
+RECOVERY_S = 2.0  # for streams to continue after a silence; connections may have died of it, or wait for long
 
 
 class Upkeep:
-    """Owns a task for each replica, from when it is wanted until it is not."""
+    """Owns one task per replica, for as long as the replica is desired."""
 
     def __init__(self, router: Router, tokenizers: Tokenizers) -> None:
         self.added: dict[str, ReplicaSpec] = {}  # by request, not by discovery
@@ -68,15 +68,15 @@ class Upkeep:
             probe_interval_s=self._config.health_interval_s,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._due: dict[str, asyncio.Event] = {}  # a look at a replica
+        self._due: dict[str, asyncio.Event] = {}  # set when a replica is to be checked
         self._leaving: set[asyncio.Task[None]] = set()
         self._stood_still_s = 0.0  # altogether
-        self._said_unsalted: set[str] = set()  # of which replicas the log said it
+        self._said_unsalted: set[str] = set()  # replicas that the log has warned of
 
     # ---- which replicas there are
 
     def apply(self, wanted: Desired) -> None:
-        """What discovery says; replicas added by request stay beside it, but none in the place of one that it names."""
+        """Apply the result of discovery; replicas added by request stay, unless discovery names one the same."""
         self._wanted = wanted
         for name in wanted.keys() & self.added.keys():
             log.warning("%s: the replica of this name that was added by request makes way", name)
@@ -87,7 +87,7 @@ class Upkeep:
         try:
             others = {name: spec for name, spec in change.changed.items() if not self._is_told(spec)}
             for name in (*change.removed, *others):
-                with _going_on(name):  # the others are as good as ever
+                with _going_on(name):  # an error must not stop the others
                     self._remove(name)
             for spec in (*change.added.values(), *others.values()):
                 with _going_on(spec.name):
@@ -97,7 +97,7 @@ class Upkeep:
                 self._router.members.arrange()
 
     def _is_told(self, spec: ReplicaSpec) -> bool:
-        """Whether it is the same replica, which only drains now, or does not any more: its cache stays known."""
+        """Apply a change of draining alone, which keeps the cache known; return False for any other change."""
         member = self._members[spec.name]
         if msgspec.structs.replace(member.spec_as_wanted, draining=spec.draining) != spec:
             return False
@@ -106,7 +106,7 @@ class Upkeep:
         return True
 
     def add(self, spec: ReplicaSpec) -> None:
-        """By request. BadSpec where the name is taken, or its key is not to be had."""
+        """Add a replica by request; raise BadSpec if its name is taken or its key is not available."""
         if spec.name in self._members:
             raise BadSpec(f"a replica named {spec.name!r} is there already; remove it first, or choose another name")
         spec.api_key(os.environ)
@@ -117,7 +117,7 @@ class Upkeep:
             raise BadSpec(f"{spec.name!r} could not be added; the router's log says why")
 
     def remove(self, name: str) -> None:
-        """By request. BadSpec for one that discovery names: it would be back at once."""
+        """Remove a replica added by request; raise BadSpec if discovery names it, since it would be back at once."""
         if name in self._wanted:
             raise BadSpec(f"{name!r} is named by the router's discovery; remove it there, or drain it here")
         del self.added[name]
@@ -129,7 +129,7 @@ class Upkeep:
 
     def _add(self, spec: ReplicaSpec) -> None:
         router, config = self._router, self._config
-        # Whoever adds a replica by request says where it is, and need not be who may read the key.
+        # A request chooses the URL, and must not get the router's key sent there.
         key = spec.api_key(os.environ, None if spec.name in self.added else config.replica_api_key)
         target = spec.target
         tls = ssl.create_default_context() if target.tls else None
@@ -148,7 +148,7 @@ class Upkeep:
         log.info("%s: added, %s", spec.name, spec.url)
 
     def _remove(self, name: str) -> None:
-        """It gets nothing new; what it is answering may come to its end."""
+        """Remove a replica: it gets no new requests, and running ones may end."""
         member = self._members.pop(name)
         self._tasks.pop(name).cancel()
         del self._due[name]
@@ -170,7 +170,7 @@ class Upkeep:
         member.upstream.close()
 
     async def _emptied(self, member: Member) -> str | None:
-        """Returns when it answers nothing any more, or why it never will: its heartbeat is not listened to now."""
+        """Wait until the replica's requests have ended; return the reason if it is lost, found by probes."""
         upstream = member.upstream
         quiet_since_s = self._router.now_s()
         while upstream.sendings:
@@ -182,7 +182,7 @@ class Upkeep:
                 try:
                     await self._ask(member, "/ready", timeout_s=NATIVE_PROBE_S)
                 except Broken as broken:
-                    if broken.silent or not broken.refused:  # one that ends takes no new connections, and yet answers
+                    if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
                         return str(broken)
                 quiet_since_s = self._router.now_s()
         return None
@@ -198,7 +198,7 @@ class Upkeep:
     # ---- one replica
 
     async def _keep(self, member: Member, due: asyncio.Event) -> None:
-        """Learn what it is, then ask again and again whether it is well."""
+        """Learn what the replica is, then check its health again and again."""
         unanswered = 0  # checks in a row
         while True:
             await due.wait()
@@ -214,23 +214,23 @@ class Upkeep:
         return member.health.probe_due(now_s) or self._is_quiet(member, now_s)
 
     async def _check(self, member: Member) -> bool:
-        """Whether it answered at all."""
+        """Check the replica once; return whether it answered at all."""
         stood_still_s = self._stood_still_s
         try:
-            if not member.learned or member.health.silent:  # it may have been restarted where nobody saw it
+            if not member.learned or member.health.silent:  # it may have restarted unseen
                 await self._learn(member)
             await self._probe(member)
         except Broken as error:
-            if error.ours:  # nothing is known of the replica by that
+            if error.ours:  # this says nothing about the replica
                 log.error("%s: not asked how it is: %s", member.name, error)
                 return True
             if error.silent and self._stood_still_s - stood_still_s > NATIVE_PROBE_S / 2:
-                return True  # it was the router that did not listen
+                return True  # the router itself stood still
             self._failed(member, str(error), silent=error.silent)
             return False
         except BadSpec as error:
             self._failed(member, str(error))
-        except Exception as error:  # whatever its answers made us do wrong: it is to be asked again
+        except Exception as error:  # a mistake of our own: ask it again
             self._stumbled(member, error)
             self._failed(member, repr(error))
         return True
@@ -243,14 +243,14 @@ class Upkeep:
 
     @staticmethod
     def _stumbled(member: Member, error: Exception) -> None:
-        """A mistake of the router's own, said once for as long as it stays the same."""
+        """Log a mistake of the router's own, once for as long as it stays the same."""
         if member.trouble != repr(error):
             log.error("%s: the router's own mistake", member.name, exc_info=error)
         member.trouble = repr(error)
 
     def _failed(self, member: Member, reason: str, *, silent: bool = False) -> None:
-        member.learned = False  # whoever answers next may be another process
-        if member.trouble != reason:  # said once, and not every half second
+        member.learned = False  # the next answer may come from another process
+        if member.trouble != reason:  # logged once, not every half second
             log.warning("%s: %s", member.name, reason)
         member.trouble = reason
         member.faults += 1
@@ -266,12 +266,12 @@ class Upkeep:
     # ---- silence
 
     def _suspect(self, member: Member, reason: str, since_s: float) -> None:
-        """It seems to be frozen or cut off; what it was answering moves if there is somewhere to go."""
+        """Suspect a replica of being frozen or cut off; its requests then move to others where possible."""
         if not member.suspicion:
             now_s = self._router.now_s()
             log.warning("%s: suspected: %s", member.name, reason)
             member.silent_since_s, member.suspected_s = since_s, now_s
-            for other in self._members.values():  # those that do not say by themselves that they live
+            for other in self._members.values():  # replicas without a heartbeat
                 if other.health.heard_age_s(now_s) is None:
                     other.health.probe_soon(now_s)
         member.suspicion = reason
@@ -289,7 +289,7 @@ class Upkeep:
             self._recovered(member, now_s)
 
     def _move_unheard(self, now_s: float) -> None:
-        """Take requests away from suspected replicas, and begin anew what is stuck at those that are heard again."""
+        """Take requests away from suspected replicas, and restart those stuck at replicas that are heard again."""
         heard_again = [one for one in self._members.values() if now_s - one.recovered_s > RECOVERY_S]
         to = {member: [member] for member in heard_again if not member.suspicion}
         suspected = [member for member in self._members.values() if member.suspicion]
@@ -303,7 +303,7 @@ class Upkeep:
                 member.recovered_s = math.inf
 
     def _lively_by_model(self, since_s: float) -> dict[str, list[Member]]:
-        """Replicas with room that were heard just now, or have answered since others are suspected."""
+        """Replicas with room, by model, that were heard just now or have sent something since `since_s`."""
         by_model: dict[str, list[Member]] = {}
         for member in self._members.values():
             if can_take(member.candidate) and not member.suspicion and self._is_lively(member, since_s):
@@ -317,7 +317,7 @@ class Upkeep:
 
     @staticmethod
     def _is_quiet(member: Member, now_s: float) -> bool:
-        """Its engine may well go on saying how it is, while the process that answers requests is frozen."""
+        """Return whether a native replica owes answers and sends none: its server may be frozen and its engine not."""
         return member.native and not member.upstream.spoken and now_s - member.quiet_since_s > QUIET_S
 
     async def _learn(self, member: Member) -> None:
@@ -325,7 +325,7 @@ class Upkeep:
         if facts.spec.model is None:
             return
         if member.learned and not facts.loading and self._source(facts) == member.source:
-            return  # silent, and yet no other one
+            return  # it was silent, but has not changed
         if facts.loading and facts.models == member.models:
             raise BadSpec(LOADING)
         self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native)
@@ -406,7 +406,7 @@ class Upkeep:
             self._router.feeds.limit(member.name, pool.blocks * max(1, pool.block_tokens // size))
 
     async def _verify(self, member: Member) -> None:
-        """Tokens that are not the replica's own would be worse than none."""
+        """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""
         tokens = self._tokenizers.of(member.models[0])
         if tokens.prompts is None or tokens.why_not is not None:
             member.verified = "there is none here"
@@ -426,7 +426,7 @@ class Upkeep:
     # ---- what comes by itself
 
     def heard(self, name: str, status: Status) -> None:
-        """A native replica's heartbeat."""
+        """Process a native replica's heartbeat."""
         member = self._members.get(name)
         if member is None:
             return
@@ -440,17 +440,17 @@ class Upkeep:
         member.report = Report(status.ts, now_s, next(self._router.order))
 
     async def tick(self) -> None:
-        """Time passes: silence, slow starts, time-outs, what the streams have said."""
+        """Run the clock: silence, slow starts, timeouts and the state of event streams."""
         expected_s = self._router.now_s()
         while True:
             now_s = self._router.now_s()
-            # It was we who did not listen: heartbeats and answers of that time are still to be read.
+            # After a gap of our own, heartbeats and answers of that time are still to be read.
             gap_s = gap_s if (gap_s := now_s - expected_s) > LATE_S else 0.0
             self._stood_still_s += gap_s
             for member in list(self._members.values()):
                 try:
                     self._tick(member, now_s, gap_s)
-                except Exception as error:  # time passes for the others
+                except Exception as error:  # the other replicas are not to suffer
                     self._stumbled(member, error)
                 if self._is_due(member, now_s) and (due := self._due.get(member.name)) is not None:
                     due.set()
@@ -470,7 +470,7 @@ class Upkeep:
         elif gap_s:
             member.quiet_since_s = min(now_s, member.quiet_since_s + gap_s)
         if gap_s:
-            # As the times of what it is answering.
+            # As with the times of its attempts.
             member.silent_since_s, member.recovered_s = member.silent_since_s + gap_s, member.recovered_s + gap_s
             member.health.excuse(gap_s, now_s)
         member.health.tick(now_s)
@@ -484,7 +484,7 @@ class Upkeep:
         self._look_for_silence(member, now_s)
         state = self._router.feeds.state(member.name)
         overclaims = self._router.feeds.overclaims(member.name)
-        if overclaims is not None:  # while it is read anew it stays as it was
+        if overclaims is not None:  # None while the cache is read anew: the last value stays
             member.overclaims = overclaims
         self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
         if state is not None and state.block_sizes and member.block_size not in state.block_sizes:
@@ -494,7 +494,7 @@ class Upkeep:
 
 @contextmanager
 def _going_on(name: str) -> Iterator[None]:
-    """What goes wrong with one replica ends nothing that others need."""
+    """Log an error with one replica, and let the others go on."""
     try:
         yield
     except BadSpec as error:

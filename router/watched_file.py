@@ -1,4 +1,4 @@
-"""A file that others change while the router runs; looked at once a second, since not every file system tells."""
+"""A file that may change while the router runs; polled once a second, since not every file system reports changes."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ class WatchedFile:
         self._stamp: _Stamp | None = None
 
     def read_if_changed(self) -> str | None:
-        """The text, if it may be another one than last time; ValueError when it cannot be read."""
+        """The text if the file may have changed, else None; raise ValueError if it cannot be read."""
         try:
             stamp = _stamp_of(self.path)
             if stamp == self._stamp:
@@ -24,7 +24,7 @@ class WatchedFile:
         except (OSError, UnicodeDecodeError) as error:
             self._stamp = None
             raise ValueError(f"cannot read {self.path!r}: {getattr(error, 'strerror', None) or error}") from error
-        self._stamp = stamp  # from before the reading: what is written meanwhile is seen next time
+        self._stamp = stamp  # taken before reading, so a write meanwhile is noticed next time
         return text
 
 
