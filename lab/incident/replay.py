@@ -72,7 +72,7 @@ def replay(
 ) -> Replay:
     """Replay a log against a recording; raise `api.settings.Unusable` for unusable files.
 
-    `sources`: by replica, the name or endpoint of its source, instead of the inferred one. `on_progress` takes percents.
+    `sources`: by replica, the name or endpoint of its source, if not the inferred one. `on_progress` takes percents.
     """
     tape, runs = _opened(recording, log)
     _check_policies(policy, log, runs)

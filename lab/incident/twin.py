@@ -81,7 +81,7 @@ class Twin:
     def inexact(self) -> str | None:
         return None if self._feed is None else self._feed.view.inexact
 
-    # ---- what was recorded
+    # ---- records
 
     def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
         """Queue a record of its own or of the recorder. `offset_s`: the recorder's clock minus the router's."""

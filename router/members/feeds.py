@@ -22,7 +22,7 @@ RESYNC = "what the replica reported as cached differs from what its events say"
 
 
 class FeedState(Struct, frozen=True):
-    """How far the index can be trusted for one replica."""
+    """The state of one replica's stream, and whether the index is exact for it."""
 
     exact: bool
     reason: str | None  # why not exact

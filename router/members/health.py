@@ -80,7 +80,7 @@ class Health:
         self.tick(now_s)
 
     def fault(self, reason: str, now_s: float, *, refused: bool = False, silent: bool = False) -> None:
-        """Note a fault of the replica's own (connection lost, time-out, 5xx); never a 4xx, nor a 429 or 503 of a full one.
+        """Note a fault of the replica's own (lost connection, time-out, 5xx); never a 4xx, nor a full one's 429 or 503.
 
         A replica that was never reached is still starting: nothing opens, and eager probes go on. `silent`: nothing was
         heard from it at all; it may recover at any moment, so it is tried again soon.
@@ -203,7 +203,7 @@ class Health:
         eager = not self.reached or self.resting is not None or self.silent
         return self.config.eager_probe_interval_s if eager else self.config.probe_interval_s
 
-    # ---- what comes out
+    # ---- results
 
     def _publish(self) -> None:
         reason = self._reason()

@@ -21,8 +21,8 @@ from router.placement.placement import APPROXIMATE
 from router.placement.ring import Ring
 from router.prompts.tokens import Tokens
 
-MOST_REMEMBERED = 1000  # names of models, those that nobody serves any more included
-MOST_GONE = 8  # models that nobody serves any more, whose requests may wait for a replica
+MOST_REMEMBERED = 1000  # names of models, including those no longer served
+MOST_GONE = 8  # models no longer served, for which requests may wait
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +131,7 @@ class Members:
         self.models: dict[str, ServedModel] = {}
         self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
         self._once_served: dict[str, None] = {}  # names of models, those served now included
-        self._gone: dict[str, ServedModel] = {}  # the newest of those that nobody serves now
+        self._gone: dict[str, ServedModel] = {}  # the newest of the models not served now
         self._tokens_of = tokens_of
 
     def __iter__(self) -> Iterator[Member]:
@@ -141,7 +141,7 @@ class Members:
         return len(self.by_name)
 
     def model(self, name: str) -> ServedModel:
-        """The model of this name; raise ApiError if nobody serves it. Requests of a model just gone may wait for a replica."""
+        """The model of this name; raise ApiError if nobody serves it. A model just gone has no candidates yet."""
         served = self.models.get(name) or self._gone.get(name)
         if served is not None:
             return served
@@ -152,7 +152,7 @@ class Members:
         raise unknown_model(name, self.models)
 
     def check_served(self, name: str | None) -> None:
-        """Raise ApiError if nobody serves this model, or for None if no replica was ever there."""
+        """Raise ApiError if nobody serves this model, or for None if there is no replica and none has served before."""
         if name is not None:
             self.model(name)
         elif not self.by_name and not self._once_served:

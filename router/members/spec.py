@@ -230,7 +230,7 @@ def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None
     if tcp[1] in WILDCARDS:
         return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
     if _LOOPBACK.fullmatch(tcp[1]) and not _LOOPBACK.fullmatch(host):
-        # On the router's machine, that port belongs to somebody else.
+        # On the router's machine, that port belongs to another process.
         raise BadSpec(
             f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "
             "or name it with events=off"

@@ -119,7 +119,7 @@ class Sending(Struct, eq=False):
             listener.broke(broken)
 
     def unconnected(self, reason: str, *, silent: bool = False, ours: bool = False) -> None:
-        """Fail, as no connection opens. If one had carried the request before, the request may have ended the replica."""
+        """Fail, as no connection opens. If one had carried the request, that may have ended the replica."""
         self.broke(Broken(reason, refused=not self._fresh_only, silent=silent, ours=ours))
 
     def _end(self) -> None:
@@ -129,7 +129,7 @@ class Sending(Struct, eq=False):
         del self._listener  # a cycle of references would wait for the collector
 
     def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
-        """Note the end of the connection. A reused one may have ended before it carried anything: send once more, then."""
+        """Note the end of the connection. A reused one may have ended before it carried anything: send again."""
         if self.over:
             return
         if self._resend and connection.reused and not connection.spoken and not self._fresh_only:

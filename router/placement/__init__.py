@@ -1,1 +1,1 @@
-"""Where a request goes: pure decisions over prompts, caches and loads."""
+"""Placement of requests: pure decisions over prompts, caches and loads."""

@@ -1,7 +1,7 @@
-"""What a replica's cache holds by when it was last asked for, and what another prompt would drive out of it.
+"""The content of a replica's cache by its last use, and the loss if another prompt evicts some of it.
 
-Counted in pages, by a sample: a block in so many stands for about PAGE_TOKENS tokens, the same one in every prompt that
-has it. The cache itself is not looked into: whatever evicts the least recently used first holds what came last.
+Counted in pages, by a sample: one block in so many stands for about PAGE_TOKENS tokens, the same one in every prompt
+that has it. The cache itself is not inspected: if it evicts the least recently used first, it holds the latest pages.
 """
 
 from collections import OrderedDict, deque
@@ -13,12 +13,12 @@ from router.placement.reuse import Reuse
 
 PAGE_TOKENS = 1024
 MOST_PAGES = 2**17  # of a replica, whatever size it claims; some 25 MB
-MOST_GROUPS = 64  # about so many different times are told apart
+MOST_GROUPS = 64  # about this many different times are distinguished
 SHORTEST_S = 1.0
 
 
 def pages_of(keys: Sequence[int], block_tokens: int) -> Sequence[int]:
-    """Those blocks of a prompt that stand for the others."""
+    """The sample of a prompt's blocks that stands for all of them."""
     blocks = _blocks_in_page(block_tokens)
     return keys if blocks == 1 else [key for key in keys if not key & (blocks - 1)]
 
@@ -28,7 +28,7 @@ def page_tokens(block_tokens: int) -> int:
 
 
 def _blocks_in_page(block_tokens: int) -> int:
-    """A power of two."""
+    """Blocks in a page: a power of two."""
     return 1 << max(0, (PAGE_TOKENS // block_tokens).bit_length() - 1)
 
 
@@ -40,13 +40,13 @@ class Group(Struct, gc=False):
 
 
 class CacheAges:
-    """Of one replica; nothing is known while its `capacity_pages` are not."""
+    """Last uses of one replica's cache; empty while its `capacity_pages` are unknown."""
 
     def __init__(self, reuse: Reuse) -> None:
         self.page_tokens = PAGE_TOKENS
         self.capacity_pages = 0.0
         self._reuse = reuse
-        self._pages: OrderedDict[int, Group] = OrderedDict()  # the next to go first
+        self._pages: OrderedDict[int, Group] = OrderedDict()  # the next to be evicted first
         self._groups: deque[Group] = deque()  # oldest first
 
     def __len__(self) -> int:
@@ -54,11 +54,11 @@ class CacheAges:
 
     @property
     def may_evict(self) -> bool:
-        """Whether a prompt of some length may drive something out."""
+        """True if a long prompt may evict something: more than half of the capacity is used."""
         return 2 * len(self._pages) > self.capacity_pages
 
     def describe(self, block_tokens: int, capacity_tokens: float) -> None:
-        """0: not known."""
+        """Set the block size and the capacity; 0: not known."""
         if not block_tokens or not capacity_tokens:
             self.capacity_pages = 0.0
             self.clear()
@@ -71,7 +71,7 @@ class CacheAges:
         self._groups.clear()
 
     def routed(self, pages: Sequence[int], now_s: float) -> None:
-        """A prompt with these goes there now; its end will be evicted before its beginning."""
+        """Count a prompt's pages as used now; its end will be evicted before its beginning."""
         held, newest = self._pages, self._newest(now_s)
         for page in reversed(pages):
             before = held.pop(page, None)
@@ -85,7 +85,7 @@ class CacheAges:
             self._groups.popleft()
 
     def forget(self, pages: Iterable[int]) -> None:
-        """They were routed there, and have not arrived."""
+        """Remove pages that were routed there and have not arrived."""
         for page in pages:
             group = self._pages.pop(page, None)
             if group is not None:
@@ -100,7 +100,7 @@ class CacheAges:
         return groups[-1]
 
     def lost_tokens(self, tokens: float, now_s: float) -> float:
-        """To be computed again, as far as can be expected, if so many more had to be cached."""
+        """Expected tokens to compute again if this many more had to be cached."""
         pages = tokens / self.page_tokens - (self.capacity_pages - len(self._pages))
         if pages <= 0 or not self.capacity_pages:
             return 0.0
@@ -114,7 +114,7 @@ class CacheAges:
         return self.page_tokens * (lost + pages)  # there is no room for the rest until requests have ended
 
     def held(self, now_s: float) -> list[tuple[float, int]]:
-        """Seconds since it was last asked for, and how many tokens that holds for; the newest first."""
+        """Pairs of seconds since the last use and tokens of that age; the newest first."""
         return [(now_s - group.at_s, group.pages * self.page_tokens) for group in reversed(self._groups) if group.pages]
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""What was routed where, for replicas that do not say what they hold.
+"""Guessed cache contents of replicas without events, from the prompts routed to them.
 
-It stands in the index under the replica's slot, as if the replica had stored it: a guess, bounded by what such a cache
-may hold, and forgotten as such caches forget: the least recently used first, a prompt's end before its beginning.
+A guess is in the index under the replica's slot, as if the replica had stored it. It is bounded by the usual size of
+such a cache, and evicted as such caches evict: the least recently used first, a prompt's end before its beginning.
 """
 
 from collections import OrderedDict
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 from router.placement.index import PrefixIndex
 
-CAPACITY_BLOCKS = 8192  # about 500,000 tokens: what an 8B model has room for on one GPU of 80 GB
+CAPACITY_BLOCKS = 8192  # about 500,000 tokens: the cache of an 8B model on one GPU of 80 GB
 
 
 class Approximate:
     def __init__(self, index: PrefixIndex, capacity_blocks: int = CAPACITY_BLOCKS) -> None:
-        """The capacity is that of each replica."""
+        """Bound the guess for each replica by the capacity."""
         self._index = index
         self._capacity_blocks = capacity_blocks
         self._held: dict[int, OrderedDict[int, None]] = {}  # by slot; the next to be forgotten first
 
     def routed(self, slot: int, keys: Sequence[int]) -> None:
-        """The replica computes or finds these blocks now; they are a prompt's, from its beginning."""
+        """Count these blocks, a prompt's from its beginning, as cached by the replica now."""
         held = self._held.get(slot)
         if held is None:
             held = self._held[slot] = OrderedDict()
@@ -43,7 +43,7 @@ class Approximate:
         return len(self._held.get(slot, ()))
 
     def drop(self, slot: int) -> None:
-        """The replica is gone, or empty: the index forgets it too (`PrefixIndex.drop` or `clear`)."""
+        """Forget a replica that is gone or empty; the caller clears the index too (`PrefixIndex.drop` or `clear`)."""
         self._held.pop(slot, None)
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
-"""What it costs to place a prompt on each replica: one pass over the candidates, in seconds.
+"""The cost of placing a prompt on each replica, in seconds: one pass over the candidates.
 
     cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
 
-What it does to others comes on top (`router.placement.effects`).
+Effects on other requests are added to it (`router.placement.effects`).
 
 `weigh` runs for every request over every replica: plain attribute reads, no object per candidate.
 """
@@ -16,44 +16,44 @@ from msgspec import Struct, field
 from router.placement.ages import CacheAges
 from router.placement.queue_positions import QueuePositions
 
-COMPUTE_WEIGHT = 2.0  # a token computed delays this request and takes the room that a later one would have had
-LOWER_PRICE = 0.2  # of computing it, to fetch a token from a lower medium (host memory, disk)
+COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
+LOWER_PRICE = 0.2  # of a token fetched from a lower medium (host memory, disk), as a share of computing it
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
-ALIKE_RATES = 0.7  # rates are measured: one that is this near to another, or nearer, counts as the same
+ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
 INFINITE = float("inf")
 NOTHING: Mapping[int, float] = MappingProxyType({})
 NONE_TRIED: frozenset[str] = frozenset()
 
-# Why a replica cannot take a request, from what lasts longest to what passes soonest.
+# Why a replica cannot take a request, from the longest lasting reason to the shortest.
 Obstacle: TypeAlias = Literal["too_long", "unavailable", "tried", "full"]
 
 
 class Candidate(Struct, eq=False):
-    """A replica as the policy sees it; it lives as long as the replica, and load and health keep it true."""
+    """A replica as the policy sees it. It lives as long as the replica; load and health keep it up to date."""
 
     name: str
     slot: int
-    queued_tokens: float = 0.0  # prefill that is ahead of a new request
+    queued_tokens: float = 0.0  # prefill ahead of a new request
     running: int = 0
     waiting: int = 0
     in_flight: int = 0  # this router's own
     limit: int = 0  # most requests of ours in flight; 0: none
     prefill_tokens_per_s: float = 0.0  # learned; 0: unknown yet
     empty_tokens: float | None = None  # cache that holds nothing yet; None: unknown
-    slowness: float = 1.0  # >= 1 while it comes back
-    unavailable: str | None = None  # why it takes no new request
+    slowness: float = 1.0  # factor on its cost; > 1 while it comes back
+    unavailable: str | None = None  # the reason why it takes no new request
     max_model_len: int | None = None
-    assigned_tokens: float = 0.0  # what this router has given it to compute, since ever
-    may_try_anyway: bool = False  # unavailable only because of what we believe, not because it or an operator said so
-    # Ours that wait there, if it computes them by the rank we give.
+    assigned_tokens: float = 0.0  # all tokens that this router gave it to compute
+    may_try_anyway: bool = False  # unavailable only by our own belief, not by its or an operator's word
+    # Our requests that wait there, if it computes them by our rank.
     queue_positions: QueuePositions = field(default_factory=QueuePositions)
-    ages: CacheAges | None = None  # None: nobody keeps account of its cache
-    is_crowded: bool = False  # some of ours wait for their turn, or its cache fills up
+    ages: CacheAges | None = None  # None: its cache is not tracked
+    is_crowded: bool = False  # our requests wait for their turn there, or its cache fills up
 
 
 class Question(Struct, eq=False):
-    """What is to be placed."""
+    """A prompt to place, and the matched tokens on each replica."""
 
     tokens: int
     matched: Mapping[int, float]  # slot -> tokens in GPU memory
@@ -65,7 +65,7 @@ class Question(Struct, eq=False):
     turn: int = 0  # requests placed before this one, for round-robin
     now_s: float = 0.0
     came_s: float | None = None  # None: now
-    awaited: Mapping[int, float] = NOTHING  # of `matched`, what is only on its way there
+    awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
 
 
 def weigh(
@@ -111,7 +111,7 @@ def uncached_tokens(question: Question, slot: int) -> float:
 
 
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
-    """Prefill rates to compare with; alike ones are evened out, or noise would send all cold prompts to one replica."""
+    """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
     rates = [candidate.prefill_tokens_per_s for candidate in candidates]
     if not rates:
         return rates

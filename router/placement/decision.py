@@ -1,7 +1,6 @@
-"""The outcome of a choice; why each replica was chosen or not is put into words only when somebody asks.
+"""The outcome of a choice; its reasons are put into words only on request.
 
-The difference of two costs is split into parts (compute, queue, busy, turns, evictions, rate, slow start); it is
-their sum.
+The difference of two costs is the sum of its parts: compute, queue, busy, turns, evictions, rate, slow start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from router.placement.eligibility import in_words, obstacles
 MOST_TOLD = 10  # replicas, in an error
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
-# Why nobody took it: worth waiting for; never; each has failed it; none is there.
+# Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
 Nobody: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
@@ -38,14 +37,14 @@ class Verdict(Struct, frozen=True):
     queued_tokens: float
     running: int
     in_flight: int
-    lost_tokens: float | None  # driven out of its cache, and to be computed again; None: it is too dear without them
+    lost_tokens: float | None  # evicted from its cache, and to be computed again; None: too costly even without them
     ttft_s: float
     cost_s: float | None  # None: it cannot take the prompt
     why: str
 
 
 class Decision(Struct, eq=False):
-    """The choice. Its figures are true for the moment of choosing: `explain` before the load has changed."""
+    """A choice. Its figures hold for the moment of choosing: call `explain` before the load has changed."""
 
     policy: str
     question: Question
@@ -54,13 +53,13 @@ class Decision(Struct, eq=False):
     costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
-    later_s: float = 0.0  # where the replica computes it: as if it had come so much later
+    later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     nobody: Nobody | None = None
-    tie_break: int = 0  # the seed that near-equals are drawn with
-    effects: Effects | None = None  # None: it has none, or the policy does not ask
+    tie_break: int = 0  # the seed of the draws among near-equals
+    effects: Effects | None = None  # None: it has none, or the policy ignores them
 
     def ahead(self, index: int) -> float:
-        """Tokens that it would wait for at this candidate."""
+        """Queued tokens ahead of the prompt at this candidate."""
         overtaken = self.effects.overtaken[index] if self.effects is not None else 0.0
         return self.candidates[index].queued_tokens - overtaken
 
@@ -69,7 +68,7 @@ class Decision(Struct, eq=False):
         return (self.ahead(index) + uncached_tokens(self.question, self.candidates[index].slot)) / self.rates[index]
 
     def priority_s(self, now_s: float) -> float:
-        """By how much later than now it counts as having come, at a replica that computes in that order."""
+        """Its rank at a replica that computes by rank, in seconds from now: `later_s` less its time since arrival."""
         question = self.question
         return self.later_s - (now_s - (question.now_s if question.came_s is None else question.came_s))
 
@@ -81,19 +80,19 @@ class Decision(Struct, eq=False):
         return (_verdict(self, index, winner) for index in range(len(self.candidates)))
 
     def at_rest(self) -> "Decision":
-        """With the candidates as they are now, to be explained later."""
+        """Copy the decision with its candidates as they are now, to be explained later."""
         candidates = list(map(copy, self.candidates))
         chosen = None if self.chosen is None else candidates[self.candidates.index(self.chosen)]
         return replace(self, candidates=candidates, chosen=chosen)
 
     def obstacle(self, candidate: Candidate) -> str | None:
-        """Why it cannot take the prompt now."""
+        """The reason why a candidate cannot take the prompt now; None if it can."""
         question = self.question
         [found] = obstacles((candidate,), question.tokens if question.exact else 0, question.tried, question.anyway)
         return in_words(found, candidate, question.tokens)
 
     def refusal(self) -> str:
-        """Why nobody took it, for an error message."""
+        """The reason why no replica took it, for an error message."""
         if not self.candidates:
             return "no replica serves this model"
         if self.nobody == "too_long":
@@ -169,7 +168,7 @@ def _held(question: Question, candidate: Candidate) -> float:
 
 
 def _compared(decision: Decision, loser: Candidate, winner: Candidate) -> str:
-    """What makes the loser dearer than the winner, the largest part first."""
+    """The extra costs of the loser over the winner in words, the largest part first."""
     question = decision.question
     weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
     one, other = decision.candidates.index(loser), decision.candidates.index(winner)

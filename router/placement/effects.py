@@ -1,6 +1,6 @@
-"""What placing a prompt does beside computing it: whom it goes before, and what it drives out of the cache.
+"""Effects of a placed prompt on others: it overtakes waiting requests, and evicts cached blocks.
 
-Both are in tokens, so that they can be added to what `router.placement.cost` counts.
+Both are in tokens, so that they can be added to the costs of `router.placement.cost`.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from msgspec import Struct
 from router.placement.ages import CacheAges
 from router.placement.cost import INFINITE, Candidate, Question, uncached_tokens
 
-# What computes little goes first, and nobody starves: a request is overtaken only by what comes soon after it.
-PATIENCE = 2.0  # times the time that its own prefill takes
+# Short prefills go first, and nobody starves: only requests that come soon after can overtake.
+PATIENCE = 2.0  # times the duration of its own prefill
 MOST_LATER_S = 60.0
-# Near-equals of the best are drawn from, so that routers that see the same reports do not all pick the same replica.
+# Draw among near-equals of the best, or routers with the same reports would all pick the same replica.
 NEAR_S = 0.001
 NEAR_FRACTION = 0.05
-MOST_LOOKED_AT = 64  # of replicas that cost about the same, for what they would lose; the others lose as the dearest
-LOSS_WEIGHT = 2.0  # a token to be computed again delays as one that is computed now: cost.COMPUTE_WEIGHT
+MOST_LOOKED_AT = 64  # losses computed among replicas of similar cost; the others count with the largest of these
+LOSS_WEIGHT = 2.0  # a token computed again delays as much as one computed now: cost.COMPUTE_WEIGHT
 
 
 class Effects(Struct, eq=False):
-    """Parallel to the candidates."""
+    """Effects of one prompt, parallel to the candidates."""
 
-    overtaken: list[float]  # tokens that are queued there, and that it does not wait for
-    delayed: list[float]  # tokens that others wait for longer, all of them together
-    lost: list[float | None]  # tokens that will have to be computed again; None: it is too dear without them
+    overtaken: list[float]  # queued tokens that it goes before
+    delayed: list[float]  # extra tokens that others wait for, added up
+    lost: list[float | None]  # tokens to be computed again; None: too costly even without them
 
 
 def later_s(tokens: float, rate: float) -> float:
-    """By how much later it counts as having come, at a replica that computes in that order."""
+    """Seconds added to a prompt's arrival time in the order in which a replica computes."""
     late_s = PATIENCE * tokens / rate
     return late_s if late_s < MOST_LATER_S else MOST_LATER_S
 
@@ -37,7 +37,7 @@ def later_s(tokens: float, rate: float) -> float:
 def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
-    """Changes the costs; None: nobody waits, and there is room everywhere."""
+    """Add the effects to the costs, and return them; None: nobody waits, and there is room everywhere."""
     if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
         return None
     came_s = question.now_s if question.came_s is None else question.came_s
@@ -47,7 +47,7 @@ def add_effects(
             tokens, rate = uncached_tokens(question, candidate.slot), rates[index]
             later = candidate.queue_positions.later_than(came_s + later_s(tokens, rate))
             if later.prompts:
-                # What is on its way there waits, too: who goes before it computes it.
+                # Blocks on their way there are queued, too: a prompt that overtakes them computes them itself.
                 overtaken = min(later.tokens, candidate.queued_tokens) - question.awaited.get(candidate.slot, 0)
                 overtaken = found.overtaken[index] = max(0.0, overtaken)
                 delayed = found.delayed[index] = later.prompts * tokens
@@ -59,7 +59,7 @@ def add_effects(
 def _add_losses(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float], found: Effects
 ) -> None:
-    """The cheapest first: whoever is dearer than that already need not be looked at, as a loss is never below 0."""
+    """Add the losses, cheapest candidate first; skip those that cost more already, as a loss is never below 0."""
     accounts: dict[int, CacheAges] = {}
     for index, cost in enumerate(costs):
         if cost < INFINITE:
@@ -82,4 +82,4 @@ def _add_losses(
         found.lost[index] = lost
         cost += candidate.slowness * LOSS_WEIGHT * lost / rates[index]
         costs[index] = cost
-        most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)  # the policy's own slack is a part of that
+        most = min(most, cost + NEAR_S + NEAR_FRACTION * cost)  # includes the policy's own slack

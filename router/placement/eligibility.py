@@ -1,4 +1,4 @@
-"""Which replicas can take a request now, and why the others cannot: the one place where that is decided."""
+"""Eligibility: the only place that decides which replicas can take a request now, and why others cannot."""
 
 from collections.abc import Sequence
 

@@ -1,29 +1,29 @@
-"""Which slots hold a key: a bit mask for each key, bit `1 << slot`."""
+"""The slots that hold each key, as a mask with the bits `1 << slot`."""
 
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from sys import getsizeof
 
-# Above it the table that makes equal masks one object starts anew: some masks are then there twice, nothing is wrong.
+# Beyond this size the table of shared masks starts anew: some equal masks then exist twice, which does no harm.
 SHARED_MASKS = 65_536
 INT_BYTES = 48  # of a 64-bit key
 
 
 class Holders:
-    """The mask of every key that somebody holds; a key that nobody holds is absent."""
+    """The mask of every held key; a key without holders is absent."""
 
     __slots__ = ("_objects", "_shared", "masks")
 
     def __init__(self) -> None:
         self.masks: dict[int, int] = {}
         self._shared: dict[int, int] = {}
-        self._objects: dict[int, int] = {}  # of keys that were stored when somebody held them already
+        self._objects: dict[int, int] = {}  # of keys that were already held when stored again
 
     def __len__(self) -> int:
         return len(self.masks)
 
     def add(self, slot: int, keys: Collection[int]) -> int:
-        """How many of the keys the slot had not held before."""
+        """Add keys to a slot; return the number of those that it had not held before."""
         masks, bit = self.masks, 1 << slot
         if masks.keys().isdisjoint(keys):
             before = len(masks)
@@ -39,7 +39,7 @@ class Holders:
         return added
 
     def discard(self, slot: int, keys: Iterable[int]) -> int:
-        """How many of the keys the slot held."""
+        """Remove keys from a slot; return the number of those that it held."""
         masks, objects, bit = self.masks, self._objects, 1 << slot
         dropped, last, left = 0, -1, 0
         for key in keys:
@@ -57,7 +57,7 @@ class Holders:
         return dropped
 
     def intern(self, keys: list[int]) -> list[int]:
-        """The same keys, as one object each, however many slots they are for."""
+        """The same keys as one object each, shared by all slots."""
         if self.masks.keys().isdisjoint(keys):
             return keys
         if len(self._objects) > len(self.masks):  # some were never added
@@ -70,7 +70,7 @@ class Holders:
         return [key for key, mask in self.masks.items() if mask & bit]
 
     def bytes_used(self) -> int:
-        """An estimate; the objects of the keys are counted here, whoever shares them."""
+        """An estimate, with the objects of the keys even if others share them."""
         tables = getsizeof(self.masks) + getsizeof(self._objects) + getsizeof(self._shared)
         return tables + INT_BYTES * len(self.masks)
 

@@ -1,7 +1,7 @@
-"""What every replica holds, in one structure: key -> mask of slots, one for each medium.
+"""The blocks that all replicas hold, in one structure: key -> mask of slots, for each medium.
 
-No key is remembered by slot where the feeder remembers it anyway (a resolver says with `Cleared` what it held), so that
-a block that many replicas hold costs each of them a bit. Only for `store` and `remove` the index keeps its own sets.
+Keys are not kept by slot if the feeder keeps them anyway (a resolver passes them with `Cleared`), so each holder of a
+shared block costs one bit. The index keeps its own sets only for `store` and `remove`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ Matched: TypeAlias = dict[int, int]
 
 
 class Matches(NamedTuple):
-    """Leading blocks of a prompt, by slot. Equal parts may be the same object: they are not to be changed."""
+    """Leading blocks of a prompt, by slot. Equal parts may be the same object: do not change them."""
 
     gpu: Matched  # in GPU memory, by events and optimistic entries
     lower: Matched  # in any medium together
@@ -31,10 +31,10 @@ class Matches(NamedTuple):
 
 
 class PrefixIndex:
-    """A slot is a small number that names a replica in here; freed slots are used again."""
+    """The index; a slot is its small number for a replica, and freed slots are used again."""
 
     def __init__(self) -> None:
-        self._media: dict[str, Holders] = {GPU: Holders()}  # others only while somebody holds a block there
+        self._media: dict[str, Holders] = {GPU: Holders()}  # others only while a slot holds a block there
         self._blocks: dict[int, dict[str, int]] = {}  # slot -> medium -> blocks
         self._own: dict[int, dict[str, set[int]]] = {}  # of `store`: slot -> medium -> keys
         self._free: list[int] = []
@@ -48,7 +48,7 @@ class PrefixIndex:
         return slot
 
     def drop(self, slot: int) -> None:
-        """Forgets a replica. One that a feed follows is to leave it first (`Feeds.leave`), else this takes a scan."""
+        """Forget a replica. If a feed follows it, call `Feeds.leave` first, or this scans the whole index."""
         self.clear(slot)
         self.optimistic.drop(slot)
         del self._blocks[slot]
@@ -82,9 +82,9 @@ class PrefixIndex:
         self._discard(slot, gone, medium)
 
     def clear(self, slot: int, held: Iterable[tuple[str, Iterable[int]]] = ()) -> None:
-        """Forgets every key of the replica: those it held by medium, as far as they are known here or to the caller.
+        """Forget every key of the replica: those that the caller gives by medium, and those kept here.
 
-        Whatever is still counted then is searched for in the whole index.
+        Search the whole index for any others that are still counted.
         """
         for medium, keys in (*held, *self._own.pop(slot, {}).items()):
             self._discard(slot, keys, medium)
@@ -94,7 +94,7 @@ class PrefixIndex:
         self._blocks[slot].clear()
 
     def intern(self, keys: list[int]) -> list[int]:
-        """The same keys, as objects that other replicas keep already: half of what a shared block would take."""
+        """The same keys, as the objects that other replicas use already: this halves the memory of a shared block."""
         return self._media[GPU].intern(keys)
 
     def _add(self, slot: int, keys: list[int], medium: str) -> None:
@@ -113,10 +113,10 @@ class PrefixIndex:
         if medium != GPU and not holders:
             del self._media[medium]
 
-    # ---- what is asked
+    # ---- questions
 
     def match(self, keys: Sequence[int], slots: int) -> Matches:
-        """How many leading blocks of a prompt each of these replicas holds (`slots`: a mask)."""
+        """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask)."""
         held = _masks(self._media[GPU].masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
@@ -133,14 +133,14 @@ class PrefixIndex:
         return Matches(hoped, lower, sure)
 
     def holders(self, keys: Sequence[int]) -> list[int]:
-        """The mask of those that hold each block in any medium, by their events."""
+        """For each block, the mask of its holders in any medium, by events alone."""
         held = [0] * len(keys)
         for holders in self._media.values():
             held = list(map(or_, held, _masks(holders.masks, keys)))
         return held
 
     def blocks(self, slot: int) -> dict[str, int]:
-        """Blocks by medium."""
+        """Number of blocks by medium."""
         return {medium: blocks for medium, blocks in self._blocks[slot].items() if blocks}
 
     def bytes_used(self) -> int:
@@ -149,7 +149,7 @@ class PrefixIndex:
         return own + sum(holders.bytes_used() for holders in self._media.values())
 
     def check(self) -> None:
-        """Raises AssertionError if any invariant is broken; optimistic entries have a check of their own."""
+        """Raise AssertionError if any invariant is broken; optimistic entries have a check of their own."""
         assert sorted([*self._blocks, *self._free]) == list(range(len(self._blocks) + len(self._free))), (
             f"slots {sorted(self._blocks)} are in use and {sorted(self._free)} free"
         )
@@ -165,9 +165,9 @@ class PrefixIndex:
 
 
 def leading(masks: Iterable[int], slots: int) -> Matched:
-    """How many masks from the first on have the bit of each slot.
+    """Count, for each slot, the leading masks that have its bit.
 
-    Every block is looked at, as a replica may have evicted one in the middle: skipping ahead would not notice.
+    Look at every block, as a replica may have evicted one in the middle: skipping ahead would miss that.
     """
     matched: Matched = {}
     depth = 0
@@ -191,7 +191,7 @@ def leading(masks: Iterable[int], slots: int) -> Matched:
 
 
 def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> Matched:
-    """What `held` and `more` give together, where `held` alone gave `matched`; walked from where they may differ."""
+    """Leading blocks of `held` and `more` together, from `matched` of `held` alone; starts at the first difference."""
     also = reduce(or_, set(more), 0) & slots
     if not also:
         return matched

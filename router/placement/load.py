@@ -1,9 +1,9 @@
-"""What is known of one replica's queue, speed and empty cache: its reports, and what we sent since.
+"""Estimates of one replica's queue, speed and empty cache, from its reports and our requests since.
 
-A native replica reports its queue a few times a second; what we sent after a report was made is added until the next
-one holds it, and as much again for every other router that seems to send there: else all of them would turn at once to
-whichever replica has not reported for the longest time. Of other replicas we know our own requests, and how many wait
-by a scrape of the engine's /metrics. Every event costs O(1); what is remembered of a request goes when it ends.
+A native replica reports its queue a few times a second. Our requests after a report are added until the next one holds
+them, and as much again for every other router that seems to send there: else all routers would turn at once to the
+replica with the oldest report. Of other replicas we know our own requests, and the number of waiting ones from the
+engine's /metrics. Every event costs O(1), and no record of a request stays after its end.
 """
 
 from collections import deque
@@ -14,12 +14,12 @@ from events.native import Load
 from router.placement.cost import INFINITE, Candidate
 from router.placement.speed import Speed
 
-REPORT_AGE_S = 0.03  # a request sent so shortly before a report arrives may not be in it
+REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
 MEAN_WEIGHT = 0.1  # of the newest request, in the mean of uncached tokens
 CROWD_KEPT = 0.95  # of the older reports' weight at each new one, in the count of other routers
 MOST_CROWD = 16.0
 FAR_S = 1e12  # later than any end, and yet not INFINITE
-MOST_FRESH = 1024  # should no report come, the oldest count as reported
+MOST_FRESH = 1024  # if no report comes, the oldest count as reported
 
 
 class Sent(Struct, eq=False):
@@ -28,13 +28,13 @@ class Sent(Struct, eq=False):
     id: int
     tokens: int  # to compute
     sent_s: float
-    due_s: float = INFINITE  # when its prefill should be done, for one whose first byte comes with the last
+    due_s: float = INFINITE  # expected end of its prefill, if its first byte comes with the last
     queued: bool = True  # its prefill is not done, as far as we know
     fresh: bool = True  # the replica's report may not hold it
 
 
 class ReplicaLoad:
-    """Keeps `candidate`'s queue, counts, rate and empty cache true."""
+    """Keep `candidate`'s queue, counts, rate and empty cache up to date."""
 
     def __init__(self, candidate: Candidate, *, block_size: int = 0, total_blocks: int = 0) -> None:
         self.candidate = candidate
@@ -57,13 +57,13 @@ class ReplicaLoad:
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
         self._its_requests = 0.0  # as reported, fading; and of them ours
         self._our_requests = 0.0
-        self._crowd = 1.0  # how many times what we send it gets from all routers together
+        self._crowd = 1.0  # requests from all routers together, as a multiple of ours
         self._others_waiting = 0  # by the last scrape
         self._mean_tokens = 0.0
         self._speed = Speed()
 
     def describe(self, block_size: int, total_blocks: int) -> None:
-        """What the replica says of its cache; 0: nothing."""
+        """Set the size of its cache as the replica declares it; 0: unknown."""
         self.block_size = block_size
         self.total_blocks = self._declared_blocks = total_blocks
         self._tell_size()
@@ -83,10 +83,10 @@ class ReplicaLoad:
         streamed: bool = True,
         priority_s: float | None = None,
     ) -> None:
-        """A request went out, and so much of its prompt the replica has to compute.
+        """Count a request that was sent, and the tokens of its prompt to compute.
 
         Not streamed: its first byte comes when all is generated, and says nothing about prefill. `priority_s`: it is
-        computed as if it came so much later; None: the replica has an order of its own.
+        computed as if it came this much later; None: the replica has an order of its own.
         """
         if request_id in self._sent:
             self.ended(request_id, now_s)
@@ -111,7 +111,7 @@ class ReplicaLoad:
         self.tick(now_s)
 
     def begun(self, request_id: int, now_s: float) -> None:
-        """Its first byte came: its prefill is done."""
+        """Note a request's first byte: its prefill is done."""
         one = self._sent.get(request_id)
         if one is None or not one.queued:
             return
@@ -125,7 +125,7 @@ class ReplicaLoad:
         self.tick(now_s)
 
     def ended(self, request_id: int, now_s: float) -> None:
-        """Its answer is complete, or it failed, or the client left; unknown ones are those of before `forget`."""
+        """Remove a request that completed, failed or lost its client; unknown ones are from before `forget`."""
         one = self._sent.pop(request_id, None)
         if one is None:
             return
@@ -138,7 +138,7 @@ class ReplicaLoad:
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Takes from the queue what should be prefilled by now, of requests that do not stream."""
+        """Take out of the queue all requests without streaming whose prefill should be done by now."""
         unstreamed = self._unstreamed
         while unstreamed and (not unstreamed[0].queued or unstreamed[0].due_s <= now_s):
             one = unstreamed.popleft()
@@ -163,7 +163,7 @@ class ReplicaLoad:
     # ---- what the replica says
 
     def reported(self, load: Load, now_s: float) -> None:
-        """A native status."""
+        """Take the load from a native status."""
         self._report, self._reported_s, self._drained = load, now_s, 0.0
         fresh = self._fresh
         while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
@@ -179,13 +179,13 @@ class ReplicaLoad:
         self._publish()
 
     def scraped(self, running: int, waiting: int, now_s: float) -> None:
-        """The /metrics of an engine that sends no status; our own waiting requests are among those it counts."""
+        """Take the load from the /metrics of an engine without statuses; it counts our waiting requests, too."""
         self.candidate.running, self.candidate.waiting = running, waiting
         self._others_waiting = max(0, waiting - self._queued_requests)
         self.tick(now_s)
 
     def forget(self) -> None:
-        """The replica has started anew: nothing known of the old one holds, and its requests are gone."""
+        """Reset all estimates and requests, as the replica has restarted."""
         candidate = self.candidate
         candidate.in_flight = candidate.running = candidate.waiting = 0
         candidate.assigned_tokens = 0.0
@@ -213,7 +213,7 @@ class ReplicaLoad:
         candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
         candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
         if self.block_size:
-            # Blocks are named as they fill: those that requests hold are nearly all cached.
+            # Blocks are named as they fill, so nearly all blocks held by requests are cached.
             blocks = min(report.free_blocks, self.total_blocks - report.cached_blocks)
             empty = blocks * self.block_size - report.queued_prefill_tokens - self._fresh_given
             candidate.empty_tokens = empty if empty > 0 else 0.0

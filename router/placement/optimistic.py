@@ -1,4 +1,4 @@
-"""What was routed to a replica and is not confirmed by its events yet: an overlay on the index, never part of it."""
+"""Blocks routed to a replica and not yet confirmed by its events: an overlay on the index, never part of it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,32 +8,32 @@ from typing import NamedTuple
 
 from router.placement.holders import Holders
 
-QUEUE_MARGIN = 2.0  # waits turn out so much longer than estimated now and then
+QUEUE_MARGIN = 2.0  # actual waits occasionally reach this multiple of the estimate
 
 
 def awaited_s(ttl_s: float, ttft_s: float, most_ttft_s: float = math.inf) -> float:
-    """How long to wait for the events of a prompt whose first token is expected so late, and is waited for so long."""
+    """Seconds to wait for a prompt's events, given the expected and the longest time to its first token."""
     return ttl_s + QUEUE_MARGIN * min(ttft_s, most_ttft_s)
 
 
 class Entry(NamedTuple):
-    """Why a key counts as held."""
+    """An unconfirmed key: its deadline and its latest `add`."""
 
     deadline_s: float
-    owner: int  # who added it last
+    owner: int  # the number of the latest `add`
 
 
 class Optimistic:
     """Keys that count as held until events say so, or until their deadline.
 
-    `held` is what the events say: keys that a replica holds already get no entry, as no event would confirm them.
+    `held` has the masks by events: keys that a replica holds already get no entry, as no event would confirm them.
     """
 
     def __init__(self, held: Mapping[int, int] | None = None) -> None:
         self.holders = Holders()
         self._held = held if held is not None else {}
         self._entries: dict[int, dict[int, Entry]] = {}  # slot -> key -> entry
-        # What was added, by deadline. A key of it may be gone since, or have been added again with a later one.
+        # Additions by deadline. Their keys may be gone since, or have been added again with a later deadline.
         self._due: list[tuple[float, int, int, list[int]]] = []
         self._added = count()
         self._latest_s = -math.inf  # of all deadlines
@@ -42,7 +42,7 @@ class Optimistic:
         return sum(map(len, self._entries.values()))
 
     def add(self, slot: int, keys: Sequence[int], deadline_s: float) -> int:
-        """The number by which they can be withdrawn."""
+        """Add keys until a deadline; return the number to withdraw them by."""
         owner = next(self._added)
         bit = 1 << slot
         awaited = [key for key, mask in zip(keys, map(self._held.get, keys, repeat(0)), strict=True) if not mask & bit]
@@ -61,13 +61,13 @@ class Optimistic:
         return owner
 
     def confirm(self, slot: int, keys: Iterable[int]) -> None:
-        """The replica's events say that it holds them."""
+        """Remove entries of keys that the replica's events report as held."""
         entries = self._entries.get(slot)
         if entries:
             self._forget(slot, [key for key in keys if key in entries])
 
     def withdraw(self, slot: int, keys: Iterable[int], owner: int) -> None:
-        """They were added under this number, and will not be stored; what was added again since stays."""
+        """Remove keys of this number that will not be stored; keys added again since stay."""
         entries = self._entries.get(slot)
         if entries:
             self._forget(slot, [key for key in keys if key in entries and entries[key].owner == owner])
@@ -76,7 +76,7 @@ class Optimistic:
         self._forget(slot, list(self._entries.get(slot, ())))
 
     def expire(self, now_s: float) -> None:
-        """Forgets what was due by now."""
+        """Forget the keys due by now."""
         while self._due and self._due[0][0] <= now_s:
             _, _, slot, keys = heappop(self._due)
             entries = self._entries.get(slot)
@@ -84,7 +84,7 @@ class Optimistic:
                 self._forget(slot, [key for key in keys if key in entries and entries[key].deadline_s <= now_s])
 
     def check(self) -> None:
-        """Raises AssertionError if any invariant is broken."""
+        """Raise AssertionError if any invariant is broken."""
         counted = {slot: len(entries) for slot, entries in self._entries.items()}
         assert self.holders.counts() == counted, f"{self.holders.counts()} keys by slot, deadlines of {counted}"
         for slot, entries in self._entries.items():

@@ -1,4 +1,4 @@
-"""One placement: from a prompt to a choice, and the traces that the choice leaves while its request runs.
+"""One placement: from a prompt to a choice, and the effects of that choice while its request runs.
 
 Pure: time is an argument, nothing waits. The router, `simulate` and the replay of incidents all call it: they ask a
 `question`, let it `decide`, and then say when the request was `sent`, has `begun` and has `ended`.
@@ -24,12 +24,12 @@ from router.placement.ring import Ring
 from router.placement.tie_break import SEED_BITS, TieBreak
 
 APPROXIMATE = 0  # the block size of a replica without events: its blocks are parts of a prompt's bytes
-APPROXIMATE_TOKENS = 2**20  # that a replica without events is taken to hold, at most
+APPROXIMATE_TOKENS = 2**20  # most that a replica without events is assumed to hold
 USUAL_APPROXIMATE_BLOCK_TOKENS = 64
 
 
 class Prompt(Protocol):
-    """What has to be known of a prompt to place it."""
+    """The properties of a prompt that placement needs."""
 
     @property
     def tokens(self) -> int: ...
@@ -54,12 +54,12 @@ class Unread(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True, gc=False):
-    """How many leading blocks of a prompt the chosen replica should find in its cache."""
+    """The leading blocks of a prompt that the chosen replica should find in its cache."""
 
     block_size: int
     blocks: int
     claimed_blocks: int  # by its events alone
-    sure: bool  # whether it rests on events alone, and nothing of ours can have changed it
+    sure: bool  # it rests on events alone, and no request of ours can have changed it
 
 
 class Placed(Struct, eq=False, gc=False):
@@ -71,7 +71,7 @@ class Placed(Struct, eq=False, gc=False):
     uncached_tokens: int = 1
     streams: bool = True  # its first byte says that its prefill is done
     priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
-    awaited_s: float = 0.0  # how long the blocks that it will store count as stored
+    awaited_s: float = 0.0  # how long its blocks count as stored without an event
     awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
     pages: Sequence[int] = ()  # that count as cached, likewise
 
@@ -92,7 +92,7 @@ class Placement:
         self.guesses = PrefixIndex()  # of replicas without events; its slots are the index's
         self.approximate = Approximate(self.guesses, approximate_blocks)
         self.reuse = Reuse()
-        self.doubted: dict[int, float] = {}  # by slot: what claims are multiplied by, where they were wrong
+        self.doubted: dict[int, float] = {}  # by slot: factor on claims, if they were wrong
         self._optimistic = optimistic
         self._optimistic_ttl_s = optimistic_ttl_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -103,7 +103,7 @@ class Placement:
     # ---- replicas
 
     def add(self, name: str, *, limit: int = 0, block_size: int = 0, total_blocks: int = 0) -> ReplicaLoad:
-        """Its load, and in it the candidate that decisions are made over. 0: no limit; a cache of unknown size."""
+        """Add a replica; return its load, which holds its candidate. 0: no limit; a cache of unknown size."""
         slot = self.index.add()
         guessed = self.guesses.add()
         assert guessed == slot, f"slot {slot} of the index is {guessed} among the guesses"
@@ -120,7 +120,7 @@ class Placement:
         self.index.drop(candidate.slot)
 
     def restarted(self, load: ReplicaLoad) -> None:
-        """Its cache is empty, and its requests are gone."""
+        """Forget the cache and the requests of a restarted replica."""
         slot = load.candidate.slot
         load.forget()
         self.index.optimistic.drop(slot)
@@ -149,9 +149,9 @@ class Placement:
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
     ) -> tuple[Question, dict[int, Matches]]:
-        """What is to be placed, and by block size the blocks that match. `slots`: a mask of replicas by block size."""
+        """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size."""
         matched: dict[int, float] = {}
-        lower: dict[int, float] = matched  # another one as soon as it says something else
+        lower: dict[int, float] = matched  # a copy as soon as the two differ
         awaited: dict[int, float] = {}
         by_size: dict[int, Matches] = {}
         for size, mask in slots.items():
@@ -201,7 +201,7 @@ class Placement:
         policy: str | None = None,
         seed: int | None = None,
     ) -> Decision:
-        """The choice. `ring`: of the candidates, for the policy `session`; `seed`: of another decision's draws."""
+        """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
         tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
         return place(policy or self.policy, question, candidates, tie_break, ring)
 
@@ -209,15 +209,15 @@ class Placement:
     def predict(
         prompt: Prompt, chosen: Candidate, block_size: int, matches: Mapping[int, Matches]
     ) -> Prediction | None:
-        """What the chosen replica will find; None: only guessed."""
+        """Predict the hit at the chosen replica; None: only guessed."""
         if block_size == APPROXIMATE or not prompt.exact:
             return None
         found, slot = matches[block_size], chosen.slot
         blocks, sure = found.lower.get(slot, 0), found.sure.get(slot, 0)
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
-        # What is only on its way there nobody has claimed; beyond it, only lower media can be.
+        # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
-        # With others beside it, what they store and evict meanwhile is no fault of the index.
+        # Other requests in flight may store and evict blocks meanwhile: that is no fault of the index.
         return Prediction(block_size, min(blocks, most), claimed, blocks == sure and not chosen.in_flight)
 
     # ---- a request at a replica
@@ -233,7 +233,7 @@ class Placement:
         streams: bool = True,
         ranked: bool = False,
     ) -> Placed:
-        """It goes to this replica now: its tokens count as queued there, its blocks as cached.
+        """Count a request as sent to this replica now: its tokens as queued there, its blocks as cached.
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
@@ -266,7 +266,7 @@ class Placement:
         keys: list[int],
         wait_s: float,
     ) -> Placed:
-        """It goes there with these figures; `wait_s`: how long these blocks count as cached there without an event."""
+        """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
         placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
         load.sent(placed.id, uncached_tokens, now_s, streamed=streams, priority_s=priority_s)
         if wait_s and self._optimistic:
@@ -275,13 +275,13 @@ class Placement:
         return placed
 
     def begun(self, placed: Placed, now_s: float) -> None:
-        """Its first byte has come, or the head of a good answer: its blocks will be stored."""
+        """Note a request's first byte, or the head of a good answer: its blocks will be stored."""
         placed.awaited = None
         if placed.streams:
             placed.load.begun(placed.id, now_s)
 
     def ended(self, placed: Placed, now_s: float) -> None:
-        """However it ended; one that never began stores nothing."""
+        """Remove a request, however it ended; one that never began stores nothing."""
         placed.load.ended(placed.id, now_s)
         if placed.awaited is not None:
             candidate = placed.load.candidate

@@ -1,4 +1,4 @@
-"""Which replica takes a prompt: pure choice, without I/O, clock or state; the reasons are built only when asked for."""
+"""Placement policies: pure choice, without I/O, clock or state; the reasons are built only on request."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -37,7 +37,7 @@ class Draws(Protocol):
 def place(
     policy: str, question: Question, candidates: Sequence[Candidate], tie_break: TieBreak, ring: Ring | None
 ) -> Decision:
-    """As the router decides; better one that is believed to be down than none."""
+    """Choose as the router does: rather a replica that is believed to be down than none."""
     decision = choose(policy, question, candidates, tie_break, ring)
     if decision.nobody == "unavailable":
         question.anyway = True
@@ -49,7 +49,7 @@ def place(
 def choose(
     policy: str, question: Question, candidates: Sequence[Candidate], rng: Draws, ring: Ring | None = None
 ) -> Decision:
-    """`policy` is one of POLICIES; `session` needs the ring of the candidates' names."""
+    """Choose by one of POLICIES; `session` needs the ring of the candidates' names."""
     pick = POLICIES.get(policy)
     if pick is None:
         raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
@@ -92,7 +92,7 @@ def _lowest(decision: Decision, costs: list[float], rng: Draws) -> int:
     candidates = decision.candidates
     best = min(costs)
     index = costs.index(best)
-    # What the prompt itself costs is certain; only the queue is an old estimate.
+    # The prompt's own cost is certain; only the queue is an old estimate.
     slack_s = NEAR_S + NEAR_FRACTION * candidates[index].queued_tokens / decision.rates[index]
     most = best + slack_s
     near = [index for index, cost in enumerate(costs) if cost <= most]
@@ -114,7 +114,7 @@ def _emptiest(candidates: Sequence[Candidate], near: list[int]) -> list[int]:
 
 
 def _less_assigned(candidates: Sequence[Candidate], near: list[int], rng: Draws) -> int:
-    """Two at random, and of them the one that was given less: even, and yet unlike what another router does."""
+    """Draw two, and take the one with fewer assigned tokens: balanced, and yet unlike another router's choice."""
     one = int(rng.random() * len(near))
     other = int(rng.random() * (len(near) - 1))
     first, second = near[one], near[other + (other >= one)]
@@ -146,7 +146,7 @@ def _at_random(decision: Decision, rng: Draws, ring: Ring | None) -> int:
 
 
 def _by_session(decision: Decision, rng: Draws, ring: Ring | None) -> int:
-    """The first on the session's way round the ring that is not loaded beyond the bound; without a session, by cost."""
+    """The first replica within the load bound on the session's walk of the ring; without a session, by cost."""
     session = decision.question.session
     if session is not None and ring is not None:
         able = {decision.candidates[index].name: index for index in _able(decision)}

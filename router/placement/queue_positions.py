@@ -1,4 +1,4 @@
-"""Our prompts that wait at a replica which computes them by rank: which of them a new one would go before."""
+"""Our waiting prompts at a replica that computes them by rank, to find those that a new one would overtake."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Later(NamedTuple):
-    """What a new prompt would go before."""
+    """The prompts, and their tokens, that a new prompt would overtake."""
 
     prompts: int
     tokens: float
@@ -24,16 +24,16 @@ class _Position(NamedTuple):
 
 
 class QueuePositions:
-    """The prompt that is being computed is no longer waiting; which one that is follows from the ranks."""
+    """Waiting prompts by rank; the one being computed does not wait, and follows from the ranks."""
 
     def __init__(self) -> None:
         self._waiting: list[_Position] = []  # by rank
         self._computed: int | None = None  # the id of the one that has its position
-        self._by_id: dict[int, _Position] = {}  # of those that wait
-        self._sums: Sequence[float] | None = None  # of the tokens of the first so many; None: to be added up anew
+        self._by_id: dict[int, _Position] = {}  # waiting prompts
+        self._sums: Sequence[float] | None = None  # running sums of their tokens; None: to be added up anew
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting prompts."""
         return len(self._waiting)
 
     def add(self, request_id: int, rank_s: float, tokens: float) -> None:
@@ -45,7 +45,7 @@ class QueuePositions:
         self._sums = None
 
     def discard(self, request_id: int) -> None:
-        """It is computed, or will never be."""
+        """Remove a prompt that is computed, or never will be."""
         if request_id == self._computed:
             self._computed = self._take(0).id if self._waiting else None
         elif request_id in self._by_id:

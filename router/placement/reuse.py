@@ -1,6 +1,6 @@
-"""How likely it is that something will be asked for again that nobody has asked for in a while; learned as it goes.
+"""The probability that an idle page will be used again, learned from the traffic.
 
-Told of pages (`router.placement.ages`), it answers for any time of rest by the gaps between two uses of a page.
+It follows, for any idle time, from the gaps between two uses of a page (`router.placement.ages`).
 """
 
 from array import array
@@ -10,35 +10,35 @@ from math import inf, log2
 
 BINS = 64  # thirds of an octave from SHORTEST_S on: gaps of up to six hours
 SHORTEST_S = 0.01
-MOST_PAGES = 2**18  # whose last use is known, whether or not anybody has them cached; 16 bytes each, taken at once
+MOST_PAGES = 2**18  # with a known last use, cached or not; 16 bytes each, allocated at once
 FADES_EVERY = 50_000  # pages
 KEPT = 0.7
 RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew
 
 
 class Reuse:
-    """One for all replicas: where a prompt was sent says nothing about whether it comes again.
+    """Reuse in all replicas together, as a prompt's reuse does not depend on its replica.
 
-    Last uses stand in a table of pairs. A page has its place in one of a pair, and a new one takes that which was used
-    longer ago: nearly the order of an LRU, for a sixth of its memory, which does not grow.
+    Last uses are in a table of pairs. Each page belongs to one pair, and a new page replaces the older entry there:
+    nearly the order of an LRU, for a sixth of its memory, which does not grow.
     """
 
     def __init__(self) -> None:
         self._pages = array("Q", bytes(8 * MOST_PAGES))
         self._last_s = array("d", [-inf]) * MOST_PAGES
         self._known = 0
-        self._gaps = [0.0] * BINS  # how many uses came so long after the one before
+        self._gaps = [0.0] * BINS  # uses by the time since the one before
         self._uses = 0.0
         self._until_fading = FADES_EVERY
         self._chances = [0.0] * BINS
-        self._renewed_at = 0.0  # when there are so many uses
+        self._renewed_at = 0.0  # number of uses at which the chances are computed again
 
     def __len__(self) -> int:
-        """Pages that are known."""
+        """Number of known pages."""
         return self._known
 
     def used(self, pages: Iterable[int], now_s: float) -> None:
-        """Note that these keys of pages are asked for now."""
+        """Note that these pages are used now."""
         known, last_s, gaps, uses = self._pages, self._last_s, self._gaps, 0
         for page in pages:
             place = page % MOST_PAGES
@@ -60,7 +60,7 @@ class Reuse:
             self._fade()
 
     def chance(self, idle_s: float) -> float:
-        """That a page comes again which nobody has asked for in so long."""
+        """P(used again, given this idle time)."""
         if self._uses >= self._renewed_at:
             self._renew()
         return self._chances[_bin(idle_s)]
@@ -72,7 +72,7 @@ class Reuse:
         self._renewed_at = 0.0
 
     def _renew(self) -> None:
-        """Of the uses that were not followed by another one within a time, the part that was followed later."""
+        """Compute P(used again later, given not used again yet), per bin of idle time."""
         sooner = list(accumulate(self._gaps))
         again = sooner[-1]
         self._chances = [

@@ -34,7 +34,7 @@ class Ring:
             self._points = [point for point in self._points if point[1] != name]
 
     def walk(self, session: str) -> Iterator[str]:
-        """Each replica once, from the session's own place on."""
+        """Each replica once, in the order of the ring from the session's point on."""
         points = self._points
         start = bisect_left(points, (_point(session), ""))
         seen: set[str] = set()

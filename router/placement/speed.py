@@ -1,4 +1,4 @@
-"""How fast a replica prefills, learned from the times of our own first bytes; used where it does not say so itself.
+"""A replica's prefill rate, learned from the times of our own first bytes; used if it does not report one.
 
 Requests that begin together were computed in one step of the engine and are one sample.
 """
@@ -23,7 +23,7 @@ class Speed:
         self._together_tokens = 0
 
     def first_byte(self, tokens: int, sent_s: float, now_s: float) -> None:
-        """A prompt of which so many tokens had to be computed is done; prefill goes one after the other."""
+        """Learn from a prompt's first byte and its computed tokens; prefills run one after the other."""
         if now_s - self._last_s >= TOGETHER_S:
             self._finish()
             self._began_s = max(sent_s, self._last_s)

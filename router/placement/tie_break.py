@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-SEED_BITS = 53  # what JSON's readers agree on
+SEED_BITS = 53  # JSON's readers agree on integers of this size
 _FRACTION = 2.0**-64
 
 
@@ -16,7 +16,7 @@ class TieBreak:
         self._drawn = 0
 
     def random(self) -> float:
-        """At least 0, and less than 1."""
+        """Draw a number of at least 0 and less than 1."""
         self._drawn += 1
         # 53 bits: all 64 could be rounded up to 1.
         return (xxh3_64_intdigest(self.number.to_bytes(8, "little"), self._drawn) >> 11 << 11) * _FRACTION

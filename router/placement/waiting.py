@@ -1,7 +1,7 @@
 """Requests that no replica has room for: a bounded queue by priority, in which nobody starves.
 
 An entry's rank is fixed when it comes: its arrival, later by STEP_S for each step of its priority. So all of them age
-alike, and one is overtaken only by what comes within STEP_S times the difference of the priorities. The queue is a
+alike, and only entries that come within STEP_S times the difference of the priorities overtake one. The queue is a
 sorted list: a place is found in O(log n), and n is small enough that moving pointers does not count.
 """
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.eligibility import obstacles
 
-STEP_S = 10.0  # a lower priority by one is worth as much as so much earlier an arrival
+STEP_S = 10.0  # one step of priority is worth an arrival this much earlier
 REMEMBERED_TAKES = 64
 IDLE_S = 5.0  # after so long without a take an empty queue forgets how fast it was
 LEAST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
@@ -38,7 +38,7 @@ class Waiting(Generic[Entry]):
         if capacity < 0:
             raise ValueError(f"capacity is {capacity}; use 0 (nobody waits) or more")
         self.capacity = capacity
-        self.groups: Counter[str] = Counter()  # how many of each wait
+        self.groups: Counter[str] = Counter()  # number of waiting entries by group
         self._tickets: dict[Entry, Ticket] = {}
         self._places: list[Place] = []  # the best is first
         self._deadlines: list[Place] = []
@@ -65,10 +65,10 @@ class Waiting(Generic[Entry]):
         tried: frozenset[str] = NONE_TRIED,
         not_before_s: float = 0.0,
     ) -> Entry | None:
-        """Lets it wait; lower priority goes first. Returns whom there is no room for: nobody, the worst, or `entry`.
+        """Queue an entry; lower priority goes first. Return the refused entry, if any: the worst or `entry`.
 
-        `since_s`: when it came first, for one that has waited before. `group`: those who wait for the same replicas,
-        except those that it has tried.
+        `since_s`: its first arrival, if it has waited before. `group`: entries of one group wait for the same replicas,
+        except those that they have tried.
         """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} waits already; cancel it first")
@@ -92,18 +92,18 @@ class Waiting(Generic[Entry]):
         return refused
 
     def in_order(self) -> Iterator[Entry]:
-        """Whose turn it is, and who comes after; they may be taken meanwhile."""
+        """Entries in the order of their turns; they may be taken meanwhile."""
         for _, number in list(self._places):
             if (entry := self._entries.get(number)) is not None:
                 yield entry
 
     def with_room(self, now_s: float, candidates_of: Callable[[str], Sequence[Candidate]]) -> Iterator[Entry]:
-        """Take out, one by one, those that a replica of their group can take now.
+        """Take out in order, one by one, the entries that a replica of their group can take now.
 
-        In their order, but past those for which there is no room. Place each before the next is asked for.
+        Entries without room are passed over. Place each before the next is asked for.
         """
         groups = {group for group in self.groups if None in obstacles(candidates_of(group))}
-        too_many: dict[tuple[str, frozenset[str]], int] = {}  # tokens, for which nobody has room
+        too_many: dict[tuple[str, frozenset[str]], int] = {}  # fewest tokens without room
         for entry in self.in_order():
             if not groups:
                 return
@@ -122,7 +122,7 @@ class Waiting(Generic[Entry]):
                 groups.discard(ticket.group)
 
     def take(self, now_s: float, entry: Entry | None = None) -> Entry | None:
-        """There is room, for this one or for whose turn it is."""
+        """Take out this entry, or the first in order, as there is room; None if it does not wait."""
         if entry is None:
             entry = next(self.in_order(), None)
         if entry is None or not self.cancel(entry):
@@ -131,7 +131,7 @@ class Waiting(Generic[Entry]):
         return entry
 
     def cancel(self, entry: Entry) -> bool:
-        """Takes it out; false if it does not wait."""
+        """Take an entry out; return False if it does not wait."""
         ticket = self._tickets.pop(entry, None)
         if ticket is None:
             return False
@@ -144,7 +144,7 @@ class Waiting(Generic[Entry]):
         return True
 
     def expire(self, now_s: float) -> list[Entry]:
-        """Takes out whose deadline has come, the earliest first."""
+        """Take out the entries past their deadline, the earliest first."""
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             entry = self._entries[self._deadlines[0][1]]
@@ -153,7 +153,7 @@ class Waiting(Generic[Entry]):
         return gone
 
     def estimated_wait_s(self, now_s: float) -> float:
-        """For Retry-After: how long a newcomer would wait, from how fast others were taken of late."""
+        """Estimate a newcomer's wait for Retry-After, from the recent pace of taken entries."""
         if not self._taken_s:
             return LEAST_WAIT_S
         per_entry_s = (now_s - self._taken_s[0]) / max(1, len(self._taken_s) - 1)
