@@ -274,13 +274,14 @@ class Router:
 
     def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
         self.decisions.append(past_decision(summary, generation))
+        peek, size = generation.peek, generation.block_size
+        keys = generation.prompt.keys(size)
         if summary.first_byte_s and self.config.recent_prompts:
-            size, peek = generation.block_size, generation.peek
             text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
-            self.recent.add(RecentPrompt(peek.model, size, generation.prompt.keys(size), summary.arrived_s, text))
+            self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text))
         member = generation.member
         if member is not None:
-            count_request(member.tally(generation.peek.model), summary, generation)
+            count_request(member.tally(peek.model), summary, generation, keys)
             if not is_as_predicted(member.accuracy, summary, generation) and member.accuracy.differs_too_often:
                 self._resync(member)
 

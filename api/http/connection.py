@@ -103,20 +103,17 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_cut_off():
-            if len(data) >= LONG_READ_BYTES:
-                self._let_others_read()
-            return
-        self._spoken = True
-        if not self._awaited and not self._open:
-            self._await("head")  # perhaps a stray line end; but it has stopped the timer of idle connections
-        elif self._awaited == "body":
-            self._since_s = self.loop.time()
-        self._undigested_bytes += len(data)
-        self._unset_keepalive_if_required()
-        self._feed(data)
-        if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
-            self._refuse(self._too_large())
+        if self._awaited != "end":
+            self._spoken = True
+            if not self._awaited and not self._open:
+                self._await("head")  # perhaps a stray line end; but it has stopped the timer of idle connections
+            elif self._awaited == "body":
+                self._since_s = self.loop.time()
+            self._undigested_bytes += len(data)
+            self._unset_keepalive_if_required()
+            self._feed(data)
+            if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
+                self._refuse(self._too_large())
         if len(data) >= LONG_READ_BYTES:
             self._let_others_read()
 

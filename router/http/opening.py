@@ -14,7 +14,7 @@ from router.proxy.admission import Admitted
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding
 from router.proxy.generation import Generation
-from router.proxy.headers import id_line, value_of
+from router.proxy.headers import value_of
 
 Opening: TypeAlias = Callable[[Exchange], None]
 
@@ -84,7 +84,7 @@ class Openings:
         except ApiError as error:
             router.turned_away(scope, error)
             raise
-        exchange.extra += id_line(admitted)
+        exchange.extra += admitted.id_line
         router.open_requests += 1
         return admitted
 

@@ -7,7 +7,7 @@ such a cache, and evicted as such caches evict: the least recently used first, a
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.placement.index import PrefixIndex
+from router.placement.index import GPU, PrefixIndex
 
 CAPACITY_BLOCKS = 8192  # about 500,000 tokens: the cache of an 8B model on one GPU of 80 GB
 
@@ -42,9 +42,9 @@ class Approximate:
     def blocks(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
 
-    def drop(self, slot: int) -> None:
-        """Forget a replica that is gone or empty; the caller clears the index too (`PrefixIndex.drop` or `clear`)."""
-        self._held.pop(slot, None)
+    def clear(self, slot: int) -> None:
+        """Forget the blocks of a replica that is gone or empty."""
+        self._index.clear(slot, ((GPU, self._held.pop(slot, ())),))
 
     def check(self) -> None:
         for slot, held in self._held.items():

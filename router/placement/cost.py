@@ -113,12 +113,13 @@ def uncached_tokens(question: Question, slot: int) -> float:
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
     """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
     rates = [candidate.prefill_tokens_per_s for candidate in candidates]
-    if not rates:
-        return rates
-    low, high = min(rates), max(rates)
+    high = max(rates, default=0.0)
+    if not high:
+        return [ASSUMED_TOKENS_PER_S] * len(rates)
+    low = min(rates)
     if low == 0:
         known = [rate for rate in rates if rate > 0]
-        mean = sum(known) / len(known) if known else ASSUMED_TOKENS_PER_S
+        mean = sum(known) / len(known)
         rates = [rate or mean for rate in rates]
         low, high = min(rates), max(rates)
     if low == high:

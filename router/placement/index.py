@@ -1,16 +1,17 @@
 """The blocks that all replicas hold, in one structure: key -> mask of slots, for each medium.
 
-Keys are not kept by slot if the feeder keeps them anyway (a resolver passes them with `Cleared`), so each holder of a
-shared block costs one bit. The index keeps its own sets only for `store` and `remove`.
+Keys are not kept by slot: what feeds the index knows them anyway, and passes them to `clear`. So each holder of a
+shared block costs one bit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import repeat
 from operator import or_
-from sys import getsizeof
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from events.resolver import Change, Cleared, Stored
 from router.placement.holders import Holders, slots_of
@@ -22,7 +23,7 @@ GPU = "GPU"
 Matched: TypeAlias = dict[int, int]
 
 
-class Matches(NamedTuple):
+class Matches(Struct, frozen=True, gc=False):
     """Leading blocks of a prompt, by slot. Equal parts may be the same object: do not change them."""
 
     gpu: Matched  # in GPU memory, by events and optimistic entries
@@ -36,7 +37,6 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._media: dict[str, Holders] = {GPU: Holders()}  # others only while a slot holds a block there
         self._blocks: dict[int, dict[str, int]] = {}  # slot -> medium -> blocks
-        self._own: dict[int, dict[str, set[int]]] = {}  # of `store`: slot -> medium -> keys
         self._free: list[int] = []
         self.optimistic = Optimistic(self._media[GPU].masks)
 
@@ -67,26 +67,20 @@ class PrefixIndex:
         else:
             self._discard(slot, change.keys, change.medium)
 
-    def store(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
-        new = keys if isinstance(keys, list) else list(keys)
-        self._own.setdefault(slot, {}).setdefault(medium, set()).update(new)
-        self._add(slot, new, medium)
+    def store(self, slot: int, keys: Collection[int], medium: str = GPU) -> None:
+        self._add(slot, keys, medium)
         if medium == GPU:
-            self.optimistic.confirm(slot, new)
+            self.optimistic.confirm(slot, keys)
 
     def remove(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
-        gone = keys if isinstance(keys, list) else list(keys)
-        own = self._own.get(slot, {}).get(medium)
-        if own is not None:
-            own.difference_update(gone)
-        self._discard(slot, gone, medium)
+        self._discard(slot, keys, medium)
 
     def clear(self, slot: int, held: Iterable[tuple[str, Iterable[int]]] = ()) -> None:
-        """Forget every key of the replica: those that the caller gives by medium, and those kept here.
+        """Forget every key of the replica: those that the caller gives by medium.
 
         Search the whole index for any others that are still counted.
         """
-        for medium, keys in (*held, *self._own.pop(slot, {}).items()):
+        for medium, keys in held:
             self._discard(slot, keys, medium)
         for medium, blocks in list(self._blocks[slot].items()):
             if blocks:
@@ -97,7 +91,7 @@ class PrefixIndex:
         """The same keys, as the objects that other replicas use already: this halves the memory of a shared block."""
         return self._media[GPU].intern(keys)
 
-    def _add(self, slot: int, keys: list[int], medium: str) -> None:
+    def _add(self, slot: int, keys: Collection[int], medium: str) -> None:
         blocks = self._blocks[slot]
         holders = self._media.get(medium)
         if holders is None:
@@ -145,8 +139,7 @@ class PrefixIndex:
 
     def bytes_used(self) -> int:
         """An estimate, without what the resolvers keep."""
-        own = sum(getsizeof(keys) for media in self._own.values() for keys in media.values())
-        return own + sum(holders.bytes_used() for holders in self._media.values())
+        return sum(holders.bytes_used() for holders in self._media.values())
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken; optimistic entries have a check of their own."""
@@ -158,10 +151,6 @@ class PrefixIndex:
             assert 0 not in holders.masks.values(), f"{medium}: a key that nobody holds"
             counted = {slot: blocks[medium] for slot, blocks in self._blocks.items() if blocks.get(medium)}
             assert holders.counts() == counted, f"{medium}: {holders.counts()} blocks by slot, {counted} counted"
-        for slot, media in self._own.items():
-            for medium, keys in media.items():
-                masks = self._media[medium].masks if keys else {}
-                assert all(masks.get(key, 0) >> slot & 1 for key in keys), f"slot {slot} lacks keys stored in {medium}"
 
 
 def leading(masks: Iterable[int], slots: int) -> Matched:

@@ -115,7 +115,7 @@ class Placement:
         candidate = load.candidate
         self.trust(candidate.slot, 1.0)  # the slot may be another's
         candidate.ages = None  # decisions remember the candidate
-        self.approximate.drop(candidate.slot)
+        self.approximate.clear(candidate.slot)
         self.guesses.drop(candidate.slot)
         self.index.drop(candidate.slot)
 
@@ -124,8 +124,7 @@ class Placement:
         slot = load.candidate.slot
         load.forget()
         self.index.optimistic.drop(slot)
-        self.approximate.drop(slot)
-        self.guesses.clear(slot)
+        self.approximate.clear(slot)
 
     def trust(self, slot: int, trust: float) -> None:
         """Multiply the replica's claims of cached tokens by this factor from now on."""
@@ -155,7 +154,8 @@ class Placement:
         awaited: dict[int, float] = {}
         by_size: dict[int, Matches] = {}
         for size, mask in slots.items():
-            matches = by_size[size] = self.index_of(size).match(prompt.keys(size), mask)
+            index = self.guesses if size == APPROXIMATE else self.index
+            matches = by_size[size] = index.match(prompt.keys(size), mask)
             if matches.lower:
                 tokens = size or prompt.approximate_block_tokens
                 if matches.lower is not matches.gpu and lower is matched:

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 SEED_BITS = 53  # JSON's readers agree on integers of this size
 _FRACTION = 2.0**-64
 
 
-class TieBreak:
-    __slots__ = ("_drawn", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._drawn = 0
+class TieBreak(Struct):
+    number: int
+    _drawn: int = 0
 
     def random(self) -> float:
         """Draw a number of at least 0 and less than 1."""

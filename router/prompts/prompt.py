@@ -194,18 +194,19 @@ def beginning_of(peek: Peek, most_bytes: int) -> bytes:
         while isinstance(given, list) and given:
             given = given[0]
         return given[:most_bytes].encode()[:most_bytes] if isinstance(given, str) else b""
-    begun = bytearray()
+    begun = ""
     for message in peek.messages:
-        begun += f"\0{str(message.role)[:ROLE_CHARACTERS]}\0".encode()
-        for text in _texts(message.content):
-            begun += text[:most_bytes].encode()
+        begun += f"\0{str(message.role)[:ROLE_CHARACTERS]}\0"
+        content = message.content
+        for text in (content,) if isinstance(content, str) else _texts(content):
+            begun += text[:most_bytes]
             if len(begun) >= most_bytes:
-                return bytes(begun[:most_bytes])
-    return bytes(begun[:most_bytes])
+                return begun.encode()[:most_bytes]
+    return begun.encode()[:most_bytes]
 
 
 def _texts(content: Any) -> Iterator[str]:
-    for part in content if isinstance(content, list) else [content]:
+    for part in content if isinstance(content, list) else ():
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text

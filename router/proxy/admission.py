@@ -64,6 +64,7 @@ class Admitted(Struct):
     """An admitted request; pass it to `release` once, when it has ended."""
 
     request_id: str
+    id_line: bytes = b""  # the header of this id, for the replica and for the client
     key: Key | None = None  # None: no keys are in use, or the path is open
     usage: Usage | None = None  # None: nothing of it is counted
     shows_key: bool = False  # its headers contain a key of ours, which replicas must not see
@@ -118,7 +119,8 @@ class Admission:
                 request_id = value
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
             raise _headers_too_large(header_bytes, len(headers))
-        admitted = Admitted(self._request_id(request_id))
+        given_id = self._request_id(request_id)
+        admitted = Admitted(given_id, b"x-request-id: %b\r\n" % given_id.encode())
         if who is ANYONE:
             return admitted
         key = None

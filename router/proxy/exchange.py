@@ -187,7 +187,8 @@ class Exchange(Struct, eq=False):
             self.keep_alive, framing = False, b""
         if not self.keep_alive:
             framing += b"connection: close\r\n"
-        self._head = b"".join((status_line(status), headers, self.extra, framing, b"\r\n"))
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        self._head = b"".join((line, headers, self.extra, framing, b"\r\n"))
 
     def flush(self) -> None:
         """Send the head without waiting for a body."""
@@ -269,10 +270,6 @@ class Exchange(Struct, eq=False):
         on_end, self.on_end = self.on_end, None  # no cycles of references: they would wait for the collector
         if on_end is not None:
             on_end(self)
-
-
-def status_line(status: int) -> bytes:
-    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def too_large(size: int, limit: int) -> ApiError:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -13,8 +13,7 @@ from xxhash import xxh3_128_hexdigest
 
 from api.errors import ApiError
 from api.native import FRAMES_TYPE, REQUEST_TYPE
-from api.sse import CONTENT_TYPE as SSE_TYPE
-from api.sse import DONE, event
+from api.sse import CONTENT_TYPE, DONE, event
 from router.members.members import Member, ServedModel, no_replica
 from router.members.upstream import Broken
 from router.placement.decision import Decision
@@ -23,7 +22,7 @@ from router.placement.placement import Prediction
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
-from router.prompts.tokens import Draft, Tokens
+from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt, refusal_code
 from router.proxy.exchange import Exchange
@@ -53,6 +52,7 @@ MOST_MOVES = 3  # then it waits for the silent one: on a stalled machine, all se
 REFUSALS = frozenset({429, 500, 502, 503, 504})  # that another replica may not give
 MAX_KEPT_BYTES = 4 * 1024 * 1024  # of an unstreamed answer, so that another replica can repeat it
 JSON_TYPE = b"application/json"
+SSE_TYPE = CONTENT_TYPE.encode()
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 FOREIGN_TYPE = b"content-type: application/json\r\n"
 CACHED = b'"cached_tokens"'
@@ -116,15 +116,15 @@ class Generation(Request):
         self.peek = read_peek(body)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
-        draft = partial(
-            model.tokens.draft, self.chat, body, self.peek, model.lora, salt, max_model_len=model.max_model_len
-        )
-        drafted = draft() if model.tokens.is_quick(body) else None
-        if drafted is not None and drafted.is_quick:
-            self.prompted(drafted.finish())
+        asked = self.chat, body, self.peek, model.lora, salt, model.max_model_len
+        if not model.tokens.is_quick(body):
+            self.router.in_thread(lambda: model.tokens.draft(*asked).finish(), len(body), self._made)
             return
-        make = drafted.finish if drafted is not None else partial(_finished, draft)
-        self.router.in_thread(make, len(body), self._made)
+        draft = model.tokens.draft(*asked)
+        if draft.is_quick:
+            self.prompted(draft.finish())
+        else:
+            self.router.in_thread(draft.finish, len(body), self._made)
 
     def _made(self, made: "asyncio.Future[Prompt]") -> None:
         """Handle the prompt made by a thread."""
@@ -249,10 +249,10 @@ class Generation(Request):
             return  # another replica has begun the response
         if attempt.framed:
             if self.peek.stream:  # a whole answer comes at the end, in one piece
-                self._start_framed(attempt, SSE_TYPE.encode())
+                self._start_framed(attempt, SSE_TYPE)
                 self._reads_events = True
             return
-        streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE.encode())
+        streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE)
         if not streams:
             self._answer.continuation = None
             if not self.peek.stream:
@@ -516,7 +516,3 @@ class Generation(Request):
             notes=self.notes,
             trace=self.trace,
         )
-
-
-def _finished(draft: Callable[[], Draft]) -> Prompt:
-    return draft().finish()

@@ -57,10 +57,6 @@ def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
     return None
 
 
-def id_line(admitted: Admitted) -> bytes:
-    return b"x-request-id: %b\r\n" % admitted.request_id.encode()
-
-
 def request_to(
     member: Member,
     exchange: Exchange,
@@ -78,7 +74,7 @@ def request_to(
     scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
     if admitted.key is None and not admitted.shows_key and not member.key_line:
         dropped = WITH_KEY[dropped]
-    kept = lines(scope["headers"], dropped) + member.key_line + id_line(admitted) + more
+    kept = lines(scope["headers"], dropped) + member.key_line + admitted.id_line + more
     head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
     return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
 

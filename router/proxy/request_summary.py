@@ -67,9 +67,9 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
 # ---- counting
 
 
-def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary) -> None:
-    """Count a finished request in the tally of its model at its replica."""
-    member, prompt, size = generation.member, generation.prompt, generation.block_size
+def count_request(tally: Tally, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
+    """Count a finished request, with these block keys, in the tally of its model at its replica."""
+    member, prompt = generation.member, generation.prompt
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
     tally.statuses[status] = tally.statuses.get(status, 0) + 1
@@ -79,7 +79,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     tally.prompt_tokens += prompt.tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
-    tally.sent(prompt.keys(size), size or prompt.approximate_block_tokens, salt)
+    tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
     if predicted is not None and reported_tokens is not None and not summary.resumes:
         tally.blocks_predicted += predicted.blocks

@@ -1,14 +1,15 @@
 """The most recently routed prompts: their block keys, and the beginnings of their texts where those may be shown."""
 
 from collections import deque
-from typing import NamedTuple
+
+from msgspec import Struct
 
 MOST_BLOCKS = 200_000  # of all together; 8 MB at the most
 TEXT_BYTES = 4096  # that are kept of each
 MOST_TEXT_BYTES = 16 * 2**20  # of all together
 
 
-class RecentPrompt(NamedTuple):
+class RecentPrompt(Struct, frozen=True, gc=False):
     model: str
     block_size: int  # in tokens; 0: blocks of text
     keys: list[int]

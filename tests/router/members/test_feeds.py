@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
@@ -154,10 +155,10 @@ async def test_stored_blocks_confirm_what_was_routed() -> None:
             slot = router.follow("r", native(publisher))
             await router.exact("r")
             router.index.optimistic.add(slot, KEYS[:5], 1e9)
-            assert router.index.match(KEYS, 1) == ({slot: 5}, {slot: 5}, {})
+            assert astuple(router.index.match(KEYS, 1)) == ({slot: 5}, {slot: 5}, {})
             publisher.publish([chain(3)])
             await router.exact("r", 0)
-            assert router.index.match(KEYS, 1) == ({slot: 5}, {slot: 5}, {slot: 3})
+            assert astuple(router.index.match(KEYS, 1)) == ({slot: 5}, {slot: 5}, {slot: 3})
             assert len(router.index.optimistic) == 2
 
 

@@ -48,7 +48,7 @@ def test_a_dropped_replica_is_forgotten() -> None:
     slot = index.add()
     routed = Approximate(index, 4)
     routed.routed(slot, [1, 2])
-    routed.drop(slot)
+    routed.clear(slot)
     index.drop(slot)
     assert index.add() == slot and routed.blocks(slot) == 0
     routed.check()

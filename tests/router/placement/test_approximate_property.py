@@ -20,7 +20,7 @@ def test_the_index_holds_what_a_list_holds(routed: list[tuple[int, list[int] | N
     model: dict[int, list[int]] = {slot: [] for slot in slots}
     for slot, keys in routed:
         if keys is None:
-            approximate.drop(slot)
+            approximate.clear(slot)
             index.clear(slot)
             model[slot].clear()
             continue

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import astuple
 
 from events.actions import Apply, Reset
 from events.blocks import block_keys, root_key
@@ -113,7 +114,7 @@ class World(RuleBasedStateMachine):
         asked = sum(1 << slot for slot in self.models if slot != 2)
         for prompt in PROMPTS:
             truth = {slot: model.matches(prompt) for slot, model in self.models.items() if slot != 2}
-            for part, found in enumerate(self.index.match(prompt, asked)):
+            for part, found in enumerate(astuple(self.index.match(prompt, asked))):
                 assert found == {slot: lengths[part] for slot, lengths in truth.items() if lengths[part]}
 
 

@@ -1,6 +1,7 @@
 """Remembered prompts stay within bounds."""
 
 import pytest
+from msgspec.structs import replace
 
 from router.prompts.prefixes import recent
 from router.prompts.prefixes.recent import RecentPrompt, RecentPrompts
@@ -39,7 +40,7 @@ def test_texts_make_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
         kept.add(routed(number))
         kept.check()
     assert [one.at_s for one in kept.all()] == [2.0, 3.0]
-    kept.add(routed(4)._replace(text=None))
+    kept.add(replace(routed(4), text=None))
     assert len(kept) == 3
 
 
