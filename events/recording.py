@@ -23,14 +23,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from events.actions import Action, Reset
+from events.actions import Reset
 from events.feed import Feed
-from events.messages import EventBatch, Frames
+from events.messages import Frames
 from events.records import Header, Record
 from events.redaction import Redactor
-from events.resolver import Change, Resolver
 from events.subscriber import Source, Tap
-from events.view import CacheView, Request
+from events.view import Request
 
 MAGIC = b"\x89WREC1\r\n"
 MARK = b"\xa5\x5aWR"
@@ -74,7 +73,7 @@ class Recorder:
         force: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.sources = [msgspec.structs.replace(source, curve=None) for source in sources]
+        self.sources = [msgspec.structs.replace(source, curve=None, keyed=False) for source in sources]
         self.records = 0
         self.written_bytes = 0
         self.cut: Damage | None = None
@@ -138,7 +137,7 @@ class Recorder:
 
     def _reopen(self, redact: bool) -> None:
         old = Recording(self.path)
-        if old.sources != self.sources or old.header.redacted != redact:
+        if old.header.sources != self.sources or old.header.redacted != redact:
             kind = "redacted " if old.header.redacted else ""
             names = ", ".join(source.name for source in old.sources)
             raise BadRecording(f"{self.path} is a {kind}recording of {names}: append the same, with the same options")
@@ -190,7 +189,8 @@ class Recording:
             self.header = msgspec.msgpack.decode(body or b"", type=Header)
         except msgspec.DecodeError as error:
             raise BadRecording(f"{self.path}: the header cannot be read: {error}") from error
-        self.sources = self.header.sources
+        redacted = self.header.redacted  # what it calls hashes are keys then
+        self.sources = [msgspec.structs.replace(source, keyed=redacted) for source in self.header.sources]
         self._start = len(MAGIC) + HEAD_BYTES + len(body or b"")
 
     @property
@@ -248,18 +248,6 @@ class Recording:
         for offset, _ in self.located():
             end = offset + HEAD_BYTES + int.from_bytes(self._data[offset + 4 : offset + 8], "little")
         return end
-
-    def view(
-        self,
-        source: Source,
-        *,
-        on_change: Callable[[Change], None] | None = None,
-        on_action: Callable[[Action, EventBatch | None], None] | None = None,
-    ) -> CacheView:
-        """A view to replay this source into. What a redacted recording calls hashes are keys."""
-        stream = source.stream()
-        resolver = Resolver(source.model, native=self.header.redacted or source.native)
-        return CacheView(source.name, stream, resolver, on_change=on_change, on_action=on_action)
 
     def replay_into(
         self,

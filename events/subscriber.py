@@ -17,16 +17,16 @@ import msgspec
 import zmq
 from msgspec import Struct
 
-from events.actions import Replay
+from events.actions import Action, Replay
 from events.connection import Connection
 from events.curve import CurveClient, secure_client
 from events.feed import Feed
 from events.foreign_stream import ForeignStream
-from events.messages import Frames
+from events.messages import EventBatch, Frames
 from events.native import SNAPSHOT_REQUEST, Status
 from events.native_stream import NativeStream
 from events.publisher import offset_port
-from events.resolver import Resolver
+from events.resolver import Change, Resolver
 from events.stream import Stream, StreamConfig
 from events.view import CacheView, Request
 
@@ -68,6 +68,7 @@ class Source(Struct, frozen=True):
     topic: str = ""
     model: str = ""
     curve: CurveClient | None = None
+    keyed: bool = False  # its hashes are block keys, as a native one's: a redacted recording
 
     @property
     def native(self) -> bool:
@@ -100,8 +101,15 @@ class Source(Struct, frozen=True):
         config = StreamConfig(can_replay=self.replay is not None)
         return NativeStream(config) if self.native else ForeignStream(config)
 
-    def view(self) -> CacheView:
-        return CacheView(self.name, self.stream(), Resolver(self.model, native=self.native))
+    def resolver(self) -> Resolver:
+        return Resolver(self.model, native=self.native or self.keyed)
+
+    def view(
+        self,
+        on_change: Callable[[Change], None] | None = None,
+        on_action: Callable[[Action, EventBatch | None], None] | None = None,
+    ) -> CacheView:
+        return CacheView(self.name, self.stream(), self.resolver(), on_change=on_change, on_action=on_action)
 
 
 class Subscriber:

@@ -1,6 +1,6 @@
 """One replica's cache as its stream tells it: the stream's actions carried out on a decoder and a resolver."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
 from events.foreign_stream import ForeignStream
@@ -63,26 +63,21 @@ class CacheView:
     def perform(self, actions: Iterable[Action]) -> list[Request]:
         """Carries out the actions; returns the requests that the caller has to send."""
         assert self._rest is None, "the last batch is not applied yet"
-        if self._sliced:
-            if isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
-                return []
-            self._rest = self._slices(actions)
-            return self.go_on()
-        requests: list[Request] = []
-        for action in actions:
-            batch = None
-            if isinstance(action, Apply):
-                batch = self._apply(action)
-            elif isinstance(action, Reset):
-                cleared = self.resolver.reset()
-                self.decoder.restart()
-                self._changed([cleared])
-            elif isinstance(action, Compare):
-                requests += self.perform(self._compared(action))
-            elif isinstance(action, Replay | Snapshot):
-                requests.append(action)
-            if self._on_action is not None:
-                self._on_action(action, batch)
+        if self._sliced and isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
+            return []
+        self._rest = self._steps(actions)
+        return self.go_on()
+
+    def go_on(self) -> list[Request]:
+        """Does one slice of what is left, or all; returns the requests that came of it."""
+        rest, self._rest = self._rest, None
+        blocks = 0
+        for done in rest or ():
+            blocks += done
+            if self._sliced and blocks >= SLICE_BLOCKS:
+                self._rest = rest
+                break
+        requests, self._requests = self._requests, []
         return requests
 
     def _compared(self, action: Compare) -> Iterable[Action]:
@@ -94,20 +89,6 @@ class CacheView:
             return ()
         return self.stream.mismatch()
 
-    # ---- in slices
-
-    def go_on(self) -> list[Request]:
-        """Does one slice of what is left; returns the requests that came of it."""
-        rest, self._rest = self._rest, None
-        blocks = 0
-        for done in rest or ():
-            blocks += done
-            if blocks >= SLICE_BLOCKS:
-                self._rest = rest
-                break
-        requests, self._requests = self._requests, []
-        return requests
-
     def _performed_short(self, action: Action) -> bool:
         """The usual case: one short batch."""
         if not isinstance(action, Apply) or len(action.payload) > SHORT_BYTES or not self._apply_short(action):
@@ -116,23 +97,24 @@ class CacheView:
             self._on_action(action, None)
         return True
 
-    def _slices(self, actions: Iterable[Action]) -> Iterator[int]:
+    def _steps(self, actions: Iterable[Action]) -> Iterator[int]:
         """Carries out the actions; yields about how many blocks that took, again and again."""
         for action in actions:
+            batch = None
             if isinstance(action, Apply):
-                if len(action.payload) <= SHORT_BYTES and self._apply_short(action):
+                if self._sliced and len(action.payload) <= SHORT_BYTES and self._apply_short(action):
                     yield len(action.payload) // SHORTEST_BLOCK_BYTES
                 else:
-                    yield from self._apply_slices(action)
+                    batch = yield from self._apply(action)
             elif isinstance(action, Reset):
                 self.decoder.restart()
-                yield from self._reset_slices()
+                yield from self._reset()
             elif isinstance(action, Compare):
-                yield from self._slices(self._compared(action))
+                yield from self._steps(self._compared(action))
             elif isinstance(action, Replay | Snapshot):
                 self._requests.append(action)
             if self._on_action is not None:
-                self._on_action(action, None)
+                self._on_action(action, batch)
 
     def _apply_short(self, action: Apply) -> bool:
         """False, and nothing is done, where the batch clears the cache or cannot be read."""
@@ -145,10 +127,16 @@ class CacheView:
         self._changed(self.resolver.apply(events))
         return True
 
-    def _apply_slices(self, action: Apply) -> Iterator[int]:
-        clears = False
+    def _apply(self, action: Apply) -> Generator[int, None, EventBatch | None]:
+        """Returns the batch, unless it is read in slices or cannot be read."""
+        batch, clears = None, False
         try:
-            for events in slices(self.decoder.events(action.payload, self._name_of(action))):
+            if self._sliced:
+                parts = slices(self.decoder.events(action.payload, self._name_of(action)))
+            else:
+                batch = self.decoder.decode(action.payload, self._name_of(action))
+                parts = iter([batch.events])
+            for events in parts:
                 if not _clear(events):
                     self._changed(self.resolver.apply(events))
                     yield sum(map(blocks_of, events))
@@ -157,17 +145,22 @@ class CacheView:
                 for event in events:
                     if isinstance(event, AllBlocksCleared):
                         self.resolver.stats.cleared += 1
-                        yield from self._reset_slices()
+                        yield from self._reset()
                     else:
                         self._changed(self.resolver.apply([event]))
         except BadBatch as error:
-            yield from self._slices(self.stream.refused(str(error)))
-            return
+            yield from self._steps(self.stream.refused(str(error)))
+            return None
         if clears:
             self.stream.cleared(action.seq)
+        return batch
 
-    def _reset_slices(self) -> Iterator[int]:
-        for medium, keys in self.resolver.reset().held:
+    def _reset(self) -> Iterator[int]:
+        cleared = self.resolver.reset()
+        if not self._sliced:
+            self._changed([cleared])
+            return
+        for medium, keys in cleared.held:
             while keys:
                 part = [keys.pop() for _ in range(min(len(keys), SLICE_BLOCKS))]
                 self._changed([Removed(medium, part)])
@@ -176,19 +169,6 @@ class CacheView:
 
     def _name_of(self, action: Apply) -> str:
         return f"batch {action.seq} of {self.name}" if action.seq >= 0 else f"a snapshot batch of {self.name}"
-
-    # ---- in one piece
-
-    def _apply(self, action: Apply) -> EventBatch | None:
-        try:
-            batch = self.decoder.decode(action.payload, self._name_of(action))
-        except BadBatch as error:
-            self.perform(self.stream.refused(str(error)))
-            return None
-        self._changed(self.resolver.apply(batch.events))
-        if _clear(batch.events):
-            self.stream.cleared(action.seq)
-        return batch
 
     def _changed(self, changes: Iterable[Change]) -> None:
         if self._on_change is not None:

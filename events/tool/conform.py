@@ -15,12 +15,10 @@ from events.feed import Feed
 from events.messages import EventBatch
 from events.recording import Recording
 from events.records import Record
-from events.resolver import Resolver
 from events.subscriber import MAX_FRAME_BYTES, Source
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
 from events.tool.watch import CannotTell, note_damage
-from events.view import CacheView
 
 FOR_S = 30.0
 CONNECT_TIMEOUT_S = 3.0
@@ -93,9 +91,7 @@ def _replay(recording: Recording, source: Source, graded: Conformance) -> None:
         elif record.kind == "replay":
             graded.replayed(record.frames)
 
-    stream, resolver = source.stream(), Resolver(source.model, native=source.native)
-    view = CacheView(source.name, stream, resolver, on_action=on_action)
-    recording.replay_into(Feed(view), source, on_record=on_record)
+    recording.replay_into(Feed(source.view(on_action=on_action)), source, on_record=on_record)
 
 
 def _live(source: Source, for_s: float, output: Output) -> Conformance:

@@ -58,8 +58,8 @@ def diff(
     opened = open_targets([left, right], stream)
     tree = Tree()
     sides = [
-        Watch(*_chosen(opened[0], replica_a, "--replica-a"), name="A", tree=tree),
-        Watch(*_chosen(opened[1], replica_b, "--replica-b"), name="B", tree=tree),
+        Watch(_chosen(opened[0], replica_a, "--replica-a"), name="A", tree=tree),
+        Watch(_chosen(opened[1], replica_b, "--replica-b"), name="B", tree=tree),
     ]
     load([(opened[0], [sides[0]], at_a), (opened[1], [sides[1]], at_b)], timeout_s, output.note)
     for target, side in zip(opened, sides, strict=True):
@@ -70,12 +70,10 @@ def diff(
     click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)
 
 
-def _chosen(target: Target, wanted: str | None, option: str) -> tuple[Source, bool]:
-    """The source that is meant, and whether what it calls hashes are keys."""
+def _chosen(target: Target, wanted: str | None, option: str) -> Source:
     names = [source.name for source in target.sources]
-    keyed = target.recording is not None and target.recording.header.redacted
     if wanted is None and len(names) == 1:
-        return target.sources[0], keyed
+        return target.sources[0]
     if wanted not in names:
         raise click.UsageError(f"{target.name} holds {', '.join(names)}: choose one with {option}")
-    return target.sources[names.index(wanted)], keyed
+    return target.sources[names.index(wanted)]

@@ -10,14 +10,10 @@ import click
 import msgspec
 from msgspec import Struct
 
-from events.actions import Action
 from events.curve import CurveClient, load_curve_client
-from events.messages import EventBatch
 from events.recording import BadRecording, Recording
-from events.resolver import Change, Resolver
 from events.subscriber import Source
 from events.tool.replica_address import source_at
-from events.view import CacheView
 
 Command = Callable[..., Any]
 
@@ -47,20 +43,6 @@ class Target(NamedTuple):
     name: str
     sources: list[Source]
     recording: Recording | None = None
-
-    def view(
-        self,
-        source: Source,
-        *,
-        on_change: Callable[[Change], None] | None = None,
-        on_action: Callable[[Action, EventBatch | None], None] | None = None,
-    ) -> CacheView:
-        """A view for one of the sources, to be fed by `live.follow` or `recording.replay_into`."""
-        if self.recording is not None:
-            return self.recording.view(source, on_change=on_change, on_action=on_action)
-        stream = source.stream()
-        resolver = Resolver(source.model, native=source.native)
-        return CacheView(source.name, stream, resolver, on_change=on_change, on_action=on_action)
 
 
 def stream_options(command: Command) -> Command:

@@ -84,7 +84,7 @@ class Tail:
     def __init__(self, target: Target, source: Source, output: Output, several: bool) -> None:
         self.target = target
         self.source = source
-        self.view = target.view(source, on_change=self._changed, on_action=self._acted)
+        self.view = source.view(self._changed, self._acted)
         self._output = output
         self._several = several
         self._came_by = ""

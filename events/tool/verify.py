@@ -203,15 +203,14 @@ class Verification:
 
 def _recorded(target: Target, source: Source) -> Result:
     assert target.recording is not None
-    keyed = target.recording.header.redacted
-    watch = Watch(source, keyed, name=STREAM, view_type=Witness)
+    watch = Watch(source, name=STREAM, view_type=Witness)
     witness = watch.view
     assert isinstance(witness, Witness)
     witness.clock = lambda: watch.at_s
     watch.replay(target)
     if not witness.compared:
         raise CannotTell(f"{source.name}: no digest in {target.name}; record a warmroute replica, with --status")
-    comparison = _next_snapshot(target, source, keyed, witness.wrong[0].at_s) if witness.wrong else None
+    comparison = _next_snapshot(target, source, witness.wrong[0].at_s) if witness.wrong else None
     return Result(
         witness.stream.last_seq,
         witness.resolver.resident_blocks(),
@@ -222,16 +221,16 @@ def _recorded(target: Target, source: Source) -> Result:
     )
 
 
-def _next_snapshot(target: Target, source: Source, keyed: bool, after_s: float) -> Comparison | None:
+def _next_snapshot(target: Target, source: Source, after_s: float) -> Comparison | None:
     """The difference to the first snapshot in the recording that came after this time."""
     assert target.recording is not None
     number = target.recording.sources.index(source)
     records = target.recording.records(target.recording.find(at_time=after_s))
     for header, payloads in snapshots(record for record in records if record.source == number):
         tree = Tree()
-        stream = Watch(source, keyed, name=STREAM, tree=tree, view_type=Witness)
+        stream = Watch(source, name=STREAM, tree=tree, view_type=Witness)
         stream.replay(target, Moment(seq=header.seq))
-        replica = Watch(source, keyed, name=REPLICA, tree=tree)
+        replica = Watch(source, name=REPLICA, tree=tree)
         feed = Feed(replica.view)
         feed.connected(0.0)
         replica.view.perform(replica.view.stream.snapshot(header.incarnation, header.seq, payloads, 0.0))

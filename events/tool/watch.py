@@ -12,7 +12,7 @@ from events.analysis.trunks import load_tokenizer
 from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.records import Record
-from events.resolver import Change, Resolver
+from events.resolver import Change
 from events.subscriber import Source
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
@@ -22,13 +22,11 @@ from events.view import CacheView
 
 
 class Watch:
-    """One stream. `keyed`: its hashes are keys, as in a redacted recording. `tree` may be shared with others; `name` is
-    the replica's name in it."""
+    """One stream. `tree` may be shared with others; `name` is the replica's name in it."""
 
     def __init__(
         self,
         source: Source,
-        keyed: bool = False,
         *,
         name: str | None = None,
         tree: Tree | None = None,
@@ -39,10 +37,10 @@ class Watch:
         self.statistics = Statistics()
         self.at_s = 0.0  # the wall clock at the last message
         self._changes: list[Change] = []
-        resolver = Resolver(source.model, native=source.native or keyed)
-        stream = source.stream()
         on_change, on_action = self._changes.append, self._acted
-        self.view = view_type(name or source.name, stream, resolver, on_change=on_change, on_action=on_action)
+        self.view = view_type(
+            name or source.name, source.stream(), source.resolver(), on_change=on_change, on_action=on_action
+        )
 
     def followed(self) -> Followed:
         return Followed(self.source, self.view, tap=self.tap)
@@ -127,8 +125,7 @@ def note_damage(target: Target, note: Callable[[str], None]) -> None:
 
 def watches(target: Target, tree: Tree | None = None) -> list[Watch]:
     """One for every stream of the target, each with a tree of its own if none is given."""
-    keyed = target.recording is not None and target.recording.header.redacted
-    return [Watch(source, keyed, tree=tree) for source in target.sources]
+    return [Watch(source, tree=tree) for source in target.sources]
 
 
 class CannotTell(click.ClickException):

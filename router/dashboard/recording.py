@@ -114,7 +114,7 @@ class Player:
         self.views: list[CacheView] = []
         self._feeds: list[Feed] = []
         for number, source in enumerate(recording.sources):
-            view = recording.view(source, on_change=self._changes.append, on_action=self._acted(number))
+            view = source.view(self._changes.append, self._acted(number))
             self.views.append(view)
             self._feeds.append(Feed(view))
         self._records = records_of(recording, is_ended)

@@ -55,7 +55,7 @@ class Seen:
         """Add an unsigned number of 64 bits; return True if it has come before."""
         if self._table is None:
             self._table = array("Q", bytes(8 * SEEN_NUMBERS))
-        place = number % SEEN_NUMBERS
+        place = number & (SEEN_NUMBERS - 1)
         was = self._table[place] == number
         self._table[place] = number
         return was

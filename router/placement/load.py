@@ -90,13 +90,13 @@ class ReplicaLoad:
         """
         if request_id in self._sent:
             self.ended(request_id, now_s)
-        tokens = max(1, uncached_tokens)
+        candidate, tokens = self.candidate, max(1, uncached_tokens)
         self._sent[request_id] = one = Sent(request_id, tokens, now_s)
         if priority_s is not None:
-            self.candidate.queue_positions.add(request_id, now_s + priority_s, tokens)
+            candidate.queue_positions.add(request_id, now_s + priority_s, tokens)
         if not streamed:
-            rate = self.candidate.prefill_tokens_per_s
-            one.due_s = now_s + (self.candidate.queued_tokens + tokens) / rate if rate else FAR_S
+            rate = candidate.prefill_tokens_per_s
+            one.due_s = now_s + (candidate.queued_tokens + tokens) / rate if rate else FAR_S
             self._unstreamed.append(one)
         self._fresh.append(one)
         self._fresh_queued += tokens
@@ -106,8 +106,8 @@ class ReplicaLoad:
         self._mean_tokens += (tokens - self._mean_tokens) * (MEAN_WEIGHT if self._mean_tokens else 1.0)
         self._queued += tokens
         self._queued_requests += 1
-        self.candidate.in_flight += 1
-        self.candidate.assigned_tokens += tokens
+        candidate.in_flight += 1
+        candidate.assigned_tokens += tokens
         self.tick(now_s)
 
     def begun(self, request_id: int, now_s: float) -> None:
@@ -201,7 +201,7 @@ class ReplicaLoad:
 
     def _publish(self) -> None:
         candidate, report = self.candidate, self._report
-        candidate.is_crowded = bool(candidate.queue_positions) or (
+        candidate.is_crowded = bool(candidate.queue_positions.waiting) or (
             candidate.ages is not None and candidate.ages.may_evict
         )
         if report is None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from router.placement.ages import CacheAges, pages_of
 from router.placement.approximate import Approximate
-from router.placement.cost import NONE_TRIED, Candidate, Question
+from router.placement.cost import NONE_TRIED, NOTHING, Candidate, Question
 from router.placement.decision import Decision
 from router.placement.index import Matches, PrefixIndex
 from router.placement.load import ReplicaLoad
@@ -151,7 +151,7 @@ class Placement:
         """The question for a prompt, and its matches by block size. `slots`: a mask of replicas by block size."""
         matched: dict[int, float] = {}
         lower: dict[int, float] = matched  # a copy as soon as the two differ
-        awaited: dict[int, float] = {}
+        awaited: dict[int, float] | None = None
         by_size: dict[int, Matches] = {}
         for size, mask in slots.items():
             index = self.guesses if size == APPROXIMATE else self.index
@@ -166,10 +166,11 @@ class Placement:
                     for slot, blocks in matches.lower.items():
                         lower[slot] = blocks * tokens
                 if matches.sure is not matches.gpu:
+                    awaited = {} if awaited is None else awaited
                     for slot, blocks in matches.gpu.items():
                         awaited[slot] = (blocks - matches.sure.get(slot, 0)) * tokens
         if self.doubted:
-            self._discount(matched, lower, awaited)
+            self._discount(matched, lower, {} if awaited is None else awaited)
         self._questions += 1
         question = Question(
             tokens=prompt.tokens,
@@ -181,7 +182,7 @@ class Placement:
             turn=self._questions,
             now_s=now_s,
             came_s=came_s,
-            awaited=awaited,
+            awaited=NOTHING if awaited is None else awaited,
         )
         return question, by_size
 

@@ -27,50 +27,50 @@ class QueuePositions:
     """Waiting prompts by rank; the one being computed does not wait, and follows from the ranks."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Position] = []  # by rank
+        self.waiting: list[_Position] = []  # by rank
         self._computed: int | None = None  # the id of the one that has its position
         self._by_id: dict[int, _Position] = {}  # waiting prompts
         self._sums: Sequence[float] | None = None  # running sums of their tokens; None: to be added up anew
 
     def __len__(self) -> int:
         """Number of waiting prompts."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, request_id: int, rank_s: float, tokens: float) -> None:
         if self._computed is None:
             self._computed = request_id
             return
         position = self._by_id[request_id] = _Position(rank_s, request_id, tokens)
-        insort(self._waiting, position)
+        insort(self.waiting, position)
         self._sums = None
 
     def discard(self, request_id: int) -> None:
         """Remove a prompt that is computed, or never will be."""
         if request_id == self._computed:
-            self._computed = self._take(0).id if self._waiting else None
+            self._computed = self._take(0).id if self.waiting else None
         elif request_id in self._by_id:
-            self._take(bisect_left(self._waiting, self._by_id[request_id]))
+            self._take(bisect_left(self.waiting, self._by_id[request_id]))
 
     def _take(self, place: int) -> _Position:
-        position = self._waiting.pop(place)
+        position = self.waiting.pop(place)
         del self._by_id[position.id]
         self._sums = None
         return position
 
     def clear(self) -> None:
-        self._waiting.clear()
+        self.waiting.clear()
         self._by_id.clear()
         self._computed = self._sums = None
 
     def later_than(self, rank_s: float) -> Later:
-        if not self._waiting or self._waiting[-1].rank_s <= rank_s:
+        if not self.waiting or self.waiting[-1].rank_s <= rank_s:
             return NOBODY
         if self._sums is None:
-            self._sums = list(accumulate((position.tokens for position in self._waiting), initial=0.0))
-        before = bisect_right(self._waiting, (rank_s, inf))
-        return Later(len(self._waiting) - before, self._sums[-1] - self._sums[before])
+            self._sums = list(accumulate((position.tokens for position in self.waiting), initial=0.0))
+        before = bisect_right(self.waiting, (rank_s, inf))
+        return Later(len(self.waiting) - before, self._sums[-1] - self._sums[before])
 
     def check(self) -> None:
-        assert self._waiting == sorted(self._by_id.values())
-        assert self._computed is not None or not self._waiting
+        assert self.waiting == sorted(self._by_id.values())
+        assert self._computed is not None or not self.waiting
         assert self._computed not in self._by_id

@@ -142,13 +142,12 @@ class Prompt(Struct):
                 root = _unsalted_root(self.model, self.lora, block_size)
             else:
                 root = root_key(self.model, self.lora, self.salt, block_size)
-            known = self._keys[block_size] = self._made(block_size, root)
+            if block_size == APPROXIMATE:
+                known = extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
+            else:
+                known = block_keys(self.packed[0], block_size, root) if self.exact else []
+            self._keys[block_size] = known
         return known
-
-    def _made(self, block_size: int, root: int) -> list[int]:
-        if block_size == APPROXIMATE:
-            return extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
-        return block_keys(self.packed[0], block_size, root) if self.exact else []
 
     @property
     def text(self) -> bytes:

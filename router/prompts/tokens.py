@@ -130,10 +130,10 @@ class Tokens:
         max_model_len: int | None = None,
     ) -> "Draft":
         """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica."""
-        named = Named(self.model, peek, lora, salt)
         prompts, cache = self.prompts, self.cache
         if self.why_not is not None or prompts is None:
-            return ready(self._approximate(named, self.why_not or ""))
+            return ready(self._approximate(peek, lora, salt, self.why_not or ""))
+        named = Named(self.model, peek, lora, salt)
         try:
             request, texts = _texts(prompts, body, chat, self.strict, max_model_len)
         except ApiError as error:
@@ -143,9 +143,9 @@ class Tokens:
         encoding = Encoding(self, prompts, named, request, texts, cache, compare)
         return Draft(encoding.unknown_bytes, encoding.finish)
 
-    def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
+    def _approximate(self, peek: Peek, lora: str | None, salt: str | None, why: str, reason: str = "model") -> Prompt:
         self.counts.approximate[reason] += 1
-        return approximate(named.model, named.peek, named.lora, named.salt, why)
+        return approximate(self.model, peek, lora, salt, why)
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
         if self.strict or is_refusal(error):
@@ -154,7 +154,8 @@ class Tokens:
             finally:
                 del error  # its traceback makes a cycle, which would keep the body until it is collected
         param = re.match(r"\w*", error.param or "")
-        return self._approximate(named, error.message, f"refused: {param[0] if param else ''}")
+        reason = f"refused: {param[0] if param else ''}"
+        return self._approximate(named.peek, named.lora, named.salt, error.message, reason)
 
     def distrust_cache(self, tokenizer: Tokenizer, text: str) -> None:
         self.counts.different += 1

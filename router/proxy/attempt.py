@@ -111,13 +111,29 @@ class Attempt(Struct, eq=False):
 
     def answered(self, status: int, headers: list[Header]) -> None:
         try:
-            self._answered(status, headers)
+            self.status, self.headers, self.spoken = status, headers, True
+            if status >= 400:
+                self._refusal = bytearray()
+                return
+            self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
+            if self.framed:
+                self._frames = FrameReader()
+            cached = value_of(headers, b"x-warmroute-cached-tokens")
+            if cached is not None and len(cached) < 10 and cached.isdigit():
+                self.cached_tokens = int(cached)
+            self.owner.begun(self)
         except Exception:
             self.crash()
 
     def received(self, body: bytes, complete: bool) -> None:
         try:
-            self._received(body, complete)
+            self.spoken = True
+            if self._refusal is not None:
+                self._received_refusal(self._refusal, body, complete)
+            elif self._frames is not None:
+                self._received_frames(self._frames, body, complete)
+            else:
+                self.owner.take(self, body, complete)
         except Exception:
             self.crash()
 
@@ -133,30 +149,11 @@ class Attempt(Struct, eq=False):
         self.cancel()
         self.owner.exchange.fail()
 
-    def _answered(self, status: int, headers: list[Header]) -> None:
-        self.status, self.headers, self.spoken = status, headers, True
-        if status >= 400:
-            self._refusal = bytearray()
-            return
-        self.framed = self.takes_frames and value_of(headers, b"content-type") == FRAMES_TYPE
-        if self.framed:
-            self._frames = FrameReader()
-        cached = value_of(headers, b"x-warmroute-cached-tokens")
-        if cached is not None and len(cached) < 10 and cached.isdigit():
-            self.cached_tokens = int(cached)
-        self.owner.begun(self)
-
-    def _received(self, body: bytes, complete: bool) -> None:
-        self.spoken = True
-        if self._refusal is not None:
-            self._refusal += body
-            if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
-                refusal, self._refusal = bytes(self._refusal), None
-                self.owner.refused(self, refusal, complete)
-        elif self._frames is not None:
-            self._received_frames(self._frames, body, complete)
-        else:
-            self.owner.take(self, body, complete)
+    def _received_refusal(self, refusal: bytearray, body: bytes, complete: bool) -> None:
+        refusal += body
+        if complete or len(refusal) > MAX_REFUSAL_BYTES:
+            self._refusal = None
+            self.owner.refused(self, bytes(refusal), complete)
 
     def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
         try:
