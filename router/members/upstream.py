@@ -257,6 +257,7 @@ class Connection(asyncio.Protocol):
         self._upstream = upstream
         self._sending: Sending | None = None
         self._bodiless = False
+        self._has_body = False  # a large one, written apart
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []  # as they are parsed; after the head these are trailers, and are dropped
         self._head: list[Header] = []
@@ -273,6 +274,7 @@ class Connection(asyncio.Protocol):
         self._bodiless = bodiless
         self.spoken = False
         self.transport.write(request)
+        self._has_body = bool(body)
         if body:
             self.transport.write(body)
 
@@ -359,6 +361,8 @@ class Connection(asyncio.Protocol):
     def _done(self) -> None:
         """Free the connection for the next request, as the answer is complete."""
         keeps = self._keeps and not self._bodiless
+        if self._has_body and self.transport.get_write_buffer_size():
+            keeps = False  # it was refused early: the next request would wait for the rest of its body
         self._sending = None
         self.reused = True
         self._headers, self._head = [], []

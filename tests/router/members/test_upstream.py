@@ -214,6 +214,16 @@ async def test_without_a_length_the_end_of_the_connection_is_the_end_of_the_answ
         assert upstream.idle_connections == 0
 
 
+async def test_a_connection_that_still_carries_a_refused_body_is_not_used_again() -> None:
+    async with upstream_to(says(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno")) as upstream:
+        heard = Heard()
+        heard.sending = upstream.send(REQUEST, heard, body=bytes(50_000_000))
+        assert (await heard.end()).status == 404
+        assert upstream.idle_connections == 0
+        assert (await ask(upstream).end()).status == 404
+        assert upstream.idle_connections == 1
+
+
 @pytest.mark.parametrize("head", [b"connection: close\r\ncontent-length: 2\r\n\r\n", b"content-length: 2\r\n\r\n"])
 async def test_a_connection_that_the_replica_does_not_keep_is_not_used_again(head: bytes) -> None:
     closes = b"close" in head
