@@ -70,7 +70,7 @@ def test_a_command_that_fails_or_prints_something_else_would_be_noticed(tmp_path
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 @needs_namespaces
-@pytest.mark.parametrize("page", list(WALKS))
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.xdist_group(page)) for page in WALKS])
 def test_a_reader_can_run_the_commands_of(page: str, tmp_path: Path) -> None:
     walked = subprocess.run(
         ["unshare", "--map-root-user", "--net", "--", sys.executable, "-m", "tests.docs.reader", page],
