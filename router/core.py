@@ -304,7 +304,7 @@ class Router:
             except Exception:
                 attempt.crash()
         for request in self.waiting.expire(now_s):
-            request.exchange.guard(request.nobody_took)
+            request.exchange.guard(request.give_up_waiting)
         self.placement.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:

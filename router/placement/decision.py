@@ -25,7 +25,7 @@ MOST_TOLD = 10  # replicas, in an error
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
 # Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
-Nobody: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
+Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
 
 
 class Verdict(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Decision(Struct, eq=False):
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
-    nobody: Nobody | None = None
+    rejection: Rejection | None = None
     tie_break: int = 0  # the seed of the draws among near-equals
     effects: Effects | None = None  # None: it has none, or the policy ignores them
 
@@ -95,7 +95,7 @@ class Decision(Struct, eq=False):
         """The reason why no replica took it, for an error message."""
         if not self.candidates:
             return "no replica serves this model"
-        if self.nobody == "too_long":
+        if self.rejection == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
             return f"the prompt has {self.question.tokens:,} tokens; the most that a replica takes is {longest:,}"
         obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MOST_TOLD])

@@ -14,13 +14,13 @@ from router.placement.cost import (
     uncached_tokens,
     weigh,
 )
-from router.placement.decision import Decision, Nobody, Verdict
+from router.placement.decision import Decision, Rejection, Verdict
 from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
 from router.placement.eligibility import obstacles
 from router.placement.ring import Ring
 from router.placement.tie_break import TieBreak
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Nobody", "Question", "Verdict", "choose", "place"]
+__all__ = ["POLICIES", "Candidate", "Decision", "Rejection", "Question", "Verdict", "choose", "place"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
@@ -39,7 +39,7 @@ def place(
 ) -> Decision:
     """Choose as the router does: rather a replica that is believed to be down than none."""
     decision = choose(policy, question, candidates, tie_break, ring)
-    if decision.nobody == "unavailable":
+    if decision.rejection == "unavailable":
         question.anyway = True
         decision = choose(policy, question, candidates, tie_break, ring)
     decision.tie_break = tie_break.number
@@ -58,7 +58,7 @@ def choose(
     found = obstacles(candidates, question.tokens if question.exact else 0, question.tried, question.anyway)
     decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
     if None not in found:
-        decision.nobody = _why_nobody(question, set(found))
+        decision.rejection = _rejection(question, set(found))
         return decision
     if policy == "cost":
         decision.effects = add_effects(question, candidates, rates, decision.costs)
@@ -71,7 +71,7 @@ def choose(
     return decision
 
 
-def _why_nobody(question: Question, found: set[Obstacle | None]) -> Nobody:
+def _rejection(question: Question, found: set[Obstacle | None]) -> Rejection:
     if found == {"too_long"}:
         return "too_long"
     if question.anyway:

@@ -14,7 +14,7 @@ class Later(NamedTuple):
     tokens: float
 
 
-NOBODY = Later(0, 0.0)
+NONE_LATER = Later(0, 0.0)
 
 
 class _Position(NamedTuple):
@@ -64,7 +64,7 @@ class QueuePositions:
 
     def later_than(self, rank_s: float) -> Later:
         if not self.waiting or self.waiting[-1].rank_s <= rank_s:
-            return NOBODY
+            return NONE_LATER
         if self._sums is None:
             self._sums = list(accumulate((position.tokens for position in self.waiting), initial=0.0))
         before = bisect_right(self.waiting, (rank_s, inf))

@@ -65,7 +65,7 @@ class Owner:
         """Choose a replica again, now that one has room."""
         raise NotImplementedError
 
-    def nobody_took(self) -> None:
+    def give_up_waiting(self) -> None:
         """Give up waiting for room."""
         raise NotImplementedError
 

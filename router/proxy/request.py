@@ -101,9 +101,9 @@ class Request(Owner):
 
     def _wait(self, decision: Decision) -> None:
         """Queue the request: full replicas will have room, and silent or missing ones may come back."""
-        if decision.nobody == "too_long":
+        if decision.rejection == "too_long":
             raise too_long(decision.refusal(), self.prompt_field)
-        if decision.nobody == "tried" and all(one.name in self.unfit for one in decision.candidates):
+        if decision.rejection == "tried" and all(one.name in self.unfit for one in decision.candidates):
             raise no_replica(decision.refusal())
         router = self.router
         now_s, begun = router.now_s(), self.exchange.response_started
@@ -115,11 +115,11 @@ class Request(Owner):
         if self.tried:
             again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**self._fruitless)
             self._fruitless = min(self._fruitless + 1, 16)
-        if decision.nobody != "full":
+        if decision.rejection != "full":
             self.tried = self.unfit  # the others may be asked again once they are back
         refused: Owner | None = self
         group = self.model_name or ""
-        if now_s < self._waits_until_s and (begun or decision.nobody == "full" or router.may_wait(group)):
+        if now_s < self._waits_until_s and (begun or decision.rejection == "full" or router.may_wait(group)):
             refused = router.waiting.offer(
                 self,
                 0.0,
@@ -132,16 +132,16 @@ class Request(Owner):
                 not_before_s=again_s,
             )
         if refused is not None:
-            refused.nobody_took()
+            refused.give_up_waiting()
 
     @property
     def _tokens(self) -> int:
         """The prompt's length, to exclude replicas that are too small; 0 if it is not exact."""
         return self.prompt.tokens if self.prompt.exact else 0
 
-    def nobody_took(self) -> None:
+    def give_up_waiting(self) -> None:
         """Give up after waiting in vain."""
-        if self.decision is None or self.decision.nobody == "full":
+        if self.decision is None or self.decision.rejection == "full":
             wait_s = self.router.waiting.estimated_wait_s(self.router.now_s())
             why = "every replica is at its limit, and the queue is full or moves too slowly; try again"
             self.give_up(queue_full(why, wait_s))

@@ -204,7 +204,7 @@ def test_when_nobody_takes_it_the_decision_says_why(policy: str) -> None:
         decision = choose(policy, question(**asked), candidates, random.Random(0), Ring("r0"))
         assert decision.chosen is None and decision.refusal()
         assert all(not verdict.chosen and verdict.cost_s is None for verdict in decision.explain())
-        return decision.nobody
+        return decision.rejection
 
     assert nobody(full, full) == "full"
     assert nobody(full, down) == "full"
@@ -218,7 +218,7 @@ def test_when_nobody_takes_it_the_decision_says_why(policy: str) -> None:
 
 def test_who_is_only_believed_to_be_down_may_be_asked_anyway() -> None:
     candidates = [replica(0, unavailable="draining"), replica(1, unavailable="silent for 1.2 s", may_try_anyway=True)]
-    assert choose("cost", question(), candidates, random.Random(0)).nobody == "unavailable"
+    assert choose("cost", question(), candidates, random.Random(0)).rejection == "unavailable"
     assert chosen("cost", question(anyway=True), candidates) == "r1"
 
 

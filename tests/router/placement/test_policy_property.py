@@ -61,7 +61,7 @@ def test_a_choice_is_one_that_can_take_it_and_every_replica_has_a_reason(
     able = [candidate for candidate, obstacle in zip(candidates, found, strict=True) if obstacle is None]
     assert [cost < INFINITE for cost in decision.costs] == [candidate in able for candidate in candidates]
     assert (decision.chosen in able) if able else (decision.chosen is None)
-    assert (decision.nobody is None) == bool(able)
+    assert (decision.rejection is None) == bool(able)
     verdicts = decision.explain()
     assert [verdict.chosen for verdict in verdicts] == [candidate is decision.chosen for candidate in candidates]
     assert all(verdict.why and verdict.ttft_s > 0 for verdict in verdicts)
