@@ -20,7 +20,7 @@ from router.placement.eligibility import obstacles
 from router.placement.ring import Ring
 from router.placement.tie_break import TieBreak
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Rejection", "Question", "Verdict", "choose", "place"]
+__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "Verdict", "choose", "place"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
