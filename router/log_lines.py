@@ -6,11 +6,17 @@ Fields that end in `at_s`, and the times of reports, are read from the router's 
 
 from msgspec import Raw, Struct, field
 
-from router.members.report import Report
-
 USUAL_TTL_S = 30.0
 USUAL_LIMIT = 512
 NO_BODY = Raw()  # msgspec leaves out a default by its identity
+
+
+class Report(Struct, array_like=True, frozen=True, gc=False):
+    """The arrival of a native replica's status."""
+
+    ts: float  # the status's own time, unique for the replica
+    at_s: float  # when it came, by the router's clock
+    order: int  # among all changes of the router's figures
 
 
 class Weighed(Struct, omit_defaults=True, gc=False):

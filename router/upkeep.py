@@ -17,13 +17,13 @@ import msgspec
 from events.native import Status
 from events.subscriber import Source
 from router.core import Router
+from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.discovery.desired import Desired, difference
 from router.members.facts import Facts, foreign_facts, native_facts, scraped_pool, scraped_queue
 from router.members.fetch import Fetched, fetch
 from router.members.health import Health, HealthConfig
 from router.members.members import Member
-from router.members.report import Report
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Broken, Upstream
 from router.placement.eligibility import can_take

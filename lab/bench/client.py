@@ -12,9 +12,9 @@ from importlib.metadata import version
 import msgspec
 
 from lab.bench.answer import EVENT_STREAM, Outcome, error_text, read_event
+from router.members.target import Target
 from router.members.upstream import Broken, Header, Sending, Upstream
 from router.proxy.sse import DONE, EventReader, payload_of
-from router.target import Target
 
 MAX_ERROR_BYTES = 64 * 1024
 CONNECT_TIMEOUT_S = 10.0

@@ -17,7 +17,7 @@ from lab.bench.load import Limits, Load, RunResult
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, program_version, warnings
 from lab.bench.words import Ids, Words
-from router.target import Target
+from router.members.target import Target
 
 Found = TypeVar("Found")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -29,7 +29,7 @@ from lab.plots import check_plot
 from lab.trace.formats import BadTrace, read_trace
 from lab.trace.requests import Trace
 from lab.writing import check_file, write_whole
-from router.target import Target, parse_target
+from router.members.target import Target, parse_target
 
 AT_LEAST_1 = click.IntRange(min=1)
 USUAL_REQUESTS = 200

@@ -14,7 +14,7 @@ from events.native import decode_status
 from events.recording import Recording
 from events.records import Record
 from lab.incident.facts import Run
-from router.members.report import Report
+from router.log_lines import Report
 
 
 class Survey(NamedTuple):

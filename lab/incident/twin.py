@@ -15,9 +15,8 @@ from events.native import Status, decode_status
 from events.recording import Recording, feed_record
 from events.records import Record
 from events.subscriber import Source
-from router.log_lines import Weighed
+from router.log_lines import Report, Weighed
 from router.members.feeds import ReplicaFeed
-from router.members.report import Report
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement
 from router.placement.reuse import Reuse

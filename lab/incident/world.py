@@ -11,8 +11,7 @@ from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey
 from lab.incident.twin import Tape, Twin
 from router.config import RouterConfig
-from router.log_lines import Decided, LogLine, Weighed
-from router.members.report import Report
+from router.log_lines import Decided, LogLine, Report, Weighed
 from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.placement import APPROXIMATE, Placed, Placement

@@ -8,10 +8,10 @@ from typing import Any
 
 from api.errors import ApiError, quoted, unknown_model
 from events.subscriber import Source
+from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.facts import Facts
 from router.members.health import Health
-from router.members.report import Report
 from router.members.spec import ReplicaSpec
 from router.members.tally import Memory, Tally
 from router.members.upstream import Upstream

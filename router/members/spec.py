@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from events.curve import load_curve_client
 from events.subscriber import Source
-from router.target import Target, parse_target
+from router.members.target import Target, parse_target
 
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]
 

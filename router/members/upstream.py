@@ -13,7 +13,7 @@ from typing import Protocol
 import httptools
 from msgspec import Struct
 
-from router.target import Target
+from router.members.target import Target
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 1024

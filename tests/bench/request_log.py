@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from router.log_lines import Report
 from router.members.members import Member
-from router.members.report import Report
 from router.members.spec import ReplicaSpec
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision

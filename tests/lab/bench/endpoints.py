@@ -13,7 +13,7 @@ from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.words import Passage
-from router.target import parse_target
+from router.members.target import parse_target
 
 MODEL = "m"
 

@@ -20,9 +20,8 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.subscriber import Source
-from router.log_lines import Decided, LogLine, Sending, Weighed
+from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feeds import ReplicaFeed
-from router.members.report import Report
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad

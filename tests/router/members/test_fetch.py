@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.members.fetch import MAX_BYTES, fetch
+from router.members.target import Target
 from router.members.upstream import Broken, Upstream
-from router.target import Target
 from tests.router.scripted import Handler, Script, Scripted, drops, refused_port, says, silent
 
 

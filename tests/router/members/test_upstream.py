@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from router.members.target import Target
 from router.members.upstream import (
     IDLE_LIMIT_S,
     KEEPALIVE,
@@ -18,7 +19,6 @@ from router.members.upstream import (
     Sending,
     Upstream,
 )
-from router.target import Target
 from tests.router.loopback import until
 from tests.router.scripted import DEADLINE_S, refused_port
 
