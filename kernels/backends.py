@@ -4,7 +4,7 @@ A backend is a row in ORDER. What is tried may fail as ImportError, OSError (a l
 RuntimeError (an operator that is not there, or cannot compute this); nowhere else are these caught.
 """
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,7 +18,14 @@ AUTO = "auto"
 class Backend(NamedTuple):
     name: str
     device: str  # where it works
-    load: "Callable[[torch.dtype, int], Attention[Any]]"  # for such numbers, in blocks of such a size
+    source: str  # module:name, of a class that computes whatever it is given, or of a function that says if it can
+
+    def load(self, dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
+        """Make it for such numbers, in blocks of such a size."""
+        module, name = self.source.split(":")
+        make = getattr(import_module(module), name)
+        attention: Attention[Any] = make() if isinstance(make, type) else make(dtype, block_size)
+        return attention
 
 
 class ChosenAttention(NamedTuple):
@@ -28,56 +35,14 @@ class ChosenAttention(NamedTuple):
     passed: dict[str, str]
 
 
-def _own_flash3(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
-    from kernels.gpu.flash import own_flash3
-
-    return own_flash3(dtype, block_size)
-
-
-def _flash3_of_vllm(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
-    from kernels.gpu.flash import flash3_of_vllm
-
-    return flash3_of_vllm(dtype, block_size)
-
-
-def _varlen(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
-    from kernels.gpu.flash import varlen
-
-    return varlen(dtype, block_size)
-
-
-def _triton(dtype: "torch.dtype", block_size: int) -> "Attention[Any]":
-    from kernels.gpu.attention import tried
-
-    return tried(dtype, block_size)
-
-
-def _plain(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
-    from kernels.plain import PlainAttention
-
-    return PlainAttention()
-
-
-def _cpu(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
-    from kernels.cpu import CpuAttention
-
-    return CpuAttention()
-
-
-def _reference(_dtype: "torch.dtype", _block_size: int) -> "Attention[Any]":
-    from kernels.reference import ReferenceAttention
-
-    return ReferenceAttention()
-
-
 ORDER = (
-    Backend("cpu", "cpu", _cpu),
-    Backend("reference", "cpu", _reference),
-    Backend("flash3", "cuda", _own_flash3),
-    Backend("flash3-vllm", "cuda", _flash3_of_vllm),
-    Backend("varlen", "cuda", _varlen),
-    Backend("triton", "cuda", _triton),
-    Backend("torch", "cuda", _plain),
+    Backend("cpu", "cpu", "kernels.cpu:CpuAttention"),
+    Backend("reference", "cpu", "kernels.reference:ReferenceAttention"),
+    Backend("flash3", "cuda", "kernels.gpu.flash:own_flash3"),
+    Backend("flash3-vllm", "cuda", "kernels.gpu.flash:flash3_of_vllm"),
+    Backend("varlen", "cuda", "kernels.gpu.flash:varlen"),
+    Backend("triton", "cuda", "kernels.gpu.attention:tried"),
+    Backend("torch", "cuda", "kernels.plain:PlainAttention"),
 )
 NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in ORDER))
 

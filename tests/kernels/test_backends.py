@@ -18,11 +18,14 @@ from tests.kernels import flashes
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 
-def broken(error: Exception) -> Backend:
-    def load(_dtype: torch.dtype, _block_size: int) -> CpuAttention:
+def order_with_broken(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend comes first that cannot be made."""
+
+    def make(_dtype: torch.dtype, _block_size: int) -> CpuAttention:
         raise error
 
-    return Backend("broken", "cpu", load)
+    monkeypatch.setitem(sys.modules, "kernels.broken", SimpleNamespace(make=make))
+    monkeypatch.setattr(backends, "ORDER", (Backend("broken", "cpu", "kernels.broken:make"), *backends.ORDER))
 
 
 def test_a_cpu_gets_the_cpu_path() -> None:
@@ -36,7 +39,7 @@ def test_what_is_asked_for_by_name_is_taken() -> None:
 
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError("no library"), RuntimeError("no operator")])
 def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "ORDER", (broken(error), *backends.ORDER))
+    order_with_broken(error, monkeypatch)
     choice = choose("auto", "cpu", FLOAT32, 16)
     assert choice.attention.name == "cpu" and choice.passed == {"broken": str(error)}
     with pytest.raises(ValueError, match=f"attention 'broken' cannot be used on cpu; broken: {error}"):
@@ -44,7 +47,7 @@ def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch
 
 
 def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "ORDER", (broken(KeyError("x")),))
+    order_with_broken(KeyError("x"), monkeypatch)
     with pytest.raises(KeyError):
         choose("auto", "cpu", FLOAT32, 16)
 
