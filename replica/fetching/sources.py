@@ -19,7 +19,6 @@ from replica.fetching.files import (
     wanted,
 )
 from replica.model import demo
-from replica.model.demo_tokenizer import learn
 from replica.model.locate import DEMO
 from replica.model.progress import progress_of
 
@@ -40,7 +39,7 @@ class Source(Protocol):
 
 
 class Demo:
-    """The demo model, made here; its tokenizer needs nothing but Python."""
+    """The demo model, made here; all but its weights lie in the package."""
 
     name = f"{DEMO}-{demo.VERSION}"
 
@@ -54,7 +53,7 @@ class Demo:
         if "model.safetensors" in wanted:
             demo.write_demo(into)
         else:
-            demo.write_texts(into, learn())
+            demo.write_texts(into)
 
 
 class Folder:

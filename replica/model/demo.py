@@ -1,30 +1,20 @@
 """The demo model: a small Llama that was never trained, made on first use, the same to the bit on every machine.
 
-It babbles. Its files come from `demo_shape`, `demo_tokenizer` and `demo_weights`: raise VERSION and correct SIZES when
-any of them changes, because a folder that is whole is never made again.
+It babbles. Its texts lie in `demo_files`, the tokenizer learnt from demo.txt among them; `demo_weights` makes the rest.
+Raise VERSION and correct SIZES when any of them changes, because a folder that is whole is never made again.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
-from replica.model.demo_shape import config
-from replica.model.demo_tokenizer import TURN_END, Learnt, learn, packaged, tokenizer, tokenizer_config
-
 VERSION = 1
 CACHE_VARIABLE = "WARMROUTE_CACHE_DIR"
-SIZES = {
-    "chat_template.jinja": 950,
-    "config.json": 538,
-    "generation_config.json": 26,
-    "model.safetensors": 12_028_992,
-    "tokenizer.json": 52_819,
-    "tokenizer_config.json": 176,
-}
+TEXTS = Path(__file__).with_name("demo_files")
+SIZES = {"model.safetensors": 12_028_992} | {file.name: file.stat().st_size for file in TEXTS.iterdir()}
 ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 
 
@@ -92,20 +82,11 @@ def write_demo(folder: Path) -> None:
     """All files of the model."""
     from replica.model.demo_weights import write_weights  # numpy: not needed for the rest
 
-    learnt = learn()
-    write_weights(folder / "model.safetensors", learnt)
-    write_texts(folder, learnt)
+    write_weights(folder / "model.safetensors")
+    write_texts(folder)
 
 
-def write_texts(folder: Path, learnt: Learnt) -> None:
+def write_texts(folder: Path) -> None:
     """All but the weights."""
-    turn_end = learnt.ids[TURN_END]
-    _write_json(folder / "tokenizer.json", tokenizer(learnt.vocabulary, learnt.merges))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config())
-    _write_json(folder / "config.json", config(len(learnt.vocabulary), turn_end))
-    _write_json(folder / "generation_config.json", {"eos_token_id": turn_end})
-    (folder / "chat_template.jinja").write_text(packaged("demo.jinja"), encoding="utf-8")
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for file in TEXTS.iterdir():
+        shutil.copyfile(file, folder / file.name)

@@ -2,6 +2,7 @@
 demo.txt; the layers are random, and choose among what is likely by all of the context.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -10,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
-from replica.model.demo_shape import HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LAYERS
-from replica.model.demo_tokenizer import END_OF_TEXT, SPECIALS, TURN_END, Learnt, Words, pieces, spelled
+from replica.model.config import read_config
+from replica.model.demo import TEXTS
 
 Floats: TypeAlias = NDArray[np.float32]
 Counts: TypeAlias = NDArray[np.int64]
 
 
-def write_weights(file: Path, learnt: Learnt) -> None:
-    followers = _followers(learnt.dialogues, learnt.words, learnt.ids)
+def write_weights(file: Path) -> None:
     try:
-        save_file(_weights(followers), file, metadata={"format": "pt"})
+        save_file(_weights(_followers()), file, metadata={"format": "pt"})
     except SafetensorError as error:  # when the disk is full
         raise OSError(str(error)) from error
 
@@ -30,26 +31,40 @@ def write_weights(file: Path, learnt: Learnt) -> None:
 
 
 COMMON_WORDS = 24  # what follows <|endoftext|>, and all tokens that demo.txt does not have
+TOKENIZER = Tokenizer.from_file(str(TEXTS / "tokenizer.json"))
+END_OF_TEXT, TURN_END = map(TOKENIZER.token_to_id, ("<|endoftext|>", "<|im_end|>"))
 
 
-def _followers(dialogues: list[tuple[str, str]], words: Words, ids: dict[str, int]) -> Counts:
+def dialogues() -> list[tuple[str, str]]:
+    """The questions and answers of demo.txt."""
+    text = Path(__file__).with_name("demo.txt").read_text(encoding="utf-8")
+    return re.findall(r"^Q: (.*)\nA: (.*)$", text, re.MULTILINE)
+
+
+def _followers() -> Counts:
     """Counts of each token (column) after each other (row) in the answers and, but for their ends, the questions."""
-    counts = np.zeros((len(ids), len(ids)), np.int64)
-    [newline], turn_end = words["\n"], ids[TURN_END]
-    for question, answer in dialogues:
-        *asked, question_mark = (token for piece in pieces(question) for token in words[piece])
-        answered = (token for piece in pieces(answer) for token in words[piece])
-        for tokens in (asked, [question_mark, newline, *answered, turn_end]):
-            np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
-    counts[:, turn_end] *= 4  # shorter answers than those of demo.txt
-    counts[turn_end] = counts[newline]  # for those who go on after the end
-    often = counts.sum(axis=0) * [token.startswith(spelled(ord(" "))) for token in ids]
-    counts[ids[END_OF_TEXT], np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
+    tokens = [TOKENIZER.id_to_token(token_id) for token_id in range(TOKENIZER.get_vocab_size())]
+    counts = np.zeros((len(tokens), len(tokens)), np.int64)
+    [newline] = _ids("\n")
+    for question, answer in dialogues():
+        *asked, question_mark = _ids(question)
+        for ids in (asked, [question_mark, newline, *_ids(answer), TURN_END]):
+            np.add.at(counts, (ids[:-1], ids[1:]), 1)
+    counts[:, TURN_END] *= 4  # shorter answers than those of demo.txt
+    counts[TURN_END] = counts[newline]  # for those who go on after the end
+    often = counts.sum(axis=0) * [token.startswith("\u0120") for token in tokens]  # which stands for a space
+    counts[END_OF_TEXT, np.argsort(-often, kind="stable")[:COMMON_WORDS]] = 1
     return counts
+
+
+def _ids(text: str) -> list[int]:
+    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 # ---- the weights: whole numbers until the last step, because their sums are exact in whatever order they are added
 
+SHAPE = read_config(TEXTS)
 SEED = 1
 ROUNDS, RATE = 32, 0.375  # of learning; a larger rate overshoots
 LOGIT = 6  # how many steps of learning are one logit
@@ -73,9 +88,9 @@ def _weights(counts: Counts) -> dict[str, Floats]:
     blank = np.zeros((len(counts), CONTEXT), np.float32)
     tensors = {
         "model.embed_tokens.weight": np.hstack([codes, blank]),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "model.norm.weight": np.ones(SHAPE.hidden_size, np.float32),
     }
-    for layer in range(LAYERS):
+    for layer in range(SHAPE.num_layers):
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in _layer(random)}
     return tensors | {"lm_head.weight": np.hstack([head, _uniform(random, CHOICE, blank.shape)])}
 
@@ -85,7 +100,7 @@ def _codes(random: np.random.Philox, known: NDArray[np.bool_]) -> Floats:
     codes = _signs(random, (len(known), CODE))
     codes[:, 0] = 1
     alike = ~known[:, None] & (np.arange(CODE) % 4 > 0)
-    return np.where(alike, codes[-len(SPECIALS)], codes)
+    return np.where(alike, codes[END_OF_TEXT], codes)
 
 
 def _head(codes: Floats, counts: Counts) -> Floats:
@@ -104,17 +119,18 @@ def _head(codes: Floats, counts: Counts) -> Floats:
 
 
 def _layer(random: np.random.Philox) -> Iterator[tuple[str, Floats]]:
-    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    queries, keys = SHAPE.num_heads * SHAPE.head_dim, SHAPE.num_kv_heads * SHAPE.head_dim
+    hidden, intermediate = SHAPE.hidden_size, SHAPE.intermediate_size
     for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{name}.weight", np.ones(HIDDEN, np.float32)
+        yield f"{name}.weight", np.ones(hidden, np.float32)
     for name, limit, shape in (
-        ("self_attn.q_proj", QUERY_KEY, (queries, HIDDEN)),
-        ("self_attn.k_proj", QUERY_KEY, (keys, HIDDEN)),
-        ("self_attn.v_proj", VALUE, (keys, HIDDEN)),
+        ("self_attn.q_proj", QUERY_KEY, (queries, hidden)),
+        ("self_attn.k_proj", QUERY_KEY, (keys, hidden)),
+        ("self_attn.v_proj", VALUE, (keys, hidden)),
         ("self_attn.o_proj", OUTPUT, (CONTEXT, queries)),
-        ("mlp.gate_proj", GATE_UP, (INTERMEDIATE, HIDDEN)),
-        ("mlp.up_proj", GATE_UP, (INTERMEDIATE, HIDDEN)),
-        ("mlp.down_proj", DOWN, (CONTEXT, INTERMEDIATE)),
+        ("mlp.gate_proj", GATE_UP, (intermediate, hidden)),
+        ("mlp.up_proj", GATE_UP, (intermediate, hidden)),
+        ("mlp.down_proj", DOWN, (CONTEXT, intermediate)),
     ):
         rows = _uniform(random, limit, shape)
         into_context = np.zeros((CODE if shape[0] == CONTEXT else 0, shape[1]), np.float32)

@@ -1,6 +1,7 @@
 """The demo model: the same everywhere, loadable, readable, and dependent on its whole context."""
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -16,10 +17,11 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import HfTokenizer
-from replica.model import demo, demo_tokenizer
+from replica.model import demo, demo_weights
 from replica.model.config import read_config
 from replica.model.demo import demo_folder, write_demo
 from tests.events.processes import wait_until
@@ -34,6 +36,7 @@ DIGESTS = {
     "tokenizer_config.json": "156f8f815b5cec45",
 }
 LARGEST_BYTES = 20e6
+LEARNT_FROM = Path(demo_weights.__file__).with_name("demo.txt").read_text()
 QUESTIONS = ("What is a cache?", "Why do trains wait?", "Tell me a story", "How do I bake bread in the rain?")
 
 
@@ -69,7 +72,7 @@ def prompt(tokenizer: HfTokenizer, question: str) -> list[int]:
 
 @cache
 def known_words() -> frozenset[str]:
-    return frozenset(demo_tokenizer.packaged("demo.txt").replace("\n", " ").replace(".", " ").replace(",", " ").split())
+    return frozenset(LEARNT_FROM.replace("\n", " ").replace(".", " ").replace(",", " ").split())
 
 
 # ---- its files
@@ -177,13 +180,26 @@ def test_every_text_survives_tokenizing(tokenizer: HfTokenizer, text: str) -> No
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
 
 
-def test_the_tokenizer_cuts_as_the_trainer_did(tokenizer: HfTokenizer) -> None:
-    """Otherwise the model would have learnt other tokens than it is given."""
-    texts = [text for dialogue in demo_tokenizer.dialogues() for text in dialogue]
-    _, words = demo_tokenizer.learn_merges(demo_tokenizer.pieces("\n".join((demo_tokenizer.ROLES * 2, *texts))))
-    for text in texts:
-        expected = [token for piece in demo_tokenizer.pieces(text) for token in words[piece]]
-        assert tokenizer.encode(text, add_special_tokens=False) == expected
+def test_the_tokenizer_is_learnt_from_the_text_of_which_the_weights_are_made(folder: Path) -> None:
+    """Equally frequent pairs may be joined in another order elsewhere."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    texts = ["system\nuser\nassistant\ntool\n" * 2, *(text for pair in demo_weights.dialogues() for text in pair)]
+    learner.train_from_iterator(
+        ["\n".join(texts)],
+        trainers.BpeTrainer(
+            vocab_size=1256,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=[],
+            show_progress=False,
+        ),
+    )
+    learnt, packaged = (
+        {tuple(pair) for pair in json.loads(model)["model"]["merges"]}
+        for model in (learner.to_str(), (folder / "tokenizer.json").read_text())
+    )
+    assert len(learnt) == len(packaged) == 1000
+    assert len(learnt & packaged) > 970
 
 
 def test_special_tokens_are_known(folder: Path, tokenizer: HfTokenizer) -> None:
@@ -293,7 +309,7 @@ def test_greedy_text_does_not_run_in_a_circle(tokenizer: HfTokenizer, model: Any
 
 def test_every_early_token_matters(tokenizer: HfTokenizer, model: Any) -> None:
     """Else a cache that confuses blocks would go unnoticed here."""
-    original = tokenizer.encode(demo_tokenizer.packaged("demo.txt"), add_special_tokens=False)[:512]
+    original = tokenizer.encode(LEARNT_FROM, add_special_tokens=False)[:512]
     other = tokenizer.encode(" mountain", add_special_tokens=False)[0]
     with torch.no_grad():
         logits = model(torch.tensor([original])).logits[0, -1]
