@@ -152,19 +152,6 @@ class EngineClient:
             raise
         return cls(process, socket, folder)
 
-    @classmethod
-    async def start(
-        cls, config: EngineConfig, command: Sequence[str] | None = None, *, limit_s: float = LOADING_LIMIT_S
-    ) -> "EngineClient":
-        """Starts the process and waits until it can serve."""
-        engine = await cls.spawn(config, command)
-        try:
-            await engine.ready(limit_s)
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
     @property
     def pid(self) -> int:
         return self._process.pid

@@ -153,7 +153,6 @@ class Stats(Struct, tag="stats"):
 class Hello(Struct, tag="hello"):
     """The engine is ready; sent once."""
 
-    pid: int
     model: str
     num_blocks: int
     block_size: int

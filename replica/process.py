@@ -201,7 +201,6 @@ class Loop:
     def _hello(self) -> Hello:
         config, publisher = self.engine.config, self.publisher
         return Hello(
-            pid=os.getpid(),
             model=config.model,
             num_blocks=config.num_blocks,
             block_size=config.block_size,

@@ -18,7 +18,7 @@ from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
 from replica.model.config import read_config
-from replica.model.progress import progress_of, spoken_count
+from replica.model.progress import progress_of
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
 from replica.request import Request
@@ -154,7 +154,7 @@ def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:
 def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     if not sizes:
         return
-    progress = progress_of("capturing graphs", len(sizes), spoken=spoken_count)
+    progress = progress_of("capturing graphs", len(sizes), spoken=str)
     for size in sizes:
         runner.capture(size)
         progress.advance(1)

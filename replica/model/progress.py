@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 log = logging.getLogger(__name__)
@@ -16,34 +16,29 @@ LINE_EVERY_S = 10.0
 Spoken: TypeAlias = Callable[[int], str]
 
 
-class Progress(Protocol):
-    def advance(self, done: int) -> None: ...
-    def finish(self) -> None:
-        """All is done; says how long it took."""
-
-    def stop(self) -> None:
-        """It ends before it is done: nothing more is shown."""
+def spoken_size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
-def progress_of(what: str, total: int, console: Console | None = None, *, spoken: Spoken | None = None) -> Progress:
+def progress_of(
+    what: str, total: int, console: Console | None = None, *, spoken: Spoken = spoken_size
+) -> "Bar | Lines":
     """Shows `what` ("loading llama") from now on; of bytes, unless it is said how to speak of so many."""
     console = console or Console(stderr=True)
-    if console.is_terminal:
-        return Bar(what, total, console, DownloadColumn() if spoken is None else MofNCompleteColumn())
-    return Lines(what, total, spoken=spoken or spoken_size)
+    return Bar(what, total, console, spoken) if console.is_terminal else Lines(what, total, spoken=spoken)
 
 
 class Lines:
     """A line at the start, at the end, and in between not more often than every 10 seconds."""
 
     def __init__(
-        self, what: str, total: int, clock_s: Callable[[], float] = time.monotonic, spoken: Spoken | None = None
+        self, what: str, total: int, clock_s: Callable[[], float] = time.monotonic, spoken: Spoken = spoken_size
     ) -> None:
         self._what = what
         self._total = total
         self._done = 0
         self._clock_s = clock_s
-        self._spoken = spoken or spoken_size
+        self._spoken = spoken
         self._started_s = self._said_s = clock_s()
         log.info("%s: %s", what, self._spoken(total))
 
@@ -57,18 +52,19 @@ class Lines:
             log.info("%s: %s of %s after %.0f s", self._what, so_far, total, elapsed_s)
 
     def finish(self) -> None:
+        """All is done; says how long it took."""
         log.info("%s: done in %.1f s", self._what, self._clock_s() - self._started_s)
 
     def stop(self) -> None:
-        pass
+        """It ends before it is done: nothing more is shown."""
 
 
 class Bar:
     """One line of the terminal, which stays there when it is full."""
 
-    def __init__(self, what: str, total: int, console: Console, amount: ProgressColumn) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
-        self._bars = Bars(*columns, console=console)
+    def __init__(self, what: str, total: int, console: Console, spoken: Spoken) -> None:
+        amount = DownloadColumn() if spoken is spoken_size else MofNCompleteColumn()
+        self._bars = Bars(TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn(), console=console)
         self._task = self._bars.add_task(what, total=total)
         self._total = total
         self._bars.start()
@@ -82,11 +78,3 @@ class Bar:
 
     def stop(self) -> None:
         self._bars.stop()
-
-
-def spoken_count(count: int) -> str:
-    return str(count)
-
-
-def spoken_size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from replica.model.config import read_object
 from replica.model.locate import NO_GGUF
-from replica.model.progress import Progress, progress_of
+from replica.model.progress import progress_of
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ class Weights:
         self,
         folder: Path,
         dtype: torch.dtype,
-        progress: Progress | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         self._folder = folder
@@ -43,10 +42,8 @@ class Weights:
         self._places = dict(_places(folder))  # the file of each tensor
         self._unread = set(self._places)
         files = sorted(set(self._places.values()))
-        self.total_bytes = sum(file.stat().st_size for file in files)
-        self.taken_bytes = 0
         self._open = {file: _opened(file) for file in files}
-        self._progress = progress or progress_of(f"loading {folder.name}", self.total_bytes)
+        self._progress = progress_of(f"loading {folder.name}", sum(file.stat().st_size for file in files))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""
@@ -55,7 +52,6 @@ class Weights:
         file = self._places[name]
         tensor = self._read(file, name, shape)
         self._unread.discard(name)
-        self.taken_bytes += tensor.nbytes
         self._progress.advance(tensor.nbytes)
         return self._converted(tensor, f"{file}: {name}")
 

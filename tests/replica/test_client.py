@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,16 +25,27 @@ def engine_config(**fields: Any) -> EngineConfig:
     return config(fields.pop("simulated", FAST), **fields).engine
 
 
+async def started(config: EngineConfig, command: Sequence[str] | None = None, **limit: float) -> EngineClient:
+    """Client of an engine that can serve."""
+    engine = await EngineClient.spawn(config, command)
+    try:
+        await engine.ready(**limit)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
 @pytest.fixture
 async def engine() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(engine_config())
+    client = await started(engine_config())
     yield client
     await client.close()
 
 
 @pytest.fixture
 async def slow() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(engine_config(simulated=SLOW, max_num_seqs=2, max_waiting=1))
+    client = await started(engine_config(simulated=SLOW, max_num_seqs=2, max_waiting=1))
     yield client
     await client.close()
 
@@ -58,7 +69,7 @@ async def until(condition: Any) -> None:
 
 async def test_hello_says_what_runs(engine: EngineClient) -> None:
     assert engine.hello is not None
-    assert (engine.hello.pid, engine.hello.model, engine.hello.num_blocks) == (engine.pid, "demo", 8192)
+    assert (engine.hello.model, engine.hello.num_blocks) == ("demo", 8192)
 
 
 async def test_every_token_arrives_once_and_the_last_with_its_reason(engine: EngineClient) -> None:
@@ -152,7 +163,7 @@ async def test_death_reaches_everybody_who_waits(slow: EngineClient) -> None:
 
 async def test_an_engine_that_ends_before_it_is_ready_is_said() -> None:
     with pytest.raises(EngineDied, match="ended with status 3"):
-        await EngineClient.start(engine_config(), FAILS)
+        await started(engine_config(), FAILS)
 
 
 def test_an_engine_that_ends_before_it_reads_is_said_on_the_loop_of_the_server() -> None:
@@ -160,9 +171,9 @@ def test_an_engine_that_ends_before_it_reads_is_said_on_the_loop_of_the_server()
     large = engine_config(topic="x" * 2_000_000)
     for _ in range(5):
         with pytest.raises(EngineDied, match="killed by signal 2"):
-            uvloop.run(EngineClient.start(large, ENDS_BY_CTRL_C))
+            uvloop.run(started(large, ENDS_BY_CTRL_C))
 
 
 async def test_an_engine_that_says_nothing_is_given_up() -> None:
     with pytest.raises(EngineDied, match=r"nothing for 0\.1 s"):
-        await EngineClient.start(engine_config(), GREETS_NOBODY, limit_s=0.1)
+        await started(engine_config(), GREETS_NOBODY, limit_s=0.1)

@@ -52,7 +52,8 @@ def test_every_tensor_of_every_shard_is_found(tmp_path: Path) -> None:
     with Weights(tmp_path, torch.float32) as weights:
         for name, tensor in model.state_dict().items():
             assert torch.equal(weights.take(name, *tensor.shape), tensor)
-        assert 0.8 * weights.total_bytes < weights.taken_bytes <= weights.total_bytes
+        lines = weights._progress
+        assert isinstance(lines, Lines) and 0.8 * lines._total < lines._done <= lines._total
         weights.finish()
 
 
