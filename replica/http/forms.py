@@ -6,7 +6,7 @@ returns it at the end.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, UnsetType
 
@@ -17,10 +17,8 @@ from api.responses import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatLogprobs,
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
     FinishReason,
     PromptLogprobs,
     Usage,
@@ -43,8 +41,11 @@ AT_ONCE = 1000  # log probabilities of prompts that are put into words before ot
 class Form(ABC):
     """The common part of the four forms."""
 
+    kind: ClassVar[type[Completion | ChatChunk | ChatCompletion]]
+
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
         self.work = work
+        self.id, self.created = work.id, work.created
         self.request = work.request
         self.model = model
         self.tokenizer = tokenizer
@@ -101,21 +102,20 @@ class Form(ABC):
     def prompt_token_ids(self, index: int) -> list[int] | UnsetType:
         return list(self.work.prompts[index // self.request.n]) if self.request.return_token_ids else UNSET
 
-    def chosen(self, delta: Delta) -> list[tuple[int, float, Sequence[tuple[int, float]]]]:
+    def logprobs(self, delta: Delta) -> Any:
+        """As a choice of this kind has them."""
+        if self.request.alternatives is None:
+            return None
         pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-        return [(token_id, logprobs.logprob, logprobs.top) for token_id, logprobs in pairs]
+        chosen = [(token_id, logprobs.logprob, logprobs.top) for token_id, logprobs in pairs]
+        if self.kind is not Completion:
+            return chat_logprobs(self.tokenizer, chosen)
+        shown = completion_logprobs(self.tokenizer, chosen, 0)
+        shown.text_offset = list(delta.offsets)
+        return shown
 
-    def completion_logprobs(self, delta: Delta) -> CompletionLogprobs | None:
-        if self.request.alternatives is None:
-            return None
-        logprobs = completion_logprobs(self.tokenizer, self.chosen(delta), 0)
-        logprobs.text_offset = list(delta.offsets)
-        return logprobs
-
-    def chat_logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        if self.request.alternatives is None:
-            return None
-        return chat_logprobs(self.tokenizer, self.chosen(delta))
+    def answer(self, choices: list[Any], used: Any) -> Any:
+        return self.kind(id=self.id, created=self.created, model=self.model, choices=choices, usage=used)
 
 
 class StreamedForm(Form):
@@ -144,13 +144,12 @@ class StreamedForm(Form):
         return None if self.request.include_usage else UNSET
 
     def end(self) -> bytes:
-        return (event(self.usage_event()) if self.request.include_usage else b"") + DONE
-
-    @abstractmethod
-    def usage_event(self) -> bytes: ...
+        return (event(encode(self.answer([], self.usage()))) if self.request.include_usage else b"") + DONE
 
 
 class StreamedCompletion(StreamedForm):
+    kind = Completion
+
     def show(self, choice: Choice, delta: Delta) -> bytes:
         first = self.is_first(choice)
         if self.is_silent(delta):
@@ -158,23 +157,18 @@ class StreamedCompletion(StreamedForm):
         shown = CompletionChoice(
             index=choice.index,
             text=delta.text,
-            logprobs=self.completion_logprobs(delta),
+            logprobs=self.logprobs(delta),
             finish_reason=finish_reason(delta),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(delta),
             prompt_token_ids=self.prompt_token_ids(choice.index) if first else UNSET,
         )
-        return event(self._chunk([shown], self.usage_so_far()))
-
-    def usage_event(self) -> bytes:
-        return self._chunk([], self.usage())
-
-    def _chunk(self, choices: list[CompletionChoice], used: Usage | UnsetType | None) -> bytes:
-        work = self.work
-        return encode(Completion(id=work.id, created=work.created, model=self.model, choices=choices, usage=used))
+        return event(encode(self.answer([shown], self.usage_so_far())))
 
 
 class StreamedChat(StreamedForm):
+    kind = ChatChunk
+
     def show(self, choice: Choice, delta: Delta) -> bytes:
         opening = self._opening(choice.index) if self.is_first(choice) else b""
         if self.is_silent(delta):
@@ -182,30 +176,18 @@ class StreamedChat(StreamedForm):
         shown = ChatChunkChoice(
             index=choice.index,
             delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
-            logprobs=self.chat_logprobs(delta),
+            logprobs=self.logprobs(delta),
             finish_reason=finish_reason(delta),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(delta),
         )
-        return opening + event(self._chunk([shown], self.usage_so_far()))
+        return opening + event(encode(self.answer([shown], self.usage_so_far())))
 
     def _opening(self, index: int) -> bytes:
         role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
-        return event(self._chunk([role], self.usage_so_far(), self.prompt_token_ids(index)))
-
-    def usage_event(self) -> bytes:
-        return self._chunk([], self.usage())
-
-    def _chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        used: Usage | UnsetType | None,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
-    ) -> bytes:
-        work = self.work
-        chunk = ChatChunk(id=work.id, created=work.created, model=self.model, choices=choices, usage=used)
-        chunk.prompt_token_ids = prompt_token_ids
-        return encode(chunk)
+        chunk = self.answer([role], self.usage_so_far())
+        chunk.prompt_token_ids = self.prompt_token_ids(index)
+        return event(encode(chunk))
 
 
 class WholeForm(Form):
@@ -245,19 +227,17 @@ class WholeForm(Form):
 
 
 class WholeCompletion(WholeForm):
+    kind = Completion
+
     def end(self) -> bytes:
-        work = self.work
-        choices = [self._choice(part.choice) for part in work.parts]
-        return encode(
-            Completion(id=work.id, created=work.created, model=self.model, choices=choices, usage=self.usage())
-        )
+        return encode(self.answer([self._choice(part.choice) for part in self.work.parts], self.usage()))
 
     def _choice(self, choice: Choice) -> CompletionChoice:
         said = self.joined(choice.index)
         return CompletionChoice(
             index=choice.index,
             text=said.text,
-            logprobs=self.completion_logprobs(said),
+            logprobs=self.logprobs(said),
             finish_reason=finish_reason(said),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(said),
@@ -267,27 +247,19 @@ class WholeCompletion(WholeForm):
 
 
 class WholeChat(WholeForm):
+    kind = ChatCompletion
+
     def end(self) -> bytes:
-        work = self.work
-        choices = [self._choice(part.choice) for part in work.parts]
-        return encode(
-            ChatCompletion(
-                id=work.id,
-                created=work.created,
-                model=self.model,
-                choices=choices,
-                usage=self.usage(),
-                prompt_token_ids=self.prompt_token_ids(0),
-                prompt_logprobs=self.prompt_logprobs(0),
-            )
-        )
+        answer = self.answer([self._choice(part.choice) for part in self.work.parts], self.usage())
+        answer.prompt_token_ids, answer.prompt_logprobs = self.prompt_token_ids(0), self.prompt_logprobs(0)
+        return encode(answer)
 
     def _choice(self, choice: Choice) -> ChatChoice:
         said = self.joined(choice.index)
         return ChatChoice(
             index=choice.index,
             message=ChatAnswer(content=said.text),
-            logprobs=self.chat_logprobs(said),
+            logprobs=self.logprobs(said),
             finish_reason=finish_reason(said),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(said),
