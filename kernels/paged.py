@@ -13,10 +13,13 @@ A slot is a place in memory for one token: block * block_size + the place in the
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+from kernels.contexts import ContextStep
+from kernels.tables import TableStep
 
 
 class LayerCache(NamedTuple):
@@ -26,26 +29,8 @@ class LayerCache(NamedTuple):
     values: Tensor
 
 
-class Step(Protocol):
-    """The inputs that all layers of one step share; made once per step."""
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions of the rows in their sequences."""
-
-    @property
-    def slots(self) -> Tensor:
-        """KV slots of the rows."""
-
-    @property
-    def decoding(self) -> int:
-        """The number of decoding sequences, which have the first rows."""
-
-    @property
-    def prefilling(self) -> int:
-        """The number of prefill rows, which follow."""
-
-
+# The inputs that all layers of one step share; made once per step.
+Step: TypeAlias = ContextStep | TableStep
 AnyStep = TypeVar("AnyStep", bound=Step)
 OwnStep = TypeVar("OwnStep", bound=Step, contravariant=True)
 
