@@ -122,6 +122,15 @@ class PoolSnapshot(Struct, frozen=True):
     referenced: int = 0  # live
     partial_hit_tokens: int = 0  # copied out of blocks that share only their beginning; not part of the hits above
 
+    @property
+    def utilization(self) -> float:
+        return self.referenced / self.total if self.total else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of the full blocks looked up."""
+        return self.hit_blocks / self.query_blocks if self.query_blocks else 0.0
+
 
 class Rates(Struct, frozen=True):
     """The same over the last seconds."""

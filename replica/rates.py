@@ -84,7 +84,7 @@ class Window:
             window_s=elapsed_s,
             token_hit_rate=hits / queries if queries else 0.0,
             evictions_per_s=per_s(pool.evictions - then.pool.evictions),
-            utilization=pool.referenced / pool.total,
+            utilization=pool.utilization,
             unreferenced_fraction=pool.unreferenced / pool.total,
             prompt_tokens_per_s=per_s(stats.prompt_tokens - then.prompt_tokens),
             generated_tokens_per_s=per_s(stats.generated_tokens - then.generated_tokens),

@@ -7,7 +7,8 @@ comes from its latest `Stats`. Nothing is global: a process can have several of 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,109 +37,83 @@ CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error")
 REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 
+# Numbers of the engine: the metric, its meaning, and where `Stats` has it.
+Row: TypeAlias = tuple[str, str, str]
 
-def ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-class FromStats(NamedTuple):
-    """A number that the engine knows."""
-
-    name: str
-    meaning: str
-    value: Callable[[Stats], float]
-
-
-GAUGES = (
-    FromStats(
-        "vllm:kv_cache_usage_perc",
-        "Fraction of blocks that live requests hold.",
-        lambda s: ratio(s.pool.total - s.pool.free, s.pool.total),
-    ),
-    FromStats(
-        "vllm:gpu_cache_usage_perc",
-        "The same, under vLLM's old name.",
-        lambda s: ratio(s.pool.total - s.pool.free, s.pool.total),
-    ),
-    FromStats(
-        "vllm:gpu_prefix_cache_hit_rate",
-        "Block hit rate since the start.",
-        lambda s: ratio(s.pool.hit_blocks, s.pool.query_blocks),
-    ),
-    FromStats("vllm:num_requests_running", "Choices in the running batch.", lambda s: s.load.running),
-    FromStats("vllm:num_requests_waiting", "Choices that wait for room.", lambda s: s.load.waiting),
-    FromStats("warmroute:num_blocks", "Blocks in the pool.", lambda s: s.pool.total),
-    FromStats("warmroute:free_blocks", "Blocks that no request holds, cached or not.", lambda s: s.pool.free),
-    FromStats("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", lambda s: s.pool.cached),
-    FromStats("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", lambda s: s.pool.unreferenced),
-    FromStats("warmroute:referenced_blocks", "Blocks that live requests hold.", lambda s: s.pool.referenced),
-    FromStats(
+GAUGES: tuple[Row, ...] = (
+    ("vllm:kv_cache_usage_perc", "Fraction of blocks that live requests hold.", "pool.utilization"),
+    ("vllm:gpu_cache_usage_perc", "The same, under vLLM's old name.", "pool.utilization"),
+    ("vllm:gpu_prefix_cache_hit_rate", "Block hit rate since the start.", "pool.hit_rate"),
+    ("vllm:num_requests_running", "Choices in the running batch.", "load.running"),
+    ("vllm:num_requests_waiting", "Choices that wait for room.", "load.waiting"),
+    ("warmroute:num_blocks", "Blocks in the pool.", "pool.total"),
+    ("warmroute:free_blocks", "Blocks that no request holds, cached or not.", "pool.free"),
+    ("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", "pool.cached"),
+    ("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", "pool.unreferenced"),
+    ("warmroute:referenced_blocks", "Blocks that live requests hold.", "pool.referenced"),
+    (
         "warmroute:unreferenced_fraction",
         "Unreferenced blocks as a fraction of the pool.",
-        lambda s: s.rates.unreferenced_fraction,
+        "rates.unreferenced_fraction",
     ),
-    FromStats("warmroute:token_hit_rate", "Token hit rate over the last seconds.", lambda s: s.rates.token_hit_rate),
-    FromStats("warmroute:evictions_per_second", "Evictions over the last seconds.", lambda s: s.rates.evictions_per_s),
-    FromStats(
+    ("warmroute:token_hit_rate", "Token hit rate over the last seconds.", "rates.token_hit_rate"),
+    ("warmroute:evictions_per_second", "Evictions over the last seconds.", "rates.evictions_per_s"),
+    (
         "warmroute:queued_prefill_tokens",
         "Prompt tokens still to be computed, of waiting and running requests.",
-        lambda s: s.load.queued_prefill_tokens,
+        "load.queued_prefill_tokens",
     ),
-    FromStats(
+    (
         "warmroute:prefill_tokens_per_second",
         "Speed of prefill while the engine does it, as measured.",
-        lambda s: s.load.prefill_tokens_per_s,
+        "load.prefill_tokens_per_s",
     ),
-    FromStats("warmroute:decode_tokens_per_second", "Speed of decoding, as measured.", lambda s: s.decode_tokens_per_s),
-    FromStats(
+    ("warmroute:decode_tokens_per_second", "Speed of decoding, as measured.", "decode_tokens_per_s"),
+    (
         "warmroute:prompt_tokens_per_second",
         "Prompt tokens that came in per second over the last seconds.",
-        lambda s: s.rates.prompt_tokens_per_s,
+        "rates.prompt_tokens_per_s",
     ),
-    FromStats(
+    (
         "warmroute:generated_tokens_per_second",
         "Tokens generated per second over the last seconds.",
-        lambda s: s.rates.generated_tokens_per_s,
+        "rates.generated_tokens_per_s",
     ),
 )
 
-COUNTERS = (
-    FromStats("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.pool.query_tokens),
-    FromStats("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.pool.hit_tokens),
-    FromStats("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", lambda s: s.pool.query_tokens),
-    FromStats("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", lambda s: s.pool.hit_tokens),
-    FromStats("vllm:prompt_tokens", "Prompt tokens of choices begun.", lambda s: s.prompt_tokens),
-    FromStats("vllm:num_preemptions", "Choices that lost their blocks and began anew.", lambda s: s.preemptions),
-    FromStats("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", lambda s: s.pool.query_blocks),
-    FromStats("warmroute:prefix_cache_hit_blocks", "Full blocks found.", lambda s: s.pool.hit_blocks),
-    FromStats(
+COUNTERS: tuple[Row, ...] = (
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", "pool.query_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", "pool.hit_tokens"),
+    ("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", "pool.query_tokens"),
+    ("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", "pool.hit_tokens"),
+    ("vllm:prompt_tokens", "Prompt tokens of choices begun.", "prompt_tokens"),
+    ("vllm:num_preemptions", "Choices that lost their blocks and began anew.", "preemptions"),
+    ("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", "pool.query_blocks"),
+    ("warmroute:prefix_cache_hit_blocks", "Full blocks found.", "pool.hit_blocks"),
+    (
         "warmroute:partial_hit_tokens",
         "Prompt tokens reused from blocks of which only the beginning was the same; not part of the hit rates.",
-        lambda s: s.pool.partial_hit_tokens,
+        "pool.partial_hit_tokens",
     ),
-    FromStats(
+    (
         "warmroute:preempted_query_tokens",
         "Tokens looked up again after a preemption; not part of the hit rates.",
-        lambda s: s.pool.preempted_query_tokens,
+        "pool.preempted_query_tokens",
     ),
-    FromStats(
+    (
         "warmroute:preempted_hit_tokens",
         "Tokens found again after a preemption; not part of the hit rates.",
-        lambda s: s.pool.preempted_hit_tokens,
+        "pool.preempted_hit_tokens",
     ),
-    FromStats("warmroute:evictions", "Cached blocks whose slot was given away.", lambda s: s.pool.evictions),
-    FromStats(
+    ("warmroute:evictions", "Cached blocks whose slot was given away.", "pool.evictions"),
+    (
         "warmroute:collisions_refused",
         "Hits refused because the block's tokens or parent were others.",
-        lambda s: s.pool.collisions_refused,
+        "pool.collisions_refused",
     ),
-    FromStats(
-        "warmroute:computed_prompt_tokens",
-        "Prompt tokens that went through prefill.",
-        lambda s: s.computed_prompt_tokens,
-    ),
-    FromStats("warmroute:engine_steps", "Steps of the engine's loop.", lambda s: s.steps),
-    FromStats("warmroute:kv_events", "Cache events published.", lambda s: s.kv_events),
+    ("warmroute:computed_prompt_tokens", "Prompt tokens that went through prefill.", "computed_prompt_tokens"),
+    ("warmroute:engine_steps", "Steps of the engine's loop.", "steps"),
+    ("warmroute:kv_events", "Cache events published.", "kv_events"),
 )
 
 
@@ -215,21 +190,30 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        for gauge in GAUGES:
-            yield self._gauge(gauge.name, gauge.meaning, gauge.value(stats))
-        yield self._gauge("warmroute:open_requests", "HTTP requests that are being answered.", self.open_requests)
-        yield self._gauge("warmroute:draining", "1 while no new work is taken.", self.draining)
-        yield self._cache_config(stats)
-        for counter in COUNTERS:
-            yield self._counter(counter.name, counter.meaning, counter.value(stats))
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.tokens_generated)
-        yield self._counter(
-            "warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects
+        one = {"model_name": self._model}
+        cache = one | {"block_size": str(self._block_size), "num_gpu_blocks": str(stats.pool.total)}
+        gauges = [
+            *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in GAUGES),
+            ("warmroute:open_requests", "HTTP requests that are being answered.", self.open_requests),
+            ("warmroute:draining", "1 while no new work is taken.", self.draining),
+        ]
+        counters = [
+            *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in COUNTERS),
+            ("vllm:generation_tokens", "Tokens generated.", self.tokens_generated),
+            ("warmroute:client_disconnects", "Clients that left before the end.", self.client_disconnects),
+        ]
+        finished = [(one | {"finished_reason": reason}, count) for reason, count in self.finished.items()]
+        refused = [(one | {"reason": reason}, count) for reason, count in self.refused.items()]
+        for name, meaning, value in gauges:
+            yield family(GaugeMetricFamily, name, meaning, (one, value))
+        yield family(
+            GaugeMetricFamily, "vllm:cache_config_info", "1; its labels say how large the cache is.", (cache, 1)
         )
-        yield self._labelled("vllm:request_success", "Choices completed.", "finished_reason", self.finished)
-        yield self._labelled(
-            "warmroute:requests_refused", "HTTP requests for an answer that were not taken.", "reason", self.refused
-        )
+        for name, meaning, value in counters:
+            yield family(CounterMetricFamily, name, meaning, (one, value))
+        yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
+        not_taken = "HTTP requests for an answer that were not taken."
+        yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)
         yield from (distribution.family(self._model) for distribution in self._distributions())
         yield self._old_name_of_between_tokens()
 
@@ -245,24 +229,9 @@ class Metrics(Collector):
             renamed.samples.append(sample._replace(name=sample.name.replace(family.name, renamed.name)))
         return renamed
 
-    def _cache_config(self, stats: Stats) -> Metric:
-        labels = ["model_name", "block_size", "num_gpu_blocks"]
-        family = GaugeMetricFamily("vllm:cache_config_info", "1; its labels say how large the cache is.", labels=labels)
-        family.add_metric([self._model, str(self._block_size), str(stats.pool.total)], 1)
-        return family
 
-    def _gauge(self, name: str, meaning: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, meaning, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, meaning: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, meaning, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _labelled(self, name: str, meaning: str, label: str, counts: Counter[str]) -> Metric:
-        family = CounterMetricFamily(name, meaning, labels=["model_name", label])
-        for key, count in counts.items():
-            family.add_metric([self._model, key], count)
-        return family
+def family(kind: Any, name: str, meaning: str, *samples: tuple[dict[str, str], float]) -> Metric:
+    made: Metric = kind(name, meaning, labels=samples[0][0])
+    for labels, value in samples:
+        made.add_metric(labels.values(), value)
+    return made
