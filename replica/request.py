@@ -1,5 +1,6 @@
 """One request in the engine, and what one step does for it."""
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kernels.spans import Copy
@@ -7,6 +8,7 @@ from replica.chain import Chain
 from replica.messages import Sampling, TokenLogprobs
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """`computed` tokens of the chain have their KV in `blocks`; it waits when it has no blocks.
 
@@ -16,44 +18,27 @@ class Request:
         len(chain) <= length    those between them are being drawn, and nobody knows them yet
     """
 
-    __slots__ = (
-        "_waits",
-        "blocks",
-        "cached_tokens",
-        "chain",
-        "computed",
-        "id",
-        "launched",
-        "length",
-        "limit",
-        "preemptions",
-        "priority",
-        "prompt_logprobs",
-        "prompt_tokens",
-        "runner_state",
-        "sampling",
-        "uncached_tokens",
-    )
+    id: int
+    chain: Chain
+    prompt_tokens: int  # the rest of the chain is output
+    sampling: Sampling
+    priority: tuple[float, int]  # lower goes first; the number of arrival breaks ties
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    launched: int = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
+    length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
+    limit: int = field(init=False)  # of the length; the scheduler knows if the model takes less
+    preemptions: int = 0
+    cached_tokens: int | None = None  # of the prompt, when it was first admitted
+    uncached_tokens: int = field(init=False)  # what admitting it would have to compute, when last looked up
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, if wanted; from the second token on
+    runner_state: object = None  # the runner's own
+    _waits: bool = field(init=False)
 
-    def __init__(
-        self, request_id: int, chain: Chain, prompt_tokens: int, sampling: Sampling, priority: tuple[float, int]
-    ) -> None:
-        self.id = request_id
-        self.chain = chain
-        self.prompt_tokens = prompt_tokens  # the rest of the chain is output
-        self.sampling = sampling
-        self.priority = priority  # lower goes first; the number of arrival breaks ties
-        self.blocks: list[int] = []
-        self.computed = 0
-        self.launched = 0  # tokens that are computed or being computed; as many as are computed while nothing flies
-        self.length = len(chain)  # the chain's tokens, and those after them that are being drawn
-        self.limit = prompt_tokens + sampling.max_tokens  # of the length; the scheduler knows if the model takes less
-        self._waits = _waits(sampling)
-        self.preemptions = 0
-        self.cached_tokens: int | None = None  # of the prompt, when it was first admitted
-        self.uncached_tokens = len(chain)  # what admitting it would have to compute, when last looked up
-        self.prompt_logprobs: list[TokenLogprobs] = []  # so far, where they are wanted; from the second token on
-        self.runner_state: object = None  # the runner's own
+    def __post_init__(self) -> None:
+        self.length = self.uncached_tokens = len(self.chain)
+        self.limit = self.prompt_tokens + self.sampling.max_tokens
+        self._waits = _waits(self.sampling)
 
     @property
     def generated(self) -> int:

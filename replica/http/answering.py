@@ -6,6 +6,7 @@ Of all code in the HTTP process, only `Answering._take` and what it calls runs f
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,7 @@ from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, e
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
 from replica.client import Answers, EngineClient, EngineDied, EngineRefused
+from replica.http.errors import unavailable
 from replica.http.forms import Form
 from replica.http.generation import Choice
 from replica.http.metrics import Metrics
@@ -23,17 +25,15 @@ from replica.http.work import Work
 from replica.messages import Output, Submit
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """One choice that the engine works on."""
 
-    __slots__ = ("choice", "finished", "first_s", "last_s", "submit")
-
-    def __init__(self, choice: Choice, submit: Submit) -> None:
-        self.choice = choice
-        self.submit = submit
-        self.finished = False
-        self.first_s = 0.0  # 0: no token yet
-        self.last_s = 0.0
+    choice: Choice
+    submit: Submit
+    finished: bool = False
+    first_s: float = 0.0  # 0: no token yet
+    last_s: float = 0.0
 
 
 class Answering(Response):
@@ -146,7 +146,13 @@ class Answering(Response):
             running.finished = True
             if output.finish_reason is None:
                 self._answers.cancel(output.id)  # a stop string: the engine does not know
-            self._count_choice(choice.finish_reason, running)
+            self._metrics.choice_finished(
+                choice.finish_reason,
+                tokens=choice.completion_tokens,
+                arrived_s=self._arrived_s,
+                first_s=running.first_s,
+                last_s=running.last_s,
+            )
         payload = self._form.add(choice, delta)
         return encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
 
@@ -173,23 +179,13 @@ class Answering(Response):
 
     def _api_error(self, failure: EngineDied | EngineRefused) -> ApiError:
         if isinstance(failure, EngineDied):
-            message = "the engine stopped; try again, another server may answer"
-            return ApiError(503, message, "service_unavailable", code="engine_died", headers={"Retry-After": "1"})
+            return unavailable("the engine stopped; try again, another server may answer", "engine_died")
         match failure.reason:
             case "full":
                 return queue_full(failure.message, failure.retry_after_s)
             case "too_long":
                 return too_long(failure.message)
         return invalid(failure.message)
-
-    def _count_choice(self, reason: str, running: Running) -> None:
-        self._metrics.choice_finished(
-            reason,
-            tokens=running.choice.completion_tokens,
-            arrived_s=self._arrived_s,
-            first_s=running.first_s,
-            last_s=running.last_s,
-        )
 
     def _count_end(self) -> None:
         self._metrics.open_requests -= 1
