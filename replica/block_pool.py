@@ -22,7 +22,6 @@ block, in a named block or in the last block of a request, which is not full (`r
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -66,13 +65,6 @@ class Part(NamedTuple):
     source: int
     tokens: int
     adoptable: bool  # they are all that it holds, and nobody uses it: it may be taken as a hit and written on
-
-
-class Preview(NamedTuple):
-    """The outcome of an allocation: the new blocks, found as they are iterated over, and whether there are enough."""
-
-    candidates: Iterator[int]
-    can_satisfy: bool
 
 
 NO_MATCH = Match([], 0)
@@ -155,20 +147,17 @@ class BlockPool:
 
     # ---- take and release
 
-    def preview(self, hits: Sequence[int], new: int) -> Preview:
-        """Predict `take`. A hit that waits in the free queue cannot also be handed out as a new block."""
-        references = self._references
-        rescued = {block for block in hits if not references[block]}
-        can_satisfy = self.free - len(rescued) >= new
-        remaining = (block for block in self._queue if block not in rescued)
-        return Preview(islice(remaining, new if can_satisfy else 0), can_satisfy)
-
     def take(self, hits: Sequence[int], new: int) -> list[int] | None:
         """The hits, each with one more reference, and `new` blocks; None, and nothing changed, if there is no room."""
-        if not self.preview(hits, new).can_satisfy:
+        if not self._has_room(hits, new):
             return None
         self.touch(hits)
         return [*hits, *self._hand_out(new)]
+
+    def _has_room(self, hits: Sequence[int], new: int) -> bool:
+        """A hit that waits in the free queue cannot also be handed out as a new block."""
+        references = self._references
+        return self.free - len({block for block in hits if not references[block]}) >= new
 
     def touch(self, blocks: Sequence[int]) -> None:
         """One more user for each of these; those that wait in the free queue are rescued from it."""

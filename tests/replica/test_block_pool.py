@@ -178,7 +178,6 @@ def test_an_admission_check_leaves_no_references_behind() -> None:
     serve(pool, chain(A + B))
     match = pool.match(chain(A + B + C + D + MORE))
     for _ in range(3):
-        assert not pool.preview(match.blocks, 3).can_satisfy
         assert pool.take(match.blocks, 3) is None
     assert [pool.references(block) for block in range(3)] == [0, 0, 0]
     assert pool.free == 3
@@ -191,9 +190,8 @@ def test_a_hit_in_the_free_queue_is_not_counted_as_evictable_too() -> None:
     match = pool.match(chain(A + C + MORE))
     assert len(match.blocks) == 1
     assert pool.free == 2  # and yet there are not two new blocks beside the hit
-    assert not pool.preview(match.blocks, 2).can_satisfy
     assert pool.take(match.blocks, 2) is None
-    assert pool.preview(match.blocks, 1).can_satisfy
+    assert pool.take(match.blocks, 1) is not None
 
 
 def test_partial_blocks_are_never_registered() -> None:
@@ -300,21 +298,19 @@ def test_take_gives_nothing_and_changes_nothing_when_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("new", [0, 1, 2, 3])
-def test_preview_changes_nothing_and_is_what_take_then_does(new: int) -> None:
+def test_new_blocks_are_the_first_of_the_free_queue_that_are_no_hits(new: int) -> None:
     pool = BlockPool(5, SIZE)
     serve(pool, chain(A + B))
     match = pool.match(chain(A + B + MORE))
+    others = [block for block in pool.free_queue() if block not in match.blocks]
+    assert pool.take(match.blocks, new) == [*match.blocks, *others[:new]]
+
+
+def test_taking_too_much_changes_nothing() -> None:
+    pool = BlockPool(2, SIZE)
     before = (pool.snapshot(), list(pool.free_queue()))
-    candidates, can_satisfy = pool.preview(match.blocks, new)
-    assert can_satisfy
-    seen = list(candidates)
+    assert pool.take([], 3) is None
     assert (pool.snapshot(), list(pool.free_queue())) == before
-    assert pool.take(match.blocks, new) == [*match.blocks, *seen]
-
-
-def test_preview_of_too_much_has_no_candidates() -> None:
-    candidates, can_satisfy = BlockPool(2, SIZE).preview([], 3)
-    assert (list(candidates), can_satisfy) == ([], False)
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(0, 1), (-1, 1), (1, 0)])

@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from events.blocks import ExtraKey
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
-from replica.block_pool import NO_PART, BlockPool, Match, Part, Preview
+from replica.block_pool import NO_PART, BlockPool, Match, Part
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
 from replica.names import Slots
@@ -197,15 +197,13 @@ class World(RuleBasedStateMachine):
         assert match.blocks == self.model.match(request, (len(chain) - 1) // size)
         hits = match.blocks + self.adopted(request, match)
         new = -(-len(chain) // size) - len(hits)
-        candidates, can_satisfy = self.pool.preview(hits, new)
-        candidates_now = list(candidates)
+        others = [block for block in self.pool.free_queue() if block not in hits]
         blocks = self.pool.take(hits, new)
         assert blocks == self.model.take(hits, new)
-        assert can_satisfy == (blocks is not None)
+        assert (blocks is not None) == (len(others) >= new)
         if blocks is None:
-            assert candidates_now == []
             return
-        assert blocks == hits + candidates_now
+        assert blocks == hits + others[:new]
         request.blocks[:] = blocks
         self.past.append(chain)
         chain.named, chain.identity = len(match.blocks), match.identity
@@ -383,8 +381,8 @@ class Trusting(BlockPool):
 class Doubling(BlockPool):
     """Counts a hit that waits in the free queue as room, too."""
 
-    def preview(self, hits: list[int], new: int) -> Preview:  # type: ignore[override]
-        return Preview(super().preview(hits, new).candidates, self.free >= new)
+    def _has_room(self, hits: Sequence[int], new: int) -> bool:  # noqa: ARG002
+        return self.free >= new
 
     def _hand_out(self, count: int) -> list[int]:
         return super()._hand_out(min(count, self.free))
