@@ -20,7 +20,7 @@ from replica.messages import Output, Refused, Stats, Submit
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
 from replica.runner import Finish, Runner
-from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
+from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
 
 
 class Flight(NamedTuple):
@@ -46,15 +46,7 @@ class Engine:
             partial=config.enable_partial_reuse,
             events=events,
         )
-        self.scheduler = Scheduler(
-            self.pool,
-            Limits(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
-                max_waiting=config.max_waiting,
-            ),
-        )
+        self.scheduler = Scheduler(self.pool, config)
         self.speed = Speed()
         self.step_limit = StepLimit(config.max_step_s)
         self.window = Window()

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from msgspec import Struct
-
 from kernels.spans import Copy
 from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match
+from replica.config import EngineConfig
 from replica.messages import Output
 from replica.request import Request, Scheduled
 from replica.runner import Sampled
@@ -26,13 +25,6 @@ from replica.runner import Sampled
 Batch: TypeAlias = list[Scheduled]
 
 MAX_SKIPPED = 64  # requests that a step looks at only to find that they must wait for another's prefix
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 8192
-    max_waiting: int = 1024
 
 
 class QueueFull(Exception):
@@ -44,7 +36,7 @@ class TooLong(Exception):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: EngineConfig) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {limits.max_num_batched_tokens}; it must be at least max_num_seqs, "

@@ -6,10 +6,11 @@ import pytest
 
 from kernels.spans import Copy
 from replica.block_pool import BlockPool
+from replica.config import EngineConfig
 from replica.messages import Output, Sampling, TokenLogprobs
 from replica.request import Request, Scheduled
 from replica.runner import Sampled
-from replica.scheduler import Batch, Limits, QueueFull, Scheduler, TooLong
+from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
 from tests.replica.engines import SIZE, chain
 
 STOP = 99
@@ -17,7 +18,7 @@ STOP = 99
 
 def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 256}
-    return Scheduler(BlockPool(num_blocks, SIZE), Limits(**{**defaults, **limits}))
+    return Scheduler(BlockPool(num_blocks, SIZE), EngineConfig(model="m", **{**defaults, **limits}))
 
 
 def submit(
@@ -408,7 +409,9 @@ def test_the_second_does_not_hang_when_the_first_is_preempted_while_it_computes(
 
 
 def test_without_caching_nobody_waits_for_a_shared_prefix() -> None:
-    one = Scheduler(BlockPool(64, SIZE, caching=False), Limits(max_num_seqs=8, max_num_batched_tokens=64))
+    one = Scheduler(
+        BlockPool(64, SIZE, caching=False), EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
+    )
     submit(one, 1, list(range(20)))
     submit(one, 2, list(range(20)))
     assert computed(one) == [(1, 20), (2, 20)]
