@@ -60,9 +60,11 @@ def fetch_model(
 
 
 def source_of(model: str, revision: str | None) -> Source:
+    with reading(Path(model)):
+        folder = None if model == DEMO else local_folder(model)
     if model == DEMO:
         source: Source = Demo()
-    elif (folder := _local_folder(model)) is not None:
+    elif folder is not None:
         source = Folder(folder)
     elif HUB_ID.fullmatch(model):
         from replica.fetching.hub import Hub  # huggingface_hub: not needed for the others
@@ -73,11 +75,6 @@ def source_of(model: str, revision: str | None) -> Source:
     if revision is not None:
         raise Unusable(f"{model!r} has no revisions, and --revision is {revision!r}; that is for models of the hub")
     return source
-
-
-def _local_folder(model: str) -> Path | None:
-    with reading(Path(model)):
-        return local_folder(model)
 
 
 def overlap(one: Path, other: Path) -> bool:
@@ -100,14 +97,11 @@ def refuse_others(folder: Path, source: str) -> None:
         raise Failed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
     if folder.exists() and not folder.is_dir():
         raise Unusable(f"{str(folder)!r} is a file; name a folder")
-    strange = sorted(file.name for file in folder.iterdir() if not _is_of_no_model(file)) if folder.is_dir() else []
+    names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    # Some entries volumes have from the beginning (`lost+found`, `..data`), and some are our own.
+    strange = [name for name in names if not name.startswith(".") and name != "lost+found"]
     if record is None and strange:
         raise Failed(f"{str(folder)!r} holds {strange[0]!r} already, from elsewhere; name a folder that is empty")
-
-
-def _is_of_no_model(file: Path) -> bool:
-    """Return True for entries that volumes have from the beginning (`lost+found`, `..data`), and for our own."""
-    return file.name.startswith(".") or file.name == "lost+found"
 
 
 @contextmanager

@@ -105,8 +105,7 @@ def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
 
 def missing(folder: Path, files: Files) -> dict[str, File]:
     """The files that are not there, or not whole."""
-    there = {name: file for name, file in files.items() if _size_of(folder / name) == file.size_bytes}
-    return {name: file for name, file in files.items() if name not in there}
+    return {name: file for name, file in files.items() if _size_of(folder / name) != file.size_bytes}
 
 
 def _size_of(file: Path) -> int | None:

@@ -13,12 +13,15 @@ from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[a
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
 from replica.fetching.files import Failed, File, Files, Record, taken_bytes, total_bytes
+from replica.fetching.sources import Source
 from replica.model.progress import Lines
 
 LOOK_S = 1.0
 
 
-class Hub:
+class Hub(Source):
+    """A commit's files never change, and a branch is not looked for anew."""
+
     def __init__(self, hub_id: str, revision: str | None) -> None:
         self.hub_id = hub_id
         self.revision = revision
@@ -32,10 +35,6 @@ class Hub:
         files = {sibling.rfilename: File(sibling.size or 0) for sibling in model.siblings or ()}
         assert model.sha is not None, f"the hub names no commit of {self.name}"
         return model.sha, files
-
-    def unchanged(self, record: Record) -> bool:  # noqa: ARG002
-        """A commit's files never change, and a branch is not looked for anew."""
-        return True
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
         names = [glob.escape(name) for name in wanted]

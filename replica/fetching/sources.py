@@ -1,10 +1,10 @@
 """Sources of a model's files on this machine: a folder, or the demo model, which is made."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from replica.fetching.files import (
     LINK_TO_NOWHERE,
@@ -25,29 +25,29 @@ from replica.model.progress import progress_of
 CHUNK_BYTES = 8 << 20
 
 
-class Source(Protocol):
+class Source(ABC):
     name: str
 
+    @abstractmethod
     def listing(self, known: Record | None) -> tuple[str, Files]:
         """A revision and its files; that which is known already, where the source has several."""
 
-    def unchanged(self, record: Record) -> bool:
+    def unchanged(self, record: Record) -> bool:  # noqa: ARG002
         """Return True if a folder with these files needs nothing, as far as can be told offline."""
+        return True
 
+    @abstractmethod
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
         """Puts them there, but for those that are there whole."""
 
 
-class Demo:
+class Demo(Source):
     """The demo model, made here; all but its weights lie in the package."""
 
     name = f"{DEMO}-{demo.VERSION}"
 
     def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
         return "", {name: File(size_bytes) for name, size_bytes in demo.SIZES.items()}
-
-    def unchanged(self, record: Record) -> bool:  # noqa: ARG002
-        return True
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
         if "model.safetensors" in wanted:
@@ -56,7 +56,7 @@ class Demo:
             demo.write_texts(into)
 
 
-class Folder:
+class Folder(Source):
     """A folder in Hugging Face's layout."""
 
     def __init__(self, folder: Path) -> None:
