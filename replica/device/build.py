@@ -2,7 +2,9 @@
 
 import logging
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +14,8 @@ from kernels.pointwise import Pointwise
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
-from replica.device.accelerator import CudaAccelerator
+from replica.device.accelerator import CudaAccelerator, Memory
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
-from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
 from replica.model.config import read_config
@@ -22,11 +23,18 @@ from replica.model.progress import progress_of
 from replica.model.transformer import Transformer
 from replica.model.weights import Weights
 from replica.request import Request
-from replica.sizing import GIGABYTE
+from replica.sizing import GIGABYTE, blocks_in, kv_memory
 
 log = logging.getLogger(__name__)
 
 WARM = 1024  # rows of a prompt up to which its kernels may be others if something is cached before it
+
+
+class Needs(NamedTuple):
+    """In bytes: what a step takes beside weights and KV, and what all graphs hold."""
+
+    step: int
+    graphs: int
 
 
 def build(config: EngineConfig) -> DeviceRunner:
@@ -179,3 +187,33 @@ def say(
         needs.step / GIGABYTE,
         graphs,
     )
+
+
+# ---- shares of the memory
+
+
+def blocks_that_fit(
+    before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
+) -> int:
+    """`before` anything was loaded, and with the weights. What others hold is not counted, but it cannot be had."""
+    weights = max(0, before.free - loaded.free)
+    workspace = needs.step + needs.graphs
+    left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)
+    blocks = blocks_in(left, block_size, bytes_per_token) - 1  # one is for the rows that fill up a graph's batch
+    if blocks < 1:
+        raise MemoryError(
+            f"no KV fits: {utilization:g} of the GPU's {_gb(before.total)} may be used (--gpu-memory-utilization), "
+            f"and others hold {_gb(before.total - before.free)}; weights take {_gb(weights)}, a step "
+            f"{_gb(needs.step)}, graphs {_gb(needs.graphs)}; raise it, lower --max-num-batched-tokens or "
+            "--max-num-seqs, or take a larger GPU"
+        )
+    return blocks
+
+
+def graphs_bytes(taken: Sequence[int], count: int) -> int:
+    """By what the largest and the next took, in this order: they share what they compute in, and the rest take less."""
+    return sum(taken) + (taken[-1] * (count - len(taken)) if taken else 0)
+
+
+def _gb(size: float) -> str:
+    return f"{size / GIGABYTE:.1f} GB"

@@ -9,9 +9,9 @@ import torch
 from replica.chain import Chain
 from replica.device.accelerator import Memory
 from replica.device.block_tables import UPDATE_BYTES, BlockTables
+from replica.device.build import Needs, blocks_that_fit, graphs_bytes
 from replica.device.graph_sizes import MIXED_ROWS, decode_sizes, mixed_sizes, size_for
 from replica.device.inputs import TYPES, Counts, Staging, length_of, places_of
-from replica.device.memory import Needs, blocks_that_fit, graphs_bytes
 from replica.messages import Sampling
 from replica.request import Request
 from tests.replica.device.hosts import HostAccelerator
