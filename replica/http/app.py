@@ -142,11 +142,8 @@ class Endpoints:
         return json_response(DONE)
 
     async def load(self, _: Request) -> Response:
-        return json_response(self._load())
-
-    def _load(self) -> dict[str, Any]:
         hello, stats = self.engine.hello, self.engine.stats
-        return {
+        load = {
             "model": self.model,
             "ready": hello is not None and not self.metrics.draining and self.engine.silent_s <= SILENCE_LIMIT_S,
             "draining": self.metrics.draining,
@@ -161,6 +158,7 @@ class Endpoints:
             "pool": msgspec.structs.asdict(stats.pool),
             "rates": msgspec.structs.asdict(stats.rates),
         }
+        return json_response(load)
 
     async def expose_metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
@@ -271,17 +269,14 @@ _METRICS = {"responses": {"200": {"description": "Prometheus text", "content": {
 def _documented(_method: str, route: Documented) -> dict[str, Any]:
     if route.template == "/metrics":
         return _METRICS
-    operation = _operation(route.request, route.answer, generates=route.answer in (Completion, ChatCompletion))
-    return operation | {"parameters": [_MODEL_IN_PATH]} if route.template == ONE_MODEL else operation
-
-
-def _operation(request: Any, answer: Any, *, generates: bool) -> dict[str, Any]:
-    operation = schema.operation(request, answer)
+    operation = schema.operation(route.request, route.answer)
     error = operation["responses"]["default"]["content"]
     for status, description in ERRORS.items():
         operation["responses"][str(status)] = {"description": description, "content": error}
-    if generates:
+    if route.answer in (Completion, ChatCompletion):
         operation["responses"]["200"]["content"] |= {SSE_TYPE: {}, FRAMES_TYPE: {}}
+    if route.template == ONE_MODEL:
+        operation["parameters"] = [_MODEL_IN_PATH]
     return operation
 
 
