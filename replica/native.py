@@ -107,7 +107,8 @@ class NativeRunner(ImmediateRunner):
         spans = [Span(scheduled.request.blocks, scheduled.start, scheduled.tokens) for scheduled in ordered]
         decoding = sum(span.tokens == 1 for span in spans)
         step = ContextStep(spans[:decoding], spans[decoding:], self.block_size)
-        return self.model.hidden(_token_ids(ordered), step, self.caches, self.attention)
+        token_ids = np.concatenate([scheduled.token_ids for scheduled in ordered]).astype(np.int64)
+        return self.model.hidden(torch.from_numpy(token_ids), step, self.caches, self.attention)
 
 
 def _caches(model: Transformer, num_blocks: int, block_size: int) -> list[LayerCache]:
@@ -128,11 +129,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     Zeros, because what was never written is read too, and multiplied by zero.
     """
     return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
-
-
-def _token_ids(ordered: Sequence[Scheduled]) -> Tensor:
-    parts = [
-        np.frombuffer(scheduled.request.chain.tokens, np.uint32, scheduled.tokens, scheduled.start * 4)
-        for scheduled in ordered
-    ]
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))

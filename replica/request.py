@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from events.blocks import TOKEN_BYTES
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.messages import Sampling, TokenLogprobs
@@ -91,6 +95,10 @@ class Scheduled(NamedTuple):
     start: int
     tokens: int
     copy: Copy | None = None  # to do before anything is computed
+
+    @property
+    def token_ids(self) -> NDArray[np.uint32]:
+        return np.frombuffer(self.request.chain.tokens, np.uint32, self.tokens, self.start * TOKEN_BYTES)
 
     @property
     def samples(self) -> bool:

@@ -1,6 +1,7 @@
 """The block tables of all running requests, on the host and on the device: a step sends only what is new of them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,16 +16,14 @@ Numbers: TypeAlias = NDArray[np.int64]
 UPDATE_BYTES = 1 << 16  # of a step, mostly; for more there is more memory then
 
 
+@dataclass(slots=True, eq=False)
 class Row:
     """A row of the tables. Blocks of a request are only added to its list; when it gives them back, it gets another."""
 
-    __slots__ = ("blocks", "number", "request", "written")
-
-    def __init__(self, number: int, request: Request) -> None:
-        self.number = number
-        self.request = request
-        self.blocks = request.blocks
-        self.written = 0
+    number: int
+    request: Request
+    blocks: list[int]
+    written: int = 0
 
     @property
     def is_stale(self) -> bool:
@@ -62,7 +61,7 @@ class BlockTables:
         if left is None and not self._free:
             self._clear()
         number = self._free.pop() if left is None else left.number
-        self._taken[request.id] = row = Row(number, request)
+        self._taken[request.id] = row = Row(number, request, request.blocks)
         return row
 
     def _clear(self) -> None:

@@ -224,10 +224,7 @@ class DeviceRunner:
 
     def _token_ids(self, ordered: Sequence[Scheduled]) -> NDArray[Any]:
         decoding = [self._token_id(scheduled) for scheduled in ordered if scheduled.tokens == 1]
-        parts = [
-            np.frombuffer(scheduled.request.chain.tokens, np.uint32, scheduled.tokens, scheduled.start * 4)
-            for scheduled in ordered[len(decoding) :]
-        ]
+        parts = (scheduled.token_ids for scheduled in ordered[len(decoding) :])
         return np.concatenate((np.array(decoding, np.int64), *parts))
 
     def _token_id(self, scheduled: Scheduled) -> int:
