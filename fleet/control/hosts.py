@@ -25,10 +25,6 @@ class Host(Protocol):
         """Drain the replica for `limit_s` at most, and end it; return when process and host are gone."""
         ...
 
-    async def replace(self, why: str) -> None:
-        """Kill the replica's process, so that another one is started."""
-        ...
-
     async def log(self, lines: int) -> str:
         """The last lines of the replica's log."""
         ...

@@ -60,9 +60,6 @@ class _Host:
         await asyncio.wait([self._running])  # `report` raises its error
         self._log.close()
 
-    async def replace(self, why: str) -> None:
-        await self.supervisor.replace(why)
-
     async def log(self, lines: int) -> str:
         if self._log.is_closed:
             raise HostGone("it has ended")

@@ -51,12 +51,6 @@ class Supervisor:
                     await changed.wait()
         return self._report
 
-    async def replace(self, why: str) -> None:
-        """Kill the process; `run` starts another one."""
-        if self._child is not None:
-            self._killed_for = why
-            self._child.kill()
-
     async def stop(self, limit_s: float) -> bool:
         """Drain, end the process, and end `run`; False if it had to be killed."""
         self._stopping.set()
@@ -122,9 +116,13 @@ class Supervisor:
 
     def _watched(self, watching: "asyncio.Task[None]") -> None:
         """Kill a replica that cannot be probed, as with a key that fits into no header."""
-        error = None if watching.cancelled() else watching.exception()
-        if error is not None and self._child is not None:
-            self._killed_for = f"cannot be watched: {error}"
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self._replace(f"cannot be watched: {error}")
+
+    def _replace(self, why: str) -> None:
+        """Kill the process; `run` starts another one."""
+        if self._child is not None:
+            self._killed_for = why
             self._child.kill()
 
     async def _watch(self, child: Child, start: Launch) -> None:
@@ -157,7 +155,7 @@ class Supervisor:
                 continue
             silent_s += min(time.monotonic() - begun_s, LOOK_S + TIMEOUT_S)
             if silent_s >= self.task.plan.wedged_after_s and not self._stopping.is_set():
-                await self.replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
+                self._replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
                 return
 
     async def _wait_until_idle(self, child: Child, limit_s: float) -> float:

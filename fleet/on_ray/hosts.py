@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
@@ -22,8 +21,6 @@ GONE_WITHIN_S = 5.0
 LOOK_S = 0.02
 FIRST_PAUSE_S = 1.0  # before an actor that could not be made is made again
 LONGEST_PAUSE_S = 30.0
-
-Answer = TypeVar("Answer")
 
 
 class Patience(NamedTuple):
@@ -59,7 +56,7 @@ def find(name: str, namespace: str) -> Actor | None:
         actor = ray.get_actor(name, namespace=namespace)
     except ValueError:
         return None
-    return actor if all(hasattr(actor, method) for method in ("report", "stop", "replace", "log")) else None
+    return actor if all(hasattr(actor, method) for method in ("report", "stop", "log")) else None
 
 
 def find_or_make(task: Task, namespace: str) -> Actor:
@@ -187,18 +184,12 @@ class RayHost:
                 raise HostLost("Ray has not killed its actor yet")
             time.sleep(LOOK_S)
 
-    async def replace(self, why: str) -> None:
-        actor = await self._there_or_made()
-        await self._asked(actor.replace.remote(why))
-
     async def log(self, lines: int) -> str:
         actor = await self._there_or_made()
-        return await self._asked(actor.log.remote(lines))
-
-    async def _asked(self, answer: Awaitable[Answer]) -> Answer:
         try:
             async with asyncio.timeout(LOG_WITHIN_S):
-                return await answer
+                said: str = await actor.log.remote(lines)
+                return said
         except TimeoutError as error:
             raise HostLost(f"its actor gave no answer within {LOG_WITHIN_S:g} s") from error
         except ActorDiedError as error:

@@ -50,8 +50,5 @@ class Replica:
     async def stop(self, limit_s: float) -> None:
         await self._supervisor.stop(limit_s)
 
-    async def replace(self, why: str) -> None:
-        await self._supervisor.replace(why)
-
     async def log(self, lines: int) -> str:
         return self._supervisor.log(lines)

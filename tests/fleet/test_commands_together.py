@@ -90,8 +90,6 @@ class _Host:
     async def stop(self, limit_s: float) -> None:  # noqa: ARG002
         self.over.set()
 
-    async def replace(self, why: str) -> None: ...
-
     async def log(self, lines: int) -> str:
         return "".join(self._log.splitlines(keepends=True)[-lines:])
 

@@ -324,8 +324,6 @@ class DyingHost:
         self.hosts.stopping.set()
         await self.hosts.may_stop.wait()
 
-    async def replace(self, why: str) -> None: ...
-
     async def log(self, lines: int) -> str:  # noqa: ARG002
         return ""
 

@@ -71,12 +71,11 @@ class Up:
         assert found is not None, self.output
         return found[1]
 
-    def processes(self, word: str = "") -> list[int]:
-        """The pids of all that it has started, and of what they have started."""
+    def processes(self, argument: str = "") -> list[int]:
+        """The pids of all that it has started, and of what they have started; those with this argument, if any."""
         mark = f"WARMROUTE_PARENT_PID={self.process.pid}\0".encode()
-        return [
-            pid for pid in pids() if mark in of_process(pid, "environ") and word.encode() in of_process(pid, "cmdline")
-        ]
+        found = [pid for pid in pids() if mark in of_process(pid, "environ")]
+        return [pid for pid in found if not argument or argument.encode() in of_process(pid, "cmdline").split(b"\0")]
 
     def replica(self, name: str) -> int:
         [pid] = self.processes(name)
