@@ -78,6 +78,9 @@ class FleetPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((plan for plan in self.models if plan.name == name), None)
 
 
+NO_MODELS = FleetPlan(models=())
+
+
 class Task(Struct, frozen=True, kw_only=True):
     """One replica to run: its name, and its model's plan when it was begun."""
 

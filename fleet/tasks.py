@@ -1,15 +1,23 @@
-"""Waits for the first of several tasks."""
+"""Waits for the first of several tasks, and raises what has ended one."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 
-async def first(*tasks: "asyncio.Task[Any]", beside: "asyncio.Task[Any] | None" = None) -> "set[asyncio.Task[Any]]":
-    """Return the tasks that ended first, and cancel the others, except for `beside`."""
+async def first(*tasks: "asyncio.Task[Any]", beside: "Iterable[asyncio.Task[Any]]" = ()) -> "set[asyncio.Task[Any]]":
+    """Return the tasks that ended first, and cancel the others, except for those `beside`."""
     try:
-        done, _ = await asyncio.wait([*tasks, *([beside] if beside else [])], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*tasks, *beside], return_when=asyncio.FIRST_COMPLETED)
         return done
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check(tasks: "Iterable[asyncio.Task[Any]]") -> None:
+    """Raise the error that has ended a task, if there is one."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()

@@ -13,7 +13,8 @@ from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler
 from fleet.control.registry import Registry
 from fleet.host.report import beat
-from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+from fleet.plan import FleetPlan, ModelPlan, Task
+from fleet.tasks import check
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Controller:
         self._store = memory
         self._there: dict[str, Host] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._scalers: dict[str, tuple[Autoscale, Autoscaler]] = {}
+        self._scalers: dict[str, Autoscaler] = {}
         self._wake = asyncio.Event()
         self._saved = b""
         self._began_s = time.monotonic()
@@ -78,7 +79,7 @@ class Controller:
     def why_scaled(self, model: str) -> str | None:
         """Return the reason of the last change of its replica count."""
         scaler = self._scalers.get(model)
-        return None if scaler is None else scaler[1].why or None
+        return None if scaler is None else scaler.why or None
 
     def host(self, name: str) -> Host | None:
         return self._there.get(name)
@@ -111,7 +112,7 @@ class Controller:
                     self._perform(action)
                 await self._save()
                 self._publish()
-                self._check()
+                check(self._tasks.values())  # a bug in a host's task ends the controller
                 if self.reconciler.ending and not self.reconciler.replicas:
                     await self._store.clear()
                     self.ended.set()
@@ -123,12 +124,6 @@ class Controller:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    def _check(self) -> None:
-        """Raise the error of a host's task: a bug there ends the controller."""
-        for task in self._tasks.values():
-            if task.done() and not task.cancelled():
-                task.result()
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Begin):
@@ -254,10 +249,10 @@ class Controller:
             if model.autoscale is None:
                 self._scalers.pop(model.name, None)
                 continue
-            known = self._scalers.get(model.name)
-            if known is None or known[0] != model.autoscale:
-                known = self._scalers[model.name] = (model.autoscale, Autoscaler(model.autoscale))
-            self._scale(model.name, known[1])
+            scaler = self._scalers.get(model.name)
+            if scaler is None or scaler.plan != model.autoscale:
+                scaler = self._scalers[model.name] = Autoscaler(model.autoscale)
+            self._scale(model.name, scaler)
 
     def _scale(self, model: str, scaler: Autoscaler) -> None:
         reports = [

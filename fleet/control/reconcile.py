@@ -5,7 +5,7 @@ returns each thing to do once. `kept` is all that a restarted controller needs t
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count as numbers
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,9 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from fleet.host.report import Report
-from fleet.plan import FOREIGN, Autoscale, FleetPlan, ModelPlan, Task
-
-NO_MODELS = FleetPlan(models=())
+from fleet.plan import FOREIGN, NO_MODELS, Autoscale, FleetPlan, ModelPlan, Task
 
 
 class Kept(Struct, kw_only=True):
@@ -158,7 +156,7 @@ class Reconciler:
     def drain(self, name: str, wanted: bool = True) -> None:
         """Keep new requests away from a replica that goes on running."""
         if name not in self.replicas:
-            raise UnknownName(f"there is no replica {name!r}; there are {_listed(self.replicas)}")
+            raise UnknownName(f"there is no replica {name!r}; there are {', '.join(self.replicas) or 'none'}")
         self.replicas[name].kept_away = wanted
         if not wanted:
             self.replicas[name].retired = ""
@@ -182,13 +180,10 @@ class Reconciler:
         """Return the generation of new replicas."""
         return self._generations.get(model, 0)
 
-    def _known(self, model: str) -> ModelPlan:
-        plan = self.plan.model(model)
-        if plan is None:
-            raise UnknownName(
-                f"there is no model {model!r}; there are {_listed(each.name for each in self.plan.models)}"
-            )
-        return plan
+    def _known(self, model: str) -> None:
+        if self.plan.model(model) is None:
+            names = ", ".join(each.name for each in self.plan.models) or "none"
+            raise UnknownName(f"there is no model {model!r}; there are {names}")
 
     # ---- what is so
 
@@ -344,10 +339,6 @@ def _started_alike(plan: ModelPlan) -> ModelPlan:
     return msgspec.structs.replace(
         plan, replicas=1, autoscale=None, drain_timeout_s=drain_timeout_s, adapters=(), resume=False
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 SOON_S = 60.0  # what is asked for again within that time is missed

@@ -6,6 +6,7 @@ import socket
 from api.http.server import connection_limits, http_server
 from fleet.control.app import build_app
 from fleet.control.controller import Controller
+from fleet.tasks import check, first
 
 
 class Serving:
@@ -27,24 +28,13 @@ class Serving:
             asyncio.create_task(self._server.serve(sockets=[self._listener])),
             asyncio.create_task(self.controller.run()),
         ]
-        listening = asyncio.create_task(self._server.listening.wait())
-        await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        listening.cancel()
-        self.check()
+        await first(asyncio.create_task(self._server.listening.wait()), beside=self._tasks)
+        check(self._tasks)
 
     async def ended(self) -> None:
         """Raises what has ended one of its tasks before."""
-        ended = asyncio.create_task(self.controller.ended.wait())
-        try:
-            await asyncio.wait([ended, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-        self.check()
-
-    def check(self) -> None:
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
+        await first(asyncio.create_task(self.controller.ended.wait()), beside=self._tasks)
+        check(self._tasks)
 
     async def close(self) -> None:
         self.controller.registry.close()

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from fleet.plan import FOREIGN, Autoscale, FleetPlan, ModelPlan, Resources, SomeAmount
+from fleet.plan import FOREIGN, NO_MODELS, Autoscale, FleetPlan, ModelPlan, Resources, SomeAmount
 from fleet.plan import mistakes as mistakes_of
 from fleet.toml.lines import Lines, Path
 from fleet.toml.options import (
@@ -78,7 +78,7 @@ def parse_fleet(path: str, text: str) -> FleetPlan:
     mistakes = Mistakes(path, Lines(text))
     for where, problem in _unusable(content):
         mistakes.note(where, problem)
-    plan = FleetPlan(models=()) if str(mistakes) else _fleet(content, mistakes)
+    plan = NO_MODELS if str(mistakes) else _fleet(content, mistakes)
     if str(mistakes):
         raise BadPlan(str(mistakes))
     return plan

@@ -19,7 +19,7 @@ from fleet.host.child import LAST_LINES, module
 from fleet.on_ray.cleanup import clear_orphans, clear_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK
-from fleet.plan import FleetPlan
+from fleet.plan import NO_MODELS, FleetPlan
 from fleet.up.watching import CannotStart
 
 START_LIMIT_S = 180.0  # of which the controller may take 60
@@ -27,7 +27,6 @@ LOG = "launcher.log"
 CLOSE_LIMIT_S = 15.0
 LOCAL_TRIES = 5
 AWAY_S = 10.0  # Ray restarts a controller within that time, mostly
-NOTHING = FleetPlan(models=())
 
 
 class Launcher(Protocol):
@@ -110,7 +109,7 @@ class OnRay:
         # Every Ray's controller has the same port, which no other process can take in between.
         self._held = _held_port() if self._local else None
         self._order = Order(
-            plan=NOTHING,
+            plan=NO_MODELS,
             address=address,
             namespace=namespace,
             port=self._held.getsockname()[1] if self._held else port,

@@ -226,7 +226,7 @@ class Running:
         """Ended: a signal came first. CannotStart: the launcher said why it is over."""
         working = asyncio.create_task(wanted)
         ending = asyncio.create_task(self._ending.wait())
-        done = await first(working, ending, beside=failing)
+        done = await first(working, ending, beside=[failing] if failing else [])
         if working in done:
             return working.result()
         if failing is not None and failing in done:
