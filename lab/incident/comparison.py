@@ -71,7 +71,11 @@ class Difference(Struct, frozen=True):
 def beside(decided: Decided, decision: Decision, seqs: Sequence[int | None]) -> list[Beside]:
     question = decision.question
     return [
-        Beside(one.name, _logged(one), _replayed(candidate, question.matched.get(candidate.slot, 0), cost, seq))
+        Beside(
+            one.name,
+            _figures(one, one.matched_tokens, one.cost_s, one.seq),
+            _figures(candidate, question.matched.get(candidate.slot, 0), None if cost == INFINITE else cost, seq),
+        )
         for one, candidate, cost, seq in zip(decided.candidates, decision.candidates, decision.costs, seqs, strict=True)
     ]
 
@@ -86,27 +90,14 @@ def kind_of(sides: Sequence[Beside]) -> Kind:
     return "load" if any(side.has_other_load for side in sides) else "logic"
 
 
-def _logged(one: Weighed) -> Figures:
+def _figures(one: Weighed | Candidate, matched_tokens: float, cost_s: float | None, seq: int | None) -> Figures:
     return Figures(
-        matched_tokens=one.matched_tokens,
+        matched_tokens=matched_tokens,
         queued_tokens=one.queued_tokens,
         busy=max(one.running, one.in_flight),
         prefill_tokens_per_s=one.prefill_tokens_per_s,
         empty_tokens=one.empty_tokens,
         assigned_tokens=one.assigned_tokens,
-        cost_s=one.cost_s,
-        seq=one.seq,
-    )
-
-
-def _replayed(one: Candidate, matched: float, cost: float, seq: int | None) -> Figures:
-    return Figures(
-        matched_tokens=matched,
-        queued_tokens=one.queued_tokens,
-        busy=max(one.running, one.in_flight),
-        prefill_tokens_per_s=one.prefill_tokens_per_s,
-        empty_tokens=one.empty_tokens,
-        assigned_tokens=one.assigned_tokens,
-        cost_s=None if cost == INFINITE else cost,
+        cost_s=cost_s,
         seq=seq,
     )

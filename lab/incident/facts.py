@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
+
 from router.log_lines import Decided, LogLine, Sending, Weighed
 
 
@@ -15,29 +17,23 @@ class Asked(NamedTuple):
     decided: Decided
 
 
-class Sent(NamedTuple):
+class _OfSending(Struct, frozen=True, eq=False):
     order: int
     at_s: float
     line: LogLine
     sending: Sending
 
 
-class Begun(NamedTuple):
+class Sent(_OfSending, frozen=True, eq=False):
+    """The request went to a replica."""
+
+
+class Begun(_OfSending, frozen=True, eq=False):
     """A good response head came, or the first token of a streamed answer."""
 
-    order: int
-    at_s: float
-    line: LogLine
-    sending: Sending
 
-
-class Ended(NamedTuple):
+class Ended(_OfSending, frozen=True, eq=False):
     """The answer was complete, it failed, or its client left."""
-
-    order: int
-    at_s: float
-    line: LogLine
-    sending: Sending
 
 
 Fact: TypeAlias = Asked | Sent | Begun | Ended
