@@ -1,7 +1,8 @@
 """Builds the configuration from the settings, or says in one line why it cannot."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.cluster import Cluster, in_cluster
 from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
-from router.members.spec import BadSpec, ReplicaSpec, by_name, parse_replica
+from router.members.spec import ReplicaSpec, by_name, parse_replica
 from router.proxy.keys import keys_from_options, parse_keys
 from router.settings import TABLE
 from router.watched_file import WatchedFile
@@ -26,8 +27,6 @@ def config_from(ctx: click.Context) -> RouterConfig:
     values = ctx.params
     _check_together(values)
     _check_files(values)
-    _check_curve(values["curve_server"], values["curve_secret"])
-    _check_selector(values["kubernetes_pods"])
     return RouterConfig(
         **nested_fields(TABLE, values),
         replicas=_replicas(values["replica"]),
@@ -38,6 +37,15 @@ def config_from(ctx: click.Context) -> RouterConfig:
         demand_key=bool(values["api_key"] or values["api_keys"]),
         message_cache_bytes=int(values["message_cache_mb"] * MEGABYTE),
     )
+
+
+@contextmanager
+def _unusable(option: str) -> Iterator[None]:
+    """Name the option in an error about its value."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{option}: {error}") from error
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -58,20 +66,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
         if values[key] and not (values["kubernetes_service"] or values["kubernetes_pods"]):
             name = key.replace("_", "-")
             raise Unusable(f"--{name} is of no use alone; give --kubernetes-service or --kubernetes-pods too")
-
-
-def _check_curve(server: str | None, secret: str | None) -> None:
-    if server is None and secret is None:
-        return
-    if server is None or secret is None:
+    if (values["curve_server"] is None) != (values["curve_secret"] is None):
         raise Unusable(
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
             "and that of your own secret one"
         )
-    try:
-        load_curve_client(server, secret)
-    except ValueError as error:
-        raise Unusable(f"--curve-server, --curve-secret: {error}") from error
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
@@ -79,40 +78,31 @@ def _check_files(values: Mapping[str, Any]) -> None:
     for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys)):
         path = values[key]
         if path is not None:
-            try:
+            with _unusable(f"--{key.replace('_', '-')}"):
                 parse(path, WatchedFile(path).read_if_changed() or "")
-            except ValueError as error:
-                raise Unusable(f"--{key.replace('_', '-')}: {error}") from error
+    if values["curve_server"] is not None:
+        with _unusable("--curve-server, --curve-secret"):
+            load_curve_client(values["curve_server"], values["curve_secret"])
 
 
 def _replicas(texts: Sequence[str]) -> tuple[ReplicaSpec, ...]:
-    try:
+    with _unusable("--replica"):
         specs = [parse_replica(text) for text in texts]
         by_name(specs)
         for spec in specs:
             spec.source()
             spec.api_key(os.environ)
-    except BadSpec as error:
-        raise Unusable(f"--replica: {error}") from error
     return tuple(specs)
-
-
-def _check_selector(selector: str | None) -> None:
-    if selector is not None:
-        try:
-            check_selector(selector)
-        except ValueError as error:
-            raise Unusable(f"--kubernetes-pods: {error}") from error
 
 
 def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
     service, pods, namespace, api = (values[f"kubernetes_{key}"] for key in ("service", "pods", "namespace", "api"))
     if service is None and pods is None:
         return None
-    try:
+    with _unusable(f"--kubernetes-{'pods' if service is None else 'service'}"):
+        if pods is not None:
+            check_selector(pods)
         cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    except (OSError, ValueError) as error:
-        raise Unusable(f"--kubernetes-{'pods' if service is None else 'service'}: {error}") from error
     return Kubernetes(cluster, service, pods)
 
 

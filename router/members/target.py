@@ -27,7 +27,7 @@ def parse_target(url: str) -> Target:
         usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
     except ValueError:  # a bad port or address
         usable = False
-    if not usable or parts.query or parts.username or not parts.hostname:
+    if not usable or parts.query or parts.fragment or parts.username or not parts.hostname:
         raise ValueError(f"{url!r} is no replica's URL; write http://HOST:PORT or https://HOST:PORT")
     tls = parts.scheme == "https"
     return Target(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
