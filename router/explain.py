@@ -13,35 +13,9 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
+from router.responses import Candidate, Explanation
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
-
-
-class Candidate(Struct):
-    name: str
-    matched_tokens: float = 0
-    lower_tokens: float = 0  # with what lies in slower memory; never less than `matched_tokens`
-    queued_tokens: float = 0
-    running: int = 0
-    ttft_s: float | None = None
-    cost: float | None = None  # in seconds; None: it cannot take the prompt
-    available: bool = True
-    why: str = ""  # why it was chosen, lost, or cannot be chosen
-
-
-class Explanation(Struct):
-    """The drawn fields of the response of POST /explain; docs/router-api.md describes them."""
-
-    model: str
-    policy: str
-    prompt_tokens: float
-    exact: bool
-    chosen: str | None
-    candidates: list[Candidate]
-    why_not: str | None = None  # why the tokens are not exact
-    block_size: int = 0
-    blocks: int = 0
-    hits: dict[str, list[tuple[int, int]]] = {}  # name -> ranges of blocks, both ends included
 
 
 class _Model(Struct):

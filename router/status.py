@@ -2,69 +2,59 @@
 
 from typing import Any
 
-import msgspec
-
 from router.core import Router
 from router.members.members import Member
 from router.placement.placement import APPROXIMATE
+from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 
 SALTED = ("warmroute", "vllm", "sglang")
 
 
-def replica_status(router: Router, member: Member) -> dict[str, Any]:
-    candidate, spec = member.candidate, member.spec
+def replica_status(router: Router, member: Member) -> ReplicaStatus:
+    candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
     feed = router.feeds.state(member.name)
-    return {
-        "name": member.name,
-        "url": spec.url,
-        "engine": spec.engine,
-        "models": list(member.models),
-        "available": candidate.unavailable is None,
-        "why": candidate.unavailable,
-        "state": state_of(router, member),
-        "inexact": None if feed is None else feed.reason,
-        "trust": round(member.trust, 3),
-        "tokenizer": member.verified,
-        "isolation": isolation(router, member),
-        "block_size": member.block_size or None,
-        "max_model_len": spec.max_model_len,
-        "incarnation": member.incarnation,
-        "breaker": member.health.breaker,
-        "slowness": round(candidate.slowness, 3),
-        "load": {
-            "queued_tokens": round(candidate.queued_tokens),
-            "running": candidate.running,
-            "waiting": candidate.waiting,
-            "in_flight": candidate.in_flight,
-            "prefill_tokens_per_s": round(candidate.prefill_tokens_per_s, 1),
-            "empty_tokens": candidate.empty_tokens,
-            "total_blocks": member.load.total_blocks or None,
-        },
-        "index": {"blocks": blocks_of(router, member), "accuracy": round(member.accuracy.recent, 5)},
-        "events": None if feed is None else _events(feed),
-        "heard_age_s": member.health.heard_age_s(router.now_s()),
-        "served": _served(member),
-    }
+    return ReplicaStatus(
+        name=member.name,
+        url=spec.url,
+        engine=spec.engine,
+        models=list(member.models),
+        available=candidate.unavailable is None,
+        why=candidate.unavailable,
+        state=state_of(member, feed),
+        inexact=None if feed is None else feed.reason,
+        trust=round(member.trust, 3),
+        tokenizer=member.verified,
+        isolation=isolation(router, member),
+        block_size=member.block_size or None,
+        max_model_len=spec.max_model_len,
+        incarnation=member.incarnation,
+        breaker=member.health.breaker,
+        slowness=round(candidate.slowness, 3),
+        load=Load(
+            queued_tokens=round(candidate.queued_tokens),
+            running=candidate.running,
+            waiting=candidate.waiting,
+            in_flight=candidate.in_flight,
+            prefill_tokens_per_s=round(candidate.prefill_tokens_per_s, 1),
+            empty_tokens=candidate.empty_tokens,
+            total_blocks=member.load.total_blocks or None,
+        ),
+        index=Index(blocks_of(router, member, feed), round(member.accuracy.recent, 5)),
+        events=feed,
+        heard_age_s=member.health.heard_age_s(router.now_s()),
+        served=Served(
+            requests=sum(sum(tally.statuses.values()) for tally in tallies),
+            prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
+            matched_tokens=sum(tally.matched_tokens for tally in tallies),
+        ),
+    )
 
 
-def _served(member: Member) -> dict[str, int]:
-    """The replica's totals over all models: two readings give rates, at a lower cost than /metrics."""
-    tallies = member.tallies.values()
-    return {
-        "requests": sum(sum(tally.statuses.values()) for tally in tallies),
-        "prompt_tokens": sum(tally.prompt_tokens for tally in tallies),
-        "matched_tokens": sum(tally.matched_tokens for tally in tallies),
-    }
-
-
-def state_of(router: Router, member: Member) -> str:
+def state_of(member: Member, feed: FeedState | None) -> str:
     """`exact`, `partial` or `syncing` for a replica with followed events, else `approximate`."""
-    feed = router.feeds.state(member.name)
     if feed is None or member.block_size == APPROXIMATE:
         return "approximate"
-    if feed.exact:
-        return "exact"
-    return "partial" if feed.partial else "syncing"
+    return "exact" if feed.exact else "partial" if feed.partial else "syncing"
 
 
 def isolation(router: Router, member: Member) -> str | None:
@@ -79,21 +69,15 @@ def is_salted(member: Member) -> bool:
     return member.spec.engine in SALTED
 
 
-def blocks_of(router: Router, member: Member) -> dict[str, int]:
-    index = router.placement.guesses if router.feeds.state(member.name) is None else router.placement.index
+def blocks_of(router: Router, member: Member, feed: FeedState | None) -> dict[str, int]:
+    index = router.placement.guesses if feed is None else router.placement.index
     return index.blocks(member.slot)
-
-
-def _events(feed: Any) -> dict[str, Any]:
-    fields = msgspec.structs.asdict(feed)
-    fields["block_sizes"] = sorted(feed.block_sizes)
-    return fields
 
 
 def index_status(router: Router) -> dict[str, Any]:
     """The size of everything that could grow."""
     return {
-        "replicas": {member.name: blocks_of(router, member) for member in router.members},
+        "replicas": {one.name: blocks_of(router, one, router.feeds.state(one.name)) for one in router.members},
         "bytes": router.placement.index.bytes_used(),
         "optimistic_entries": len(router.placement.index.optimistic),
         "recent_prompts": len(router.recent),
@@ -119,7 +103,8 @@ def not_ready(router: Router, *, all_of_them: bool = False) -> str | None:
     if not members:
         return "no replica is known yet"
     down = {member.name: why for member in members if (why := member.candidate.unavailable) is not None}
-    syncing = [one.name for one in members if one.name not in down and state_of(router, one) == "syncing"]
+    up = [one for one in members if one.name not in down]
+    syncing = [one.name for one in up if state_of(one, router.feeds.state(one.name)) == "syncing"]
     if syncing and router.now_s() < router.index_awaited_until_s:
         return f"the index is not complete: what {', '.join(syncing)} holds is still being read"
     if len(down) == len(members) or (down and all_of_them):

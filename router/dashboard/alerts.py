@@ -35,53 +35,23 @@ CONSIDERED_AT_A_TIME = 2000
 ROWS_AT_A_TIME = 500  # rows are cheap to read
 
 
-class Alert(Struct):
-    rule: str
-    replica: str | None
-    what: str
-    turn: str
-    figures: dict[str, float | str]
-    anchor: str
-
-
 class AlertReport(Struct):
     judged_at: float | None = None
     window_s: float = 0.0
     truncated: int = 0
-    alerts: list[Alert] = []
+    alerts: list[Finding] = []
 
 
-class ReplicaCounters(NamedTuple):
-    """Counters of one replica, named as in `RoutingFigures`."""
-
-    lost_batches: int
-    gaps: int
-    repairs: int
-    digest_mismatches: int
-    restarts: int
-    resyncs: int
-    faults: int
-    predictions: int
-    wrong_predictions: int
-    wrong_blocks: int
-    requests: int
-    refused: int
-    prompt_tokens: int
-    matched_tokens: int
-    resent_tokens: int
-    salted: int
-    new_salts: int
-    reported_blocks: int
-
-
-NOTHING = ReplicaCounters(*[0] * len(ReplicaCounters._fields))
+# Counters of one replica, named as in `RoutingFigures`.
+OF_FEED = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
+OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts")
 
 
 class Seen(NamedTuple):
     """One replica at one moment."""
 
     member: Member
-    counted: ReplicaCounters
+    counted: Counter[str]
     gpu_blocks: int
 
 
@@ -126,7 +96,7 @@ class Alerts:
         router = self._router
         replicas = {}
         async for member in paused(list(router.members)):
-            gpu_blocks = router.placement.index.blocks(member.slot).get(GPU, 0) if _is_there(router, member) else 0
+            gpu_blocks = router.placement.index.blocks(member.slot).get(GPU, 0) if member in router.members else 0
             replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
         approximate: Counter[str] = Counter()
         for model in router.members.models.values():
@@ -144,10 +114,7 @@ class Alerts:
             judged_at=round(time.time(), 3),
             window_s=round(figures.window_s, 1),
             truncated=max(0, len(findings) - MOST_ALERTS),
-            alerts=[
-                Alert(one.rule, one.replica, one.what, one.turn, one.figures, one.rule)
-                for one in findings[:MOST_ALERTS]
-            ],
+            alerts=findings[:MOST_ALERTS],
         )
 
     # ---- figures
@@ -160,11 +127,11 @@ class Alerts:
     def _replicas(self, fleet: Fleet, first: Look, last: Look) -> Iterator[ReplicaFigures]:
         for row in fleet.rows:
             now = last.replicas.get(row.name)
-            if now is None or not _is_there(self._router, now.member):
+            if now is None or now.member not in self._router.members:
                 continue
             before = first.replicas.get(row.name)
             if before is None or before.member is not now.member:  # it joined in between
-                before = Seen(now.member, NOTHING, 0)
+                before = Seen(now.member, Counter(), 0)
             follows = row.lag_batches is not None
             own = self._metrics.figures(
                 now.member, (now.gpu_blocks, now.gpu_blocks - before.gpu_blocks) if follows else None
@@ -191,7 +158,7 @@ class Alerts:
         return RouterFigures(
             policy=self._router.config.policy,
             requests=sum(
-                now.counted.requests - before.counted.requests
+                now.counted["requests"] - before.counted["requests"]
                 for name, now in last.replicas.items()
                 if (before := first.replicas.get(name)) is not None and before.member is now.member
             ),
@@ -235,23 +202,13 @@ def held(one: PastDecision) -> tuple[float, float]:
 # ---- one replica
 
 
-def _is_there(router: Router, member: Member) -> bool:
-    """Tell whether the member is still in the fleet: it may have left during a pause, and its slot been reused."""
-    return router.members.by_name.get(member.name) is member
-
-
 def _reading(row: Row) -> Reading:
     return Reading(max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0)
 
 
-def _counted(router: Router, member: Member) -> ReplicaCounters:
+def _counted(router: Router, member: Member) -> Counter[str]:
     feed, tallies, accuracy = router.feeds.state(member.name), member.tallies.values(), member.accuracy
-    return ReplicaCounters(
-        lost_batches=feed.lost_batches if feed else 0,
-        gaps=feed.gaps if feed else 0,
-        repairs=feed.repairs if feed else 0,
-        digest_mismatches=feed.digest_mismatches if feed else 0,
-        restarts=feed.restarts if feed else 0,
+    counted = Counter(
         resyncs=member.resyncs,
         faults=member.faults,
         predictions=accuracy.compared,
@@ -259,20 +216,15 @@ def _counted(router: Router, member: Member) -> ReplicaCounters:
         wrong_blocks=accuracy.error_blocks,
         requests=sum(sum(tally.statuses.values()) for tally in tallies),
         refused=sum(tally.statuses.get(429, 0) for tally in tallies),
-        prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
-        matched_tokens=sum(tally.matched_tokens for tally in tallies),
-        resent_tokens=sum(tally.resent_tokens for tally in tallies),
-        salted=sum(tally.salted for tally in tallies),
-        new_salts=sum(tally.new_salts for tally in tallies),
         reported_blocks=sum(tally.blocks_reported for tally in tallies),
+        **{name: sum(getattr(tally, name) for tally in tallies) for name in OF_TALLIES},
     )
+    if feed is not None:
+        counted.update({name: getattr(feed, name) for name in OF_FEED})
+    return counted
 
 
-def _routed(row: Row, readings: Sequence[Reading], before: ReplicaCounters, now: Seen) -> RoutingFigures:
-    since = {
-        name: max(0, last - first)
-        for name, first, last in zip(ReplicaCounters._fields, before, now.counted, strict=True)
-    }
+def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Seen) -> RoutingFigures:
     return RoutingFigures(
         available=row.why is None,
         why=row.why,
@@ -286,5 +238,5 @@ def _routed(row: Row, readings: Sequence[Reading], before: ReplicaCounters, now:
         index_blocks=now.gpu_blocks,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
-        **since,
+        **(now.counted - before),  # without those that fell, as they were reset
     )

@@ -11,12 +11,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from api.errors import ApiError, draining
 from router.core import Router
-from router.dashboard.alerts import AlertReport, Alerts
-from router.dashboard.rows import Fleet, FleetView, Query, Row, Selection, Totals, select_rows
+from router.dashboard.alerts import Alerts
+from router.dashboard.rows import Fleet, FleetView, Query, select_rows
 from router.dashboard.sampling import EVERY_S, Sampling
 from router.proxy.keys import Key
 from router.proxy.request_summary import PastDecision
@@ -31,34 +30,6 @@ MOST_OF_ONE = 8  # of a reader's key, or of an address where readers have none
 RETRY_S = 5
 MOST_DECISIONS = 20
 MOST_MODELS = 100
-
-
-class DecisionRow(Struct):
-    at: float
-    request_id: str
-    model: str
-    chosen: str | None
-    prompt_tokens: int
-    exact: bool
-    predicted_cached_tokens: int | None
-    reported_cached_tokens: int | None
-    ttft_s: float | None
-    duration_s: float
-    status: int
-    retries: int
-    resumes: int
-    why: str | None
-
-
-class Frame(Struct):
-    at: float
-    totals: Totals
-    states: dict[str, int]
-    shown: Selection
-    replicas: list[Row]
-    decisions: list[DecisionRow] | None
-    alerts: AlertReport
-    models: list[str]
 
 
 class FeedQuery(NamedTuple):
@@ -218,16 +189,16 @@ class Broadcast:
     def _frame(self, fleet: Fleet, query: FeedQuery) -> bytes:
         shown, rows = select_rows(fleet, query.query)
         decisions = islice(reversed(self._router.decisions), MOST_DECISIONS) if query.admin else None
-        frame = Frame(
-            at=fleet.at,
-            totals=fleet.totals,
-            states=fleet.states,
-            shown=shown,
-            replicas=rows,
-            decisions=None if decisions is None else [_decided(one) for one in decisions],
-            alerts=self._alerts.report,
-            models=self._models(),
-        )
+        frame = {
+            "at": fleet.at,
+            "totals": fleet.totals,
+            "states": fleet.states,
+            "shown": shown,
+            "replicas": rows,
+            "decisions": None if decisions is None else list(map(_decided, decisions)),
+            "alerts": self._alerts.report,
+            "models": self._models(),
+        }
         return event("fleet", frame)
 
 
@@ -235,23 +206,23 @@ def event(name: str, content: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
 
 
-def _decided(one: PastDecision) -> DecisionRow:
-    return DecisionRow(
-        at=round(one.ts, 3),
-        request_id=one.request_id,
-        model=one.model,
-        chosen=one.chosen,
-        prompt_tokens=one.tokens,
-        exact=one.exact,
-        predicted_cached_tokens=one.predicted_tokens,
-        reported_cached_tokens=one.reported_tokens,
-        ttft_s=None if one.ttft_s is None else round(one.ttft_s, 6),
-        duration_s=round(one.duration_s, 6),
-        status=one.status,
-        retries=one.retries,
-        resumes=one.resumes,
-        why=one.why or None,
-    )
+def _decided(one: PastDecision) -> dict[str, Any]:
+    return {
+        "at": round(one.ts, 3),
+        "request_id": one.request_id,
+        "model": one.model,
+        "chosen": one.chosen,
+        "prompt_tokens": one.tokens,
+        "exact": one.exact,
+        "predicted_cached_tokens": one.predicted_tokens,
+        "reported_cached_tokens": one.reported_tokens,
+        "ttft_s": None if one.ttft_s is None else round(one.ttft_s, 6),
+        "duration_s": round(one.duration_s, 6),
+        "status": one.status,
+        "retries": one.retries,
+        "resumes": one.resumes,
+        "why": one.why or None,
+    }
 
 
 def _too_many(said: str) -> ApiError:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.core import Router
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
-from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, ReplicaPage, held_prefixes, page_of
+from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
 from router.dashboard.rows import FleetView, Query
 from router.dashboard.sampling import Sampling
 from router.members.members import Member
@@ -92,7 +93,7 @@ class Dashboard:
         """The shared prefixes that the member holds. It may have left when this returns."""
         return await held_prefixes(self._router, member, await self._shared())
 
-    def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> ReplicaPage:
+    def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
         return page_of(self._router, self.sampling, self._view, member, prefixes)
 
     async def _shared(self) -> Told:

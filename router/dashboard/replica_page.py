@@ -6,38 +6,21 @@ from itertools import chain
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from router.core import Router
 from router.dashboard.counts import Counts
-from router.dashboard.rows import FleetView, Row
+from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
 from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 from router.prompts.prefixes.tree import Run
+from router.responses import FeedState
 from router.sharing import Kind, Told, prefix_of, text_of
 from router.status import replica_status
 
 MOST_PREFIXES = 50
-
-
-class StreamStats(Struct):
-    batches: int
-    stored_blocks: int
-    removed_blocks: int
-    batches_per_s: float
-    stored_per_s: float
-    removed_per_s: float
-    gaps: int
-    lost_batches: int
-    replays: int
-    snapshots: int
-    reconnects: int
-    restarts: int
-    digest_checks: int
-    digest_mismatches: int
-    lag_batches: int
-    last_event_age_s: float | None
 
 
 class HeldPrefix(Struct):
@@ -55,118 +38,72 @@ class HeldPrefix(Struct):
     adds: str | None  # text that it adds to its parent prefix
 
 
-class IdleTokens(Struct):
-    """Cached tokens by the time since their last use."""
-
-    idle_s: float
-    tokens: int
-
-
-class CacheStats(Struct):
-    blocks: dict[str, int]
-    block_size: int | None
-    empty_tokens: int | None
-    total_blocks: int | None
-    ages: list[IdleTokens] | None  # estimated from the requests sent there; None: not tracked
-    prefixes: list[HeldPrefix] | None
-
-
-class RequestCounts(Struct):
-    requests: int
-    errors: int
-    prompt_tokens: int
-    matched_tokens: int
-    predictions: int
-    wrong_predictions: int
-    resyncs: int
-    faults: int
-
-
-class ReplicaPage(Struct):
-    replica: dict[str, Any]
-    row: Row
-    stream: StreamStats | None
-    cache: CacheStats
-    counts: RequestCounts
-    history: dict[str, Any]
-
-
 def page_of(
     router: Router, sampling: Sampling, view: FleetView, member: Member, prefixes: list[HeldPrefix] | None
-) -> ReplicaPage:
+) -> dict[str, Any]:
     """The page; `prefixes` is None for readers, who may not see prompts."""
     row, recent = view.row(member)
     sampled = sampling.sampled(member)
     series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
-    return ReplicaPage(
-        replica=replica_status(router, member),
-        row=row,
-        stream=_stream(router, member, recent, sampling.over_s()),
-        cache=_cache(router, member, prefixes),
-        counts=_counts(member),
-        history={"interval_s": EVERY_S, **series.columns()},
-    )
+    replica = replica_status(router, member)
+    return {
+        "replica": replica,
+        "row": row,
+        "stream": None
+        if replica.events is None
+        else _stream(router, member, replica.events, recent, sampling.over_s()),
+        "cache": {
+            "blocks": replica.index.blocks,
+            "block_size": replica.block_size,
+            "empty_tokens": None if replica.load.empty_tokens is None else round(replica.load.empty_tokens),
+            "total_blocks": replica.load.total_blocks,
+            "ages": _ages(router, member),
+            "prefixes": prefixes,
+        },
+        "counts": _counts(member),
+        "history": {"interval_s": EVERY_S, **series.columns()},
+    }
 
 
-def _stream(router: Router, member: Member, recent: Counts, over_s: float) -> StreamStats | None:
-    feed, traffic = router.feeds.state(member.name), router.feeds.traffic(member.name)
-    if feed is None or traffic is None:
-        return None
+def _stream(router: Router, member: Member, feed: FeedState, recent: Counts, over_s: float) -> dict[str, Any]:
+    traffic = router.feeds.traffic(member.name)
+    assert traffic is not None, "its feed has a state"
     age_s = feed.last_event_age_s
-    return StreamStats(
-        batches=traffic.batches,
-        stored_blocks=traffic.stored,
-        removed_blocks=traffic.removed,
-        batches_per_s=round(recent.batches / over_s, 3),
-        stored_per_s=round(recent.stored_blocks / over_s, 3),
-        removed_per_s=round(recent.removed_blocks / over_s, 3),
-        gaps=feed.gaps,
-        lost_batches=feed.lost_batches,
-        replays=feed.replays,
-        snapshots=feed.snapshots,
-        reconnects=feed.reconnects,
-        restarts=feed.restarts,
-        digest_checks=traffic.digests_compared,
-        digest_mismatches=feed.digest_mismatches,
-        lag_batches=feed.lag_batches,
-        last_event_age_s=None if age_s is None else round(age_s, 3),
-    )
+    return {
+        **asdict(feed),
+        "batches": traffic.batches,
+        "stored_blocks": traffic.stored,
+        "removed_blocks": traffic.removed,
+        "batches_per_s": round(recent.batches / over_s, 3),
+        "stored_per_s": round(recent.stored_blocks / over_s, 3),
+        "removed_per_s": round(recent.removed_blocks / over_s, 3),
+        "digest_checks": traffic.digests_compared,
+        "last_event_age_s": None if age_s is None else round(age_s, 3),
+    }
 
 
-def _cache(router: Router, member: Member, prefixes: list[HeldPrefix] | None) -> CacheStats:
-    index = router.placement.guesses if router.feeds.state(member.name) is None else router.placement.index
-    empty = member.candidate.empty_tokens
-    return CacheStats(
-        blocks=index.blocks(member.slot),
-        block_size=member.block_size or None,
-        empty_tokens=None if empty is None else round(empty),
-        total_blocks=member.load.total_blocks or None,
-        ages=_ages(router, member),
-        prefixes=prefixes,
-    )
-
-
-def _ages(router: Router, member: Member) -> list[IdleTokens] | None:
+def _ages(router: Router, member: Member) -> list[dict[str, float]] | None:
+    """Cached tokens by the time since their last use, estimated from the requests sent there; None: not tracked."""
     ages = member.candidate.ages
     if ages is None or not ages.capacity_pages or router.config.policy != "cost":  # other policies do not track ages
         return None
-    return [IdleTokens(round(idle_s, 1), tokens) for idle_s, tokens in ages.held(router.now_s())]
+    return [{"idle_s": round(idle_s, 1), "tokens": tokens} for idle_s, tokens in ages.held(router.now_s())]
 
 
-def _counts(member: Member) -> RequestCounts:
+def _counts(member: Member) -> dict[str, int]:
     done = Counts()
     for tally in member.tallies.values():
         done.count(tally, member.block_size)
-    return RequestCounts(
-        requests=done.requests,
-        errors=done.errors,
-        prompt_tokens=done.prompt_tokens,
-        matched_tokens=done.matched_tokens,
-        predictions=member.accuracy.compared,
-        wrong_predictions=member.accuracy.different,
-        resyncs=member.resyncs,
-        faults=member.faults,
-    )
+    return {
+        "requests": done.requests,
+        "errors": done.errors,
+        "prompt_tokens": done.prompt_tokens,
+        "matched_tokens": done.matched_tokens,
+        "predictions": member.accuracy.compared,
+        "wrong_predictions": member.accuracy.different,
+        "resyncs": member.resyncs,
+        "faults": member.faults,
+    }
 
 
 # ---- shared prefixes
@@ -180,7 +117,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
     found = []
     for run in told.runs[:MOST_PREFIXES]:
         await asyncio.sleep(0)
-        if router.members.by_name.get(member.name) is not member:
+        if member not in router.members:
             return []
         path = run.path()
         kind = told.kinds[path[0]]

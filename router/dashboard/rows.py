@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -14,9 +14,9 @@ from router.dashboard.counts import Counts
 from router.dashboard.pauses import paused
 from router.dashboard.sampling import Sampling, unserved_by
 from router.doctor.index_rules import LAG_BATCHES
-from router.members.feeds import FeedState
 from router.members.members import Member
-from router.placement.placement import APPROXIMATE
+from router.responses import FeedState
+from router.status import blocks_of, state_of
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
@@ -105,7 +105,7 @@ class FleetView:
         router = self._router
         recent, rows = Counts(), []
         async for member in paused(list(router.members)):
-            if router.members.by_name.get(member.name) is member:  # it may have left during a pause
+            if member in router.members:  # it may have left during a pause
                 row, counts = self.row(member)
                 recent.add(counts)
                 rows.append(row)
@@ -123,9 +123,8 @@ class FleetView:
         router, candidate = self._router, member.candidate
         recent = self._sampling.recently(member)
         feed = router.feeds.state(member.name)
-        state = _state(member, feed)
+        state = state_of(member, feed)
         status = _status(member)
-        index = router.placement.guesses if feed is None else router.placement.index
         return Row(
             name=member.name,
             model=member.models[0] if member.models else None,
@@ -145,7 +144,7 @@ class FleetView:
             hit_predicted=recent.hit_predicted(),
             hit_reported=recent.hit_reported(),
             ttft_p50_s=recent.ttft_s(0.5),
-            blocks=sum(index.blocks(member.slot).values()),
+            blocks=sum(blocks_of(router, member, feed).values()),
             accuracy=round(member.accuracy.recent, 5),
             lag_batches=None if feed is None else feed.lag_batches,
             faults=member.faults,
@@ -191,13 +190,6 @@ def _status(member: Member) -> Literal["up", "down", "draining"]:
     return "draining" if member.health.draining or member.health.resting == DRAINS else "down"
 
 
-def _state(member: Member, feed: FeedState | None) -> str:
-    """The state as in `router.status`, from the member's feed."""
-    if feed is None or member.block_size == APPROXIMATE:
-        return "approximate"
-    return "exact" if feed.exact else "partial" if feed.partial else "syncing"
-
-
 def _cache_used(member: Member) -> float | None:
     empty, total = member.candidate.empty_tokens, member.load.total_blocks * member.block_size
     return None if empty is None or not total else round(max(0.0, 1 - empty / total), 4)
@@ -231,15 +223,6 @@ class Query(NamedTuple):
     filter: str = ""
     offset: int = 0
     limit: int = MOST_ROWS
-
-
-class Selection(Struct):
-    sort: str
-    order: str
-    filter: str
-    offset: int
-    limit: int
-    matching: int
 
 
 SORTS = {
@@ -290,12 +273,13 @@ def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: i
     return int(text)
 
 
-def select_rows(fleet: Fleet, query: Query) -> tuple[Selection, list[Row]]:
+def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[Row]]:
+    """The query with the number of rows `matching` it, and those in its window."""
     rows = [row for row in fleet.rows if _fits(row, query.filter)] if query.filter else list(fleet.rows)
     rows.sort(key=lambda row: row.name)  # ties in order of name
     if query.sort != "name" or query.order == "desc":
         rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
-    return Selection(*query, matching=len(rows)), rows[query.offset : query.offset + query.limit]
+    return {**query._asdict(), "matching": len(rows)}, rows[query.offset : query.offset + query.limit]
 
 
 def _fits(row: Row, wanted: str) -> bool:

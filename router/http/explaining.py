@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
-from router.placement.cost import Candidate
+from router.placement import cost
 from router.placement.decision import Verdict
 from router.placement.holders import slots_of
 from router.placement.index import Matches
@@ -18,38 +16,10 @@ from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
+from router.responses import Candidate, Explanation
 
 
-class CandidateView(Struct):
-    name: str
-    matched_tokens: float
-    lower_tokens: float
-    sure_tokens: float
-    uncached_tokens: float
-    queued_tokens: float
-    running: int
-    in_flight: int
-    lost_tokens: float | None
-    ttft_s: float
-    cost: float | None
-    available: bool
-    why: str
-
-
-class Explained(Struct):
-    model: str
-    policy: str
-    prompt_tokens: int
-    exact: bool
-    why_not: str | None
-    block_size: int
-    blocks: int
-    chosen: str | None
-    candidates: list[CandidateView]
-    hits: dict[str, list[tuple[int, int]]]
-
-
-async def explained(router: Router, body: bytes, admitted: Admitted) -> Explained:
+async def explained(router: Router, body: bytes, admitted: Admitted) -> Explanation:
     """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered."""
     peek, prompt = await _read(router, body, admitted)
     model = router.members.model(peek.model)
@@ -63,7 +33,7 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)
         async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
     ]
-    return Explained(
+    return Explanation(
         model=peek.model,
         policy=router.config.policy,
         prompt_tokens=prompt.tokens,
@@ -77,8 +47,8 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explaine
     )
 
 
-def _view(verdict: Verdict, candidate: Candidate, sure_tokens: float) -> CandidateView:
-    return CandidateView(
+def _view(verdict: Verdict, candidate: cost.Candidate, sure_tokens: float) -> Candidate:
+    return Candidate(
         name=verdict.name,
         matched_tokens=verdict.matched_tokens,
         lower_tokens=verdict.matched_tokens + verdict.lower_tokens,

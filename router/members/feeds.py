@@ -15,37 +15,11 @@ from events.subscriber import Source, Subscriber
 from events.view import CacheView
 from router.members.spec import MOST_BLOCK_TOKENS
 from router.placement.index import PrefixIndex
+from router.responses import FeedState
 
 MOST_SIZES = 16  # block sizes of one replica
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 RESYNC = "what the replica reported as cached differs from what its events say"
-
-
-class FeedState(Struct, frozen=True):
-    """The state of one replica's stream, and whether the index is exact for it."""
-
-    exact: bool
-    reason: str | None  # why not exact
-    partial: bool  # not exact, and no repair is under way: used as it is
-    connected: bool
-    block_sizes: frozenset[int]
-    last_event_age_s: float | None
-    lag_batches: int
-    seq: int  # the last batch applied, or -1
-    incarnation: int | None
-    gaps: int
-    lost_batches: int
-    replays: int
-    snapshots: int
-    reconnects: int
-    restarts: int
-    digest_mismatches: int
-    overclaim: str | None = None  # it has claimed more blocks than it can hold
-
-    @property
-    def repairs(self) -> int:
-        """Requests for missing or doubted state, including the one at the start."""
-        return self.replays + self.snapshots
 
 
 class Traffic(Struct, frozen=True):
@@ -191,7 +165,7 @@ class ReplicaFeed:
             reason=reason,
             partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
-            block_sizes=frozenset(self._block_sizes),
+            block_sizes=tuple(sorted(self._block_sizes)),
             last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
             lag_batches=stream.lag_batches,
             seq=stream.last_seq,

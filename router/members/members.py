@@ -140,6 +140,10 @@ class Members:
     def __len__(self) -> int:
         return len(self.by_name)
 
+    def __contains__(self, member: Member) -> bool:
+        """Tell whether the member has not left, even if another one has its name or its slot now."""
+        return self.by_name.get(member.name) is member
+
     def model(self, name: str) -> ServedModel:
         """The model of this name; raise ApiError if nobody serves it. A model just gone has no candidates yet."""
         served = self.models.get(name) or self._gone.get(name)

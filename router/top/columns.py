@@ -5,9 +5,10 @@ from typing import Any, TypeVar
 
 from events.tool.words import printable
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
+from router.responses import ReplicaStatus
 from router.top.formatting import NONE, ago, duration, percent, rate, short
 from router.top.reasons import reason_for
-from router.top.responses import Decision, ReplicaStatus
+from router.top.responses import Decision
 from router.top.rows import (
     Branch,
     Row,

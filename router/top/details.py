@@ -8,10 +8,11 @@ from rich.text import Text
 
 from events.tool.words import printable
 from router.prompts.prefixes.shared import Prefix
+from router.responses import ReplicaStatus
 from router.top.formatting import ago, count, duration, percent, rate, short
 from router.top.history import Rates
 from router.top.reasons import reason_for
-from router.top.responses import Candidate, Decision, ReplicaStatus
+from router.top.responses import Candidate, Decision
 from router.top.rows import (
     Branch,
     Row,

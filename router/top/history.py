@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from router.top.responses import ReplicaStatus, Totals
+from router.responses import ReplicaStatus
+from router.top.responses import Totals
 
 WINDOW_S = 15.0
 RISEN_S = 60.0  # how long a counter that rose stays marked

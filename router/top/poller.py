@@ -8,9 +8,10 @@ import click
 
 from events.tool.words import printable
 from router.prompts.prefixes.shared import Shared
+from router.responses import ReplicaList, ReplicaStatus
 from router.top.client import Refused, RouterClient, Unreachable
 from router.top.history import History
-from router.top.responses import Decision, DecisionList, ReplicaList, ReplicaStatus, Totals, totals_of
+from router.top.responses import Decision, DecisionList, Totals, totals_of
 
 REPLICAS, METRICS, PREFIXES, DECISIONS = "/replicas", "/metrics", "/prefixes", "/decisions"
 PREFIXES_EVERY_S = 3.0  # the router builds a tree for each answer, and the tree changes slowly

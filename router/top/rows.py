@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from events.tool.words import printable
 from router.prompts.prefixes.shared import Prefix
+from router.responses import ReplicaStatus
 from router.top.formatting import NONE
 from router.top.history import Rates
 from router.top.poller import Poller
-from router.top.responses import Decision, ReplicaStatus
+from router.top.responses import Decision
 
 GPU = "GPU"
 

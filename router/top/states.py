@@ -1,6 +1,6 @@
 """The state of a replica in one word; STATES lists the worst first."""
 
-from router.top.responses import ReplicaStatus
+from router.responses import ReplicaStatus
 
 LAGGING_BATCHES = 8  # a few are always in flight
 STATES = ("down", "draining", "lagging", "partial", "approximate", "exact")

@@ -12,8 +12,8 @@ import msgspec
 import zmq
 
 from router.members.facts import scraped_queue
-from router.members.feeds import FeedState
 from router.members.spec import ReplicaSpec
+from router.responses import FeedState
 from tests.bench.measure import heading, row
 from tests.hostile.lying import Liar, batch, stored
 from tests.hostile.pauses import pauses

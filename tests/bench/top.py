@@ -11,11 +11,12 @@ import uvloop
 from textual.pilot import Pilot
 
 from router.metrics import metrics_text
+from router.responses import FeedState, Index, Load, ReplicaList, ReplicaStatus, Served
 from router.status import replica_status
 from router.top.app import Top
 from router.top.client import RouterClient
 from router.top.poller import Poller
-from router.top.responses import Events, Index, Load, ReplicaList, ReplicaStatus, Served, totals_of
+from router.top.responses import totals_of
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import REPLICAS, fleet
 
@@ -102,7 +103,7 @@ def told(number: int, at: int) -> ReplicaStatus:
         block_size=16,
         load=Load(busy % 9000, busy % 60, busy % 9, busy % 60, 8000.0 + busy % 500, total_blocks=8192),
         index=Index(blocks={"GPU": busy % 8192}),
-        events=Events(seq=at * 26 + number),
+        events=FeedState(seq=at * 26 + number),
         heard_age_s=busy % 250 / 1000,
         served=Served(at * 12, at * 18_000, at * 16_000),
     )

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.explain import Candidate, Explanation, bar_of, draw, seconds
+from router.explain import bar_of, draw, seconds
+from router.responses import Candidate, Explanation
 
 ANSWER: dict[str, Any] = {
     "model": "demo",

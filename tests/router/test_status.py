@@ -35,7 +35,7 @@ def ours(publisher: Publisher | None) -> Scripted:
 
 
 def state(running: Served, name: str) -> str:
-    return state_of(running.router, running.member(name))
+    return state_of(running.member(name), running.router.feeds.state(name))
 
 
 async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
@@ -50,8 +50,8 @@ async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
             await until(is_exact, "it is exact")
             await until(lambda: running.member("ours").block_size == 4, "its blocks are known")
             told = replica_status(running.router, running.member("ours"))
-            assert told["inexact"] is None and told["index"]["blocks"] == {"GPU": 3}
-            assert told["events"]["exact"] is True and told["events"]["block_sizes"] == [4]
+            assert told.inexact is None and told.index.blocks == {"GPU": 3}
+            assert told.events is not None and told.events.exact and told.events.block_sizes == (4,)
             assert json.loads(msgspec.json.encode(told))
             assert (await client.get("/ready")).status == 200
             shown = index_status(running.router)
@@ -84,11 +84,11 @@ async def test_a_replica_that_was_restarted_where_nobody_saw_it_is_listened_to_a
             restarted = ours(first)
             async with served(restarted, health_interval_s=0.05) as running:
                 await exact(running, first)
-                assert replica_status(running.router, running.member("ours"))["index"]["blocks"] == {"GPU": 3}
+                assert replica_status(running.router, running.member("ours")).index.blocks == {"GPU": 3}
                 first.close()
                 restarted.control["/load"] = ours(second).control["/load"]
                 await exact(running, second)
-                assert replica_status(running.router, running.member("ours"))["index"]["blocks"] == {"GPU": 2}
+                assert replica_status(running.router, running.member("ours")).index.blocks == {"GPU": 2}
 
 
 async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> None:
@@ -104,7 +104,7 @@ async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> N
             asked = silent.asked.count("/load")
             await until(lambda: silent.asked.count("/load") > asked + 2, "it is asked again")
             assert running.router.members.model(MODEL) is model and member.learned
-            assert replica_status(running.router, member)["index"]["blocks"] == {"GPU": 3}
+            assert replica_status(running.router, member).index.blocks == {"GPU": 3}
             await exact(running, publisher)
 
 
@@ -158,14 +158,14 @@ async def test_whether_an_engine_keeps_keys_apart_is_told(
             engine, replicas=(spec,), keys=tuple(keys_from_options(["secret"], None)), health_interval_s=0.05
         ) as running:
             member = running.member("engine")
-            assert replica_status(running.router, member)["isolation"] == isolated
+            assert replica_status(running.router, member).isolation == isolated
             metric = b'warmroute_router:replica_salted{replica="engine"} %.1f' % (isolated == "by salt")
             assert metric in await metrics_text(running.router)
             asked = len(engine.asked)
             await until(lambda: len(engine.asked) > asked + 4, "it is asked again")
             assert caplog.text.count("may pass over the salts") == (isolated == "unknown")
             running.router.admission.use(())
-            assert replica_status(running.router, member)["isolation"] is None
+            assert replica_status(running.router, member).isolation is None
 
 
 async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() -> None:
@@ -184,7 +184,7 @@ async def test_a_cache_that_cannot_be_known_as_a_whole_is_no_reason_to_wait() ->
                 await until(is_partial, "it is partial")
                 assert (await client.get("/ready")).status == 200
                 told = replica_status(running.router, running.member("engine"))
-                assert told["inexact"] and told["events"]["partial"] is True
+                assert told.inexact and told.events is not None and told.events.partial
 
 
 async def test_without_events_a_replica_is_matched_approximately() -> None:
@@ -192,8 +192,8 @@ async def test_without_events_a_replica_is_matched_approximately() -> None:
         assert state(running, "a") == "approximate" and not_ready(running.router) is None
         await client.post(CHAT, chat("a long prompt " * 200))
         told = replica_status(running.router, running.member("a"))
-        assert told["events"] is None and told["block_size"] is None
-        assert sum(told["index"]["blocks"].values()) > 0
+        assert told.events is None and told.block_size is None
+        assert sum(told.index.blocks.values()) > 0
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])

@@ -53,7 +53,7 @@ async def test_what_is_wrong_already_is_told_at_once() -> None:
         assert set(found) == {("replica-draining", "r1"), ("no-events", "r0")}
         draining = found["replica-draining", "r1"]
         assert draining["turn"] and draining["figures"] == {"by": "an operator"}
-        assert {one["anchor"] for one in found.values()} <= HEADINGS
+        assert {one["rule"] for one in found.values()} <= HEADINGS
         assert fleet["alerts"]["judged_at"] == pytest.approx(fleet["at"], abs=5)
 
 

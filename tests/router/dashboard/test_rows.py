@@ -61,14 +61,14 @@ def test_each_column_has_an_order_of_its_own(sort: str, first: str) -> None:
 )  # fmt: skip
 def test_a_filter_names_a_state_or_a_part_of_a_name(wanted: str, found: list[str]) -> None:
     shown, rows = select_rows(FLEET, query_of({"filter": wanted, "sort": "name"}))
-    assert (names(rows), shown.matching) == (found, len(found))
+    assert (names(rows), shown["matching"]) == (found, len(found))
 
 
 def test_a_window_moves_over_the_rows_and_never_shows_more_than_is_asked() -> None:
     many = fleet(*[replace(QUIET, name=f"r{number:04d}") for number in range(1000)])
     shown, rows = select_rows(many, query_of({"sort": "name", "offset": "250", "limit": "20"}))
     assert names(rows) == [f"r{number:04d}" for number in range(250, 270)]
-    assert (shown.matching, shown.offset, shown.limit) == (1000, 250, 20)
+    assert (shown["matching"], shown["offset"], shown["limit"]) == (1000, 250, 20)
     assert len(select_rows(many, query_of({}))[1]) == 100
     assert select_rows(many, query_of({"offset": "1000"}))[1] == []
 

@@ -291,7 +291,7 @@ async def test_a_replica_that_restarts_is_known_by_its_new_cache_and_block_size(
             second.publish([BlockStored(list(keys), None, [7] * 8, 8, None, "GPU", None)])
             await until(lambda: router.state("r").incarnation == second.incarnation and router.state("r").exact)
             assert (router.matched(), router.index.blocks(slot)) == ({}, {"GPU": 1})
-            await until(lambda: router.state("r").block_sizes == {8})
+            await until(lambda: router.state("r").block_sizes == (8,))
     finally:
         router.feeds.close()
 

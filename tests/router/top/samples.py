@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from router.prompts.prefixes.shared import Prefix
-from router.top.responses import Candidate, Decision, Events, Index, Load, ReplicaStatus, Served
+from router.responses import FeedState, Index, Load, ReplicaStatus, Served
+from router.top.responses import Candidate, Decision
 
 
 def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
@@ -18,7 +19,7 @@ def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
         block_size=16,
         load=Load(prefill_tokens_per_s=8000.0, total_blocks=1000),
         index=Index(blocks={"GPU": 250}),
-        events=Events(seq=10),
+        events=FeedState(seq=10),
         heard_age_s=0.1,
         served=Served(),
     )

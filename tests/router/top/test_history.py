@@ -2,15 +2,16 @@
 
 import pytest
 
+from router.responses import FeedState, ReplicaStatus, Served
 from router.top.history import RISEN_S, WINDOW_S, History
-from router.top.responses import Events, ReplicaStatus, Served, Totals
+from router.top.responses import Totals
 from tests.router.top.samples import a_replica
 
 
 def served(
     requests: int, prompt_tokens: int = 0, matched_tokens: int = 0, seq: int = 0, name: str = "r0"
 ) -> ReplicaStatus:
-    return a_replica(name, served=Served(requests, prompt_tokens, matched_tokens), events=Events(seq=seq))
+    return a_replica(name, served=Served(requests, prompt_tokens, matched_tokens), events=FeedState(seq=seq))
 
 
 def totals(**first_tokens: tuple[float, float]) -> Totals:
@@ -110,12 +111,12 @@ def test_batches_of_a_replica_that_began_anew_are_not_negative() -> None:
 
 def test_a_counter_that_rose_is_news_for_a_minute() -> None:
     history = History()
-    history.add([a_replica(events=Events(gaps=3))], 0.0)
+    history.add([a_replica(events=FeedState(gaps=3))], 0.0)
     assert not history.risen("r0")  # that was before anybody looked
-    history.add([a_replica(events=Events(gaps=4))], 1.0)
-    history.add([a_replica(events=Events(gaps=4, restarts=1))], 2.0)
+    history.add([a_replica(events=FeedState(gaps=4))], 1.0)
+    history.add([a_replica(events=FeedState(gaps=4, restarts=1))], 2.0)
     assert history.risen("r0") == {"gaps", "restarts"} == history.any_risen()
-    history.add([a_replica(events=Events(gaps=4, restarts=1))], 1.5 + RISEN_S)
+    history.add([a_replica(events=FeedState(gaps=4, restarts=1))], 1.5 + RISEN_S)
     assert history.risen("r0") == {"restarts"}
     history.add([a_replica(events=None)], 2.0 + RISEN_S)
     assert not history.any_risen()

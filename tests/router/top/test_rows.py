@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from router.prompts.prefixes.shared import Prefix, Shared
+from router.responses import FeedState, Index, Load, ReplicaStatus
 from router.top import details
 from router.top.client import RouterClient
 from router.top.columns import BAD, decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
 from router.top.history import Rates
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
-from router.top.responses import Events, Index, Load, ReplicaStatus
 from router.top.rows import Branch, Row, branches_of, natural, rows_of, saved_tokens
 from router.top.table import Table
 from tests.router.top.samples import a_decision, a_prefix, a_replica
@@ -74,7 +74,9 @@ def test_a_late_heartbeat_is_marked() -> None:
 
 
 def test_events_are_counted_and_what_rose_is_marked() -> None:
-    events = Events(seq=1500, lag_batches=2, gaps=1, replays=1, snapshots=2, digest_mismatches=1, last_event_age_s=0.4)
+    events = FeedState(
+        seq=1500, lag_batches=2, gaps=1, replays=1, snapshots=2, digest_mismatches=1, last_event_age_s=0.4
+    )
     row = Row(a_replica(events=events), RATES, frozenset({"gaps"}))
     found = cells(event_table(), row)
     assert found == {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.top.responses import Events
+from router.responses import FeedState
 from router.top.states import LAGGING_BATCHES, reason_of, state_of
 from tests.router.top.samples import a_replica
 
@@ -15,8 +15,8 @@ from tests.router.top.samples import a_replica
         ({}, "exact", ""),
         ({"state": "partial", "inexact": "4 batches are lost"}, "partial", "4 batches are lost"),
         ({"state": "syncing", "inexact": "being read"}, "lagging", "being read"),
-        ({"events": Events(lag_batches=LAGGING_BATCHES)}, "lagging", ""),
-        ({"events": Events(lag_batches=LAGGING_BATCHES - 1)}, "exact", ""),
+        ({"events": FeedState(lag_batches=LAGGING_BATCHES)}, "lagging", ""),
+        ({"events": FeedState(lag_batches=LAGGING_BATCHES - 1)}, "exact", ""),
         ({"state": "approximate", "events": None}, "approximate", ""),
         ({"available": False, "why": "silent for 2.0 s"}, "down", "silent for 2.0 s"),
         ({"available": False, "why": "draining"}, "draining", "draining"),

@@ -75,7 +75,7 @@ export function alertNote(alert) {
     el("p", {}, withCode(sentence(alert.what))),
     el("p", {}, el("strong", {}, "What to do: "), withCode(sentence(alert.turn))),
     figures.length > 0 && el("p", { class: "soft small" }, figures.join(", ")),
-    el("p", { class: "soft small" }, "More: ", el("code", {}, `docs/troubleshooting.md#${alert.anchor}`)),
+    el("p", { class: "soft small" }, "More: ", el("code", {}, `docs/troubleshooting.md#${alert.rule}`)),
   );
 }
 

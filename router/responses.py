@@ -1,0 +1,119 @@
+"""Responses of GET /replicas and POST /explain, as the router writes and its clients read them.
+
+Fields of newer routers are ignored, and most have a default, for the sake of older ones. docs/router-api.md describes
+those of /explain.
+"""
+
+from msgspec import Struct
+
+# ---- GET /replicas
+
+
+class Load(Struct, frozen=True):
+    queued_tokens: float = 0
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    prefill_tokens_per_s: float = 0.0
+    empty_tokens: float | None = None
+    total_blocks: int | None = None  # None: unknown
+
+
+class Index(Struct, frozen=True):
+    blocks: dict[str, int] = {}  # by medium
+    accuracy: float = 1.0
+
+
+class FeedState(Struct, frozen=True):
+    """The state of one replica's event stream, and whether the index is exact for it."""
+
+    exact: bool = True
+    reason: str | None = None  # why not exact
+    partial: bool = False  # not exact, and no repair is under way: used as it is
+    connected: bool = True
+    block_sizes: tuple[int, ...] = ()  # in order
+    last_event_age_s: float | None = None
+    lag_batches: int = 0
+    seq: int = -1  # the last batch applied, or -1
+    incarnation: int | None = None
+    gaps: int = 0
+    lost_batches: int = 0
+    replays: int = 0
+    snapshots: int = 0
+    reconnects: int = 0
+    restarts: int = 0
+    digest_mismatches: int = 0
+    overclaim: str | None = None  # it has claimed more blocks than it can hold
+
+    @property
+    def repairs(self) -> int:
+        """Requests for missing or doubted state, including the one at the start."""
+        return self.replays + self.snapshots
+
+
+class Served(Struct, frozen=True):
+    """Totals over all models since the router added the replica: two readings give rates."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+
+
+class ReplicaStatus(Struct, frozen=True):
+    name: str
+    url: str = ""
+    engine: str = "auto"
+    models: list[str] = []
+    available: bool = True
+    why: str | None = None
+    state: str = "approximate"
+    inexact: str | None = None
+    trust: float = 1.0
+    tokenizer: str | None = None
+    isolation: str | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    incarnation: int | str | None = None
+    breaker: str = "closed"
+    slowness: float = 1.0
+    load: Load = Load()
+    index: Index = Index()
+    events: FeedState | None = None
+    heard_age_s: float | None = None
+    served: Served = Served()
+
+
+class ReplicaList(Struct, frozen=True):
+    replicas: list[ReplicaStatus]
+
+
+# ---- POST /explain
+
+
+class Candidate(Struct):
+    name: str
+    matched_tokens: float = 0
+    lower_tokens: float = 0  # with those in slower memory; never less than `matched_tokens`
+    sure_tokens: float = 0
+    uncached_tokens: float = 0
+    queued_tokens: float = 0
+    running: int = 0
+    in_flight: int = 0
+    lost_tokens: float | None = 0
+    ttft_s: float | None = None
+    cost: float | None = None  # in seconds; None: it cannot take the prompt
+    available: bool = True
+    why: str = ""  # why it was chosen, lost, or cannot be chosen
+
+
+class Explanation(Struct, kw_only=True):
+    model: str
+    policy: str
+    prompt_tokens: float
+    exact: bool
+    why_not: str | None = None  # why the tokens are not exact
+    block_size: int = 0
+    blocks: int = 0
+    chosen: str | None
+    candidates: list[Candidate]
+    hits: dict[str, list[tuple[int, int]]] = {}  # ranges of blocks by replica, both ends included
