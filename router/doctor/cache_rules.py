@@ -97,15 +97,17 @@ def thrashing(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
         "hit_share": replica.hit_share or 0.0,
     }
     if resent is None:
-        what = "its cache is full and replaced all the time, and hits nothing: it is too small, or no prompts are alike"
-        return Diagnosis(what, "ask a router that knows what comes again (--router), or " + _LARGER, evidence)
+        what = "its cache is full and always being replaced, with few hits: it is too small, or no prompts are alike"
+        return Diagnosis(
+            what, "ask a router, which knows the prompts that come again (--router), or " + _LARGER, evidence
+        )
     evidence["resent_share"] = resent
-    return Diagnosis("prompts come again, but what they need has been evicted by then", _LARGER, evidence)
+    return Diagnosis("prompts come again, but their blocks have been evicted by then", _LARGER, evidence)
 
 
 _LARGER = (
-    "give it a larger cache (--num-blocks or --kv-cache-gb; vLLM: --gpu-memory-utilization), add replicas, "
-    "or keep prompts that are alike on fewer replicas"
+    "enlarge the cache (--num-blocks or --kv-cache-gb; vLLM: --gpu-memory-utilization), add replicas, "
+    "or send similar prompts to fewer replicas"
 )
 
 
@@ -117,8 +119,9 @@ def cache_too_small(replica: ReplicaFigures, figures: Figures) -> Diagnosis | No
         return None
     assert replica.own is not None and replica.own.full is not None, "it is full"
     return Diagnosis(
-        "the prompts that come again need more than the cache holds",
-        _LARGER + "; `warmroute size` says what memory holds, `warmroute simulate` what it brings",
+        "the prompts that come again need more blocks than the cache holds",
+        _LARGER
+        + "; `warmroute size` shows how much fits in memory, `warmroute simulate` how many more hits that brings",
         {
             "cache_full": replica.own.full,
             "hit_share": replica.hit_share or 0.0,
@@ -142,15 +145,15 @@ def low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
     if missed >= RESENT:
         evidence["held_elsewhere_share"] = missed
         return Diagnosis(
-            "much is asked, and hardly anything hits: other replicas held what prompts needed",
+            "it is busy and has few cache hits: other replicas held the prefixes of its prompts",
             f"route by prefix: --policy cost instead of {router.policy if router else 'another'}",
             evidence,
         )
     if resent is not None:
         evidence["resent_share"] = resent
     return Diagnosis(
-        "much is asked, and hardly anything hits: prompts do not begin alike",
-        "put what prompts share first (instructions, tools, documents) and what changes last (times, names, ids)",
+        "it is busy and has few cache hits: its prompts share no prefixes",
+        "put shared content first (instructions, tools, documents), and changing content last (times, names, ids)",
         evidence,
     )
 
@@ -171,8 +174,8 @@ def kv_nearly_full(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if own is None or own.usage is None or own.usage < OPERATING_POINT:
         return None
     return Diagnosis(
-        "running requests hold nearly all of its KV: it is above the 85 to 90 % where a burst still finds room",
-        "let fewer run at once (--max-num-seqs, or --replica-limit of the router), add replicas, or enlarge the cache",
+        "running requests hold nearly all of its KV cache: above 85 to 90 %, a burst finds no room",
+        "run fewer requests at once (--max-num-seqs, the router's --replica-limit), add replicas, or enlarge the cache",
         {"kv_usage": own.usage, "blocks": own.total_blocks},
     )
 
@@ -182,8 +185,8 @@ def preemptions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if count is None or count < LEAST_PREEMPTED or count < PREEMPTED * replica.prompts:
         return None
     return Diagnosis(
-        "requests that ran lost their blocks to others, and began anew",
-        "let fewer run at once (--max-num-seqs), enlarge the cache, or add replicas",
+        "running requests lost their blocks to others, and were computed again",
+        "run fewer requests at once (--max-num-seqs), enlarge the cache, or add replicas",
         {"preemptions": count, "prompts": replica.prompts},
     )
 
@@ -195,10 +198,10 @@ def prompts_not_block_aligned(replica: ReplicaFigures, _: Figures) -> Diagnosis 
     mean_tokens = replica.prompt_tokens / replica.prompts
     short = mean_tokens < replica.block_tokens
     return Diagnosis(
-        "prompts are shorter than a block, so nothing of them is cached"
+        "prompts are shorter than a block, so they are not cached"
         if short
-        else "much of each prompt is in a last block that it does not fill, which cannot be named and found",
-        "choose a smaller --block-size, or put several short prompts behind one beginning that they share",
+        else "much of each prompt is in its last block, which is not full and cannot be cached",
+        "choose a smaller --block-size, or put short prompts behind a longer shared prefix",
         {"block_tokens": replica.block_tokens, "mean_prompt_tokens": mean_tokens, "unfilled_share": tails},
     )
 
@@ -209,9 +212,9 @@ def caching_off(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     assert replica.own is not None, "nobody else can say so"
     said = replica.own.caching is False
     return Diagnosis(
-        "it says that prefix caching is off"
+        "its metrics say that prefix caching is off"
         if said
-        else "it has computed prompts, and has never cached or hit a block",
+        else "it has computed prompts, but never cached a block or had a hit",
         "start it with --enable-prefix-caching (SGLang: without --disable-radix-cache)",
         {"prompt_tokens_ever": replica.own.prompt_tokens_ever, "cached_blocks": replica.own.cached_blocks or 0},
     )

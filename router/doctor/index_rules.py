@@ -33,9 +33,9 @@ def no_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         "sglang": "start it with --kv-events-config, and tell the router: events=tcp://HOST:PORT",
     }.get(replica.engine, "tell the router where its events are (events=tcp://HOST:PORT), if it sends any")
     return Diagnosis(
-        "the router follows no events of it, and guesses what it has cached"
+        "the router follows no events of this replica, and estimates what it has cached"
         if routed is not None
-        else "it sends no events: a router can only guess what it has cached",
+        else "it sends no events: a router can only estimate what it has cached",
         turn,
         {"engine": replica.engine, "state": routed.state if routed else "unknown"},
     )
@@ -48,9 +48,9 @@ def false_claims(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     return Diagnosis(
         f"its events cannot be true: {routed.overclaim}"
         if routed.overclaim is not None
-        else "its answers find far less in its cache than its events claim, again and again: they draw fewer requests",
-        "see that the events are this replica's own (--replica url=URL,events=tcp://HOST:PORT), that it "
-        "sends removed blocks too, and that its model and block size are those of the router; then restart it",
+        else "its answers keep reporting far fewer cached tokens than its events claim, so that it gets fewer requests",
+        "check that the events are this replica's own (--replica url=URL,events=tcp://HOST:PORT), that they "
+        "include removed blocks, and that its model and block size are those of the router; then restart it",
         {"trust": routed.trust, "blocks_known": routed.index_blocks, "why": routed.overclaim or ""},
     )
 
@@ -71,7 +71,7 @@ def index_inexact(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     ):
         return None
     return Diagnosis(
-        f"the router knows only a part of its cache: {routed.inexact or routed.state}",
+        f"the router knows only part of its cache: {routed.inexact or routed.state}",
         "give the router its replay socket (replay=tcp://HOST:PORT; vLLM: replay_endpoint), its model's name and block "
         "size, or POST /replicas/NAME/resync",
         {"state": routed.state, "why": routed.inexact or "", "blocks_known": routed.index_blocks},
@@ -83,8 +83,8 @@ def event_lag(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if routed is None or not _routed(replica) or routed.lag_batches < LAG_BATCHES:
         return None
     return Diagnosis(
-        "its events come late: the router chooses by a cache as it was some time ago",
-        "look at the router's CPU and at the network between them; run it on a faster core, or for fewer replicas",
+        "its events arrive late: the router decides by an outdated view of its cache",
+        "check the router's CPU and the network between them; run it on a faster core, or with fewer replicas",
         {"lag_batches": routed.lag_batches},
     )
 
@@ -96,8 +96,8 @@ def event_losses(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if routed.lost_batches < LOST_BATCHES and routed.gaps < GAPS and not routed.digest_mismatches:
         return None
     return Diagnosis(
-        "events of it are lost on the way" + ("" if routed.lost_batches else ", and had to be asked for again"),
-        "look at the network between them; enlarge what the replica keeps for replay (vLLM: buffer_steps) and its "
+        "some of its events are lost on the way" + ("" if routed.lost_batches else ", and had to be requested again"),
+        "check the network between them; enlarge the replica's replay buffer (vLLM: buffer_steps) and its "
         "send queue (hwm), and give the router the replay socket",
         {
             "lost_batches": routed.lost_batches,
@@ -116,9 +116,9 @@ def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if not often and not routed.resyncs:
         return None
     return Diagnosis(
-        "it finds another number of cached blocks than its events let expect",
+        "it reports a different number of cached blocks than its events predict",
         "give the router the tokenizer and chat template that the replica uses (--model-dir, --chat-template); "
-        "if the cache is nearly full, blocks go while a request is on its way",
+        "in a nearly full cache, blocks may be evicted while a request is on its way",
         {
             "predictions": routed.predictions,
             "wrong": routed.wrong_predictions,
@@ -144,8 +144,8 @@ def approximate_prompts(figures: Figures) -> Diagnosis | None:
         return None
     reason = max(router.approximate, key=lambda why: router.approximate[why])
     if MISMATCH in reason:
-        what = "the router's tokenizer is not the replicas': prompts are matched by their bytes"
-        turn = "name the directory that the replicas have their tokenizer and chat template from: --model-dir MODEL=DIR"
+        what = "the router's tokenizer differs from the replicas': prompts are matched by their bytes"
+        turn = "give the router the replicas' own tokenizer and chat template: --model-dir MODEL=DIR"
     else:
         what = "prompts are matched by their bytes, not by their tokens"
         turn = "give the router the model's tokenizer: --model-dir MODEL=DIR"

@@ -27,8 +27,8 @@ def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
     if routed is None or routed.available or _drains(replica):
         return None
     return Diagnosis(
-        f"it takes no requests: {routed.why or 'the router does not say why'}",
-        "look at its log (`warmroute logs` in a fleet), and at whether the router can reach its address",
+        f"it takes no requests: {routed.why or 'the router gives no reason'}",
+        "check its log (`warmroute logs` in a fleet), and whether the router can reach its address",
         {"why": routed.why or "", "breaker": routed.breaker, "faults": routed.faults},
     )
 
@@ -44,8 +44,9 @@ def replica_draining(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         return None
     by_operator = replica.routed is not None and replica.routed.why == "draining"
     return Diagnosis(
-        "it drains: the others have its share of the requests" + ("" if by_operator else "; it says so itself"),
-        "to end that: `warmroute drain --undo` in a fleet, POST /replicas/NAME/undrain at the router",
+        "it is draining: the other replicas get its share of the requests"
+        + ("" if by_operator else "; the replica itself reports it"),
+        "to end the drain: `warmroute drain --undo` in a fleet, POST /replicas/NAME/undrain at the router",
         {"by": "an operator" if by_operator else "itself"},
     )
 
@@ -54,10 +55,10 @@ def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | N
     routed = replica.routed
     if routed is None or not routed.available or not (routed.faults or routed.restarts or routed.breaker != "closed"):
         return None
-    restarted = "; it began anew with an empty cache" if routed.restarts else ""
+    restarted = "; it restarted with an empty cache" if routed.restarts else ""
     return Diagnosis(
-        f"it takes requests, and has failed within the last {figures.window_s:.0f} s{restarted}",
-        "look at its log and at its memory for what ends it; --connect-timeout and --breaker-faults say what counts",
+        f"it takes requests, but has failed within the last {figures.window_s:.0f} s{restarted}",
+        "check its log and its memory for the cause; --connect-timeout and --breaker-faults say what counts as a fault",
         {"faults": routed.faults, "restarts": routed.restarts, "breaker": routed.breaker},
     )
 
@@ -65,7 +66,7 @@ def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | N
 def no_replicas(figures: Figures) -> Diagnosis | None:
     if figures.router is None or any(replica.routed is not None for replica in figures.replicas):
         return None
-    return Diagnosis("it knows no replica", "name some with --replica or --replicas-file", {"replicas": 0})
+    return Diagnosis("the router knows no replicas", "name some with --replica or --replicas-file", {"replicas": 0})
 
 
 def requests_refused(figures: Figures) -> Diagnosis | None:
@@ -79,9 +80,9 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
     if by_code.get("rate_limit_exceeded", 0) > refused / 2:
         turn = "raise the key's requests_per_minute or max_in_flight (--api-keys), or have its clients wait longer"
     elif by_code:
-        turn = "add replicas, or let more wait (--queue-size, --queue-timeout) or run (--replica-limit)"
+        turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     else:
-        turn = "add replicas, or let more wait in each of them (--max-waiting)"
+        turn = "add replicas, or let more requests wait in each of them (--max-waiting)"
     evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
     return Diagnosis("requests are refused with status 429", turn, evidence)
 
@@ -101,7 +102,7 @@ def salt_per_request(figures: Figures) -> Diagnosis | None:
         return None
     return Diagnosis(
         "prompts have a cache salt that was never used before: no cache can be hit",
-        "let clients send one cache_salt for each tenant, or none; keys that may share a cache belong into one group",
+        "let clients send one cache_salt for each tenant, or none; put keys that may share a cache in one group",
         {"requests": requests, "salted": salted, "new_salts": new},
     )
 
@@ -116,7 +117,7 @@ def herding(figures: Figures) -> Diagnosis | None:
     if not evidence:
         return None
     return Diagnosis(
-        "requests turn to one replica all at once, and then all to another: queues swing instead of being shared",
+        "requests all go to one replica, and then all to another: queues swing instead of being shared",
         "use --policy cost, have replicas report their load (warmroute's do), and run fewer routers side by side",
         evidence,
     )
@@ -179,8 +180,8 @@ def _hottest(replicas: Sequence[ReplicaFigures]) -> Diagnosis | None:
     if not always or means[hottest] < HOT_BUSY or means[hottest] < HOT_TIMES * others:
         return None
     return Diagnosis(
-        f"{replicas[hottest].name} has far more to do than the others, all the time",
-        "use --policy cost, set --replica-limit, or let sessions that all go there have other x-session-id's; "
-        "a prefix that most requests share needs to be warm on more replicas",
+        f"{replicas[hottest].name} is always far busier than the others",
+        "use --policy cost, set --replica-limit, or spread its sessions over more values of x-session-id; "
+        "a prefix that most requests share should be cached on more replicas",
         {"replica": replicas[hottest].name, "requests_there": means[hottest], "mean_of_the_others": others},
     )

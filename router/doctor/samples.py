@@ -26,7 +26,7 @@ class Samples:
                     if sample.value == sample.value:  # not NaN
                         self._samples[sample.name].append(_Sample(sample.labels, sample.value))
         except (ValueError, KeyError, IndexError) as error:  # all that the parser raises
-            raise BadMetrics(f"it answers no metrics: {error}") from error
+            raise BadMetrics(f"its metrics cannot be parsed: {error}") from error
 
     def total(self, *names: str, **labels: str) -> float | None:
         """The sum of the samples with these labels; None: there are none."""

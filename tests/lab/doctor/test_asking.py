@@ -107,7 +107,7 @@ def test_decisions_that_may_not_be_read_are_none() -> None:
     ("paths", "message"),
     [
         ({"metrics": ENGINE}, "is no router: its /metrics has no"),
-        ({"metrics": "<html>"}, "is no router: it answers no metrics"),
+        ({"metrics": "<html>"}, "is no router: its metrics cannot be parsed"),
         ({"metrics": (500, "")}, "is no router: status 500 for /metrics; see --router"),
         ({"replicas": (401, "{}")}, "demands a key for /replicas; see --admin-key"),
         ({"replicas": "[]"}, "is no router: /replicas: Expected `object`"),

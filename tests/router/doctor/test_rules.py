@@ -232,7 +232,7 @@ def test_a_router_that_does_not_go_by_prefix_is_told_from_prompts_that_are_not_a
     [unlike] = findings(worse(COLD, resent_tokens=0.0))
     elsewhere = replace(worse(COLD), router=routed_worse(policy="round-robin", missed_tokens=60_000.0).router)
     [not_by_prefix] = findings(elsewhere)
-    assert "do not begin alike" in unlike.what
+    assert "share no prefixes" in unlike.what
     assert "--policy cost instead of round-robin" in not_by_prefix.turn
 
 
