@@ -499,5 +499,5 @@ def _going_on(name: str) -> Iterator[None]:
         yield
     except BadSpec as error:
         log.error("%s: not added: %s", name, error)
-    except Exception:
+    except Exception:  # whatever it is, it concerns this replica alone
         log.exception("%s: the router's own mistake", name)

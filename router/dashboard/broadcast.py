@@ -167,7 +167,7 @@ class Broadcast:
             begun_s = loop.time()
             try:
                 await self._show_all()
-            except Exception:  # a broken dashboard must not stop the router
+            except Exception:  # any mistake here costs a frame; the streams go on with the next one
                 log.exception("Internal error while making frames for the dashboard")
             await asyncio.sleep(max(0.0, begun_s + FRAME_S - loop.time()))
 

@@ -1,7 +1,6 @@
 """Polls the replicas' own /metrics in a small fleet, while a dashboard is open."""
 
 import asyncio
-import logging
 from collections import deque
 
 from router.core import Router
@@ -11,8 +10,6 @@ from router.doctor.samples import BadMetrics, Samples
 from router.members.fetch import fetch
 from router.members.members import Member
 from router.members.upstream import Broken
-
-log = logging.getLogger(__name__)
 
 MOST_REPLICAS = 32  # a larger fleet would take too long to poll
 TIMEOUT_S = 2.0
@@ -44,14 +41,11 @@ class ReplicaMetrics:
         return engine_figures(samples[0], samples[-1], index) if samples else None
 
     async def _poll_all(self) -> None:
-        try:
-            members = list(self._router.members)
-            if len(members) > MOST_REPLICAS:
-                members = []
-            self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
-            await asyncio.gather(*map(self._poll, members))
-        except Exception:  # rules without figures are silent
-            log.exception("Internal error while polling the replicas' metrics")
+        members = list(self._router.members)
+        if len(members) > MOST_REPLICAS:
+            members = []
+        self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
+        await asyncio.gather(*map(self._poll, members))
 
     async def _poll(self, member: Member) -> None:
         try:

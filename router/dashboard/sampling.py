@@ -75,7 +75,7 @@ class Sampling:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.sample()
-            except Exception:  # a broken dashboard must not stop the router
+            except Exception:  # any mistake here costs a point; an ended task would stop the router
                 log.exception("Internal error while sampling for the dashboard")
 
     async def sample(self) -> None:

@@ -42,7 +42,7 @@ class RequestLog(LineFile):
         try:
             if summary.notes is not None and summary.generation is not None:
                 self.add(_encode(self._line(summary, summary.generation, summary.notes)))
-        except Exception:
+        except Exception:  # any mistake in making the line: the request itself went well
             if not self._has_failed:  # logged once, not for every request
                 log.exception("A line of the request log could not be made; it is lost, like all that fail so")
             self._has_failed = True

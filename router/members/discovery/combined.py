@@ -55,7 +55,7 @@ class CombinedDiscovery:
                     continue
                 try:
                     apply(desired)
-                except Exception:  # later updates, and those of other sources, still count
+                except Exception:  # any mistake in applying it: later updates, and other sources, still count
                     log.exception("The discovered replicas could not be applied")
 
     def desired(self) -> Desired:
