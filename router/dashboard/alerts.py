@@ -100,7 +100,7 @@ class Alerts:
             replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
         approximate: Counter[str] = Counter()
         for model in router.members.models.values():
-            approximate.update(model.tokens.approximate_reasons)
+            approximate.update(model.tokens.counts.approximate)
         newest = router.decisions[-1] if router.decisions else None
         return Look(at_s, replicas, router.counts.refused.copy(), approximate, newest)
 

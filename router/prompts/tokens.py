@@ -101,11 +101,6 @@ class Tokens:
         self.cache = PieceCache(prompts.tokenizer, cut, cache_bytes)
         self.special_ids = _special_ids(prompts.tokenizer)
 
-    @property
-    def approximate_reasons(self) -> Counter[str]:
-        """Counts of approximate prompts, by reason."""
-        return self.counts.approximate
-
     def go_approximate(self, why: str) -> None:
         """Make no more exact prompts, because the replicas' tokens differ from ours."""
         if self.why_not is None:
