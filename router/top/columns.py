@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 from events.tool.words import printable
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
-from router.responses import ReplicaStatus
-from router.top.formatting import NONE, ago, duration, percent, rate, short
+from router.top.formatting import ago, duration, percent, rate, short
 from router.top.reasons import reason_for
 from router.top.responses import Decision
 from router.top.rows import (
@@ -31,26 +30,25 @@ LATE_S = 1.0  # heartbeats come four times a second
 T = TypeVar("T")
 
 
-def _busy(number: float, replica: ReplicaStatus) -> str:
-    return short(number) if replica.available or number else NONE
-
-
-def _or_low(value: float | None) -> float:
-    return -1.0 if value is None else value
-
-
 def _number(
-    title: str, text: Callable[[T], str], value: Callable[[T], float | None], width: int, **how: Any
+    title: str, value: Callable[[T], float | None], form: Callable[[Any], str], width: int, **how: Any
 ) -> Column[T]:
-    """A column of numbers: sorted largest first, unknown ones last."""
-    return Column(title, text, lambda item: _or_low(value(item)), width, **({"descending": True} | how))
+    """A column of numbers: sorted largest first, unknown ones last. `how` may replace its `text`."""
+
+    def text(item: T) -> str:
+        return form(value(item))
+
+    def sort(item: T) -> float:
+        number = value(item)
+        return -1.0 if number is None else number
+
+    return Column(title, **({"text": text, "sort": sort, "width": width, "descending": True} | how))
 
 
 def _rate(title: str, form: Callable[[float | None], str], field: str, width: int, drop_order: int = 0) -> Column[Row]:
-    def value(row: Row) -> float | None:
-        return None if row.rates is None else getattr(row.rates, field)
-
-    return _number(title, lambda row: form(value(row)), value, width, drop_order=drop_order)
+    return _number(
+        title, lambda row: None if row.rates is None else getattr(row.rates, field), form, width, drop_order=drop_order
+    )
 
 
 def _name(title: str, text: Callable[[T], str], **how: Any) -> Column[T]:
@@ -92,40 +90,29 @@ REASON: Column[Row] = Column(
 
 
 def _load(title: str, field: str, width: int, drop_order: int = 0) -> Column[Row]:
-    def value(row: Row) -> float:
-        return getattr(row.replica.load, field)  # type: ignore[no-any-return]
+    def value(row: Row) -> float | None:
+        number: float = getattr(row.replica.load, field)
+        return number if row.replica.available or number else None
 
-    return _number(title, lambda row: _busy(value(row), row.replica), value, width, drop_order=drop_order)
+    return _number(title, value, short, width, drop_order=drop_order)
 
 
 LOAD_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
-    _number("cache", lambda row: percent(cache_use(row.replica)), lambda row: cache_use(row.replica), 5),
-    _number(
-        "tokens",
-        lambda row: short(cached_tokens(row.replica)),
-        lambda row: cached_tokens(row.replica),
-        6,
-        drop_order=12,
-    ),
+    _number("cache", lambda row: cache_use(row.replica), percent, 5),
+    _number("tokens", lambda row: cached_tokens(row.replica), short, 6, drop_order=12),
     _rate("hits", percent, "hit", 4),
     _load("queued", "queued_tokens", 6),
     _load("run", "running", 4),
     _load("wait", "waiting", 4, drop_order=4),
     _rate("req/s", rate, "requests_per_s", 5, drop_order=1),
     _rate("prefill/s", rate, "prefill_tokens_per_s", 9, drop_order=3),
-    _number(
-        "can/s",
-        lambda row: short(row.replica.load.prefill_tokens_per_s or None),
-        lambda row: row.replica.load.prefill_tokens_per_s,
-        5,
-        drop_order=11,
-    ),
+    _number("can/s", lambda row: row.replica.load.prefill_tokens_per_s or None, short, 5, drop_order=11),
     _number(
         "heard",
-        lambda row: ago(row.replica.heard_age_s),
         lambda row: row.replica.heard_age_s,
+        ago,
         5,
         drop_order=2,
         style=lambda row: BAD if (row.replica.heard_age_s or 0.0) > LATE_S else "",
@@ -137,16 +124,16 @@ LOAD_COLUMNS: tuple[Column[Row], ...] = (
 def _counter(title: str, field: str, width: int, drop_order: int = 0) -> Column[Row]:
     """A counter of the event stream, red for a minute after it rose."""
 
-    def value(row: Row) -> int:
-        return -1 if row.replica.events is None else int(getattr(row.replica.events, field))
+    def value(row: Row) -> int | None:
+        return None if row.replica.events is None else int(getattr(row.replica.events, field))
 
     return _number(
         title,
-        lambda row: NONE if row.replica.events is None else f"{value(row):,}",
         value,
+        tokens_or_none,
         width,
         drop_order=drop_order,
-        style=lambda row: BAD if field in row.risen else DIM if value(row) <= 0 else "",
+        style=lambda row: BAD if field in row.risen else DIM if (value(row) or 0) <= 0 else "",
     )
 
 
@@ -154,16 +141,18 @@ def _last_event_s(row: Row) -> float | None:
     return None if row.replica.events is None else row.replica.events.last_event_age_s
 
 
-def _batches_per_s(row: Row) -> float | None:
-    return None if row.replica.events is None or row.rates is None else row.rates.batches_per_s
-
-
 EVENT_COLUMNS: tuple[Column[Row], ...] = (
     NAME,
     STATE,
     _counter("batch", "seq", 7, drop_order=6),
-    _number("batch/s", lambda row: rate(_batches_per_s(row)), _batches_per_s, 7, drop_order=3),
-    _number("last", lambda row: ago(_last_event_s(row)), _last_event_s, 5, drop_order=2, descending=False),
+    _number(
+        "batch/s",
+        lambda row: None if row.replica.events is None or row.rates is None else row.rates.batches_per_s,
+        rate,
+        7,
+        drop_order=3,
+    ),
+    _number("last", _last_event_s, ago, 5, drop_order=2, descending=False),
     _counter("lag", "lag_batches", 4),
     _counter("gaps", "gaps", 4),
     _counter("lost", "lost_batches", 4),
@@ -171,14 +160,7 @@ EVENT_COLUMNS: tuple[Column[Row], ...] = (
     _counter("restarts", "restarts", 8),
     _counter("digests", "digest_mismatches", 7),
     _counter("reconnects", "reconnects", 10, drop_order=7),
-    _number(
-        "accuracy",
-        lambda row: f"{row.replica.index.accuracy:.1%}",
-        lambda row: row.replica.index.accuracy,
-        8,
-        drop_order=5,
-        descending=False,
-    ),
+    _number("accuracy", lambda row: row.replica.index.accuracy, "{:.1%}".format, 8, drop_order=5, descending=False),
     REASON,
 )
 
@@ -194,28 +176,24 @@ def _tree_text(branch: Branch) -> str:
 PREFIX_COLUMNS: tuple[Column[Branch], ...] = (
     _number(
         "prefix tokens",
-        _tree_text,
         lambda branch: branch.prefix.tokens,
+        str,
         13,
+        text=_tree_text,
         right=False,
         fit=True,
         sorted_text=_tokens_text,
         style=lambda branch: "" if branch.prefix.held_by else DIM,
     ),
-    _number("prompts", lambda branch: f"{branch.prefix.prompts:,}", lambda branch: branch.prefix.prompts, 7),
-    _number(
-        "saves",
-        lambda branch: short(saved_tokens(branch.prefix)),
-        lambda branch: saved_tokens(branch.prefix),
-        5,
-        drop_order=3,
-    ),
-    Column("last", lambda branch: ago(branch.prefix.idle_s), lambda branch: branch.prefix.idle_s, 5, drop_order=1),
+    _number("prompts", lambda branch: branch.prefix.prompts, tokens_or_none, 7),
+    _number("saves", lambda branch: saved_tokens(branch.prefix), short, 5, drop_order=3),
+    _number("last", lambda branch: branch.prefix.idle_s, ago, 5, drop_order=1, descending=False),
     _number(
         "held by",
-        lambda branch: holders(branch.prefix),
         lambda branch: branch.prefix.held_by,
+        str,
         8,
+        text=lambda branch: holders(branch.prefix),
         right=False,
         fit=True,
         drop_order=2,
@@ -230,27 +208,27 @@ def _decision_style(decision: Decision) -> str:
 
 
 DECISION_COLUMNS: tuple[Column[Decision], ...] = (
-    _number("decided", lambda one: clock(one.ts), lambda one: one.ts, 8, right=False),
+    _number("decided", lambda one: one.ts, clock, 8, right=False),
     _name("chosen", lambda one: one.chosen or "nobody", style=_decision_style),
     _model(lambda one: one.model),
-    _number("tokens", lambda one: f"{'' if one.exact else '~'}{one.prompt_tokens:,}", lambda one: one.prompt_tokens, 7),
     _number(
-        "predicted",
-        lambda one: tokens_or_none(one.predicted_cached_tokens),
-        lambda one: one.predicted_cached_tokens,
-        9,
-        drop_order=2,
+        "tokens",
+        lambda one: one.prompt_tokens,
+        str,
+        7,
+        text=lambda one: f"{'' if one.exact else '~'}{one.prompt_tokens:,}",
     ),
+    _number("predicted", lambda one: one.predicted_cached_tokens, tokens_or_none, 9, drop_order=2),
     _number(
         "reported",
-        lambda one: tokens_or_none(one.reported_cached_tokens),
         lambda one: one.reported_cached_tokens,
+        tokens_or_none,
         8,
         drop_order=1,
         style=lambda one: BAD if is_mispredicted(one) else "",
     ),
-    _number("estimate", lambda one: duration(one.estimated_ttft_s), lambda one: one.estimated_ttft_s, 8, drop_order=11),
-    _number("TTFT", lambda one: duration(one.ttft_s), lambda one: one.ttft_s, 7, drop_order=3),
+    _number("estimate", lambda one: one.estimated_ttft_s, duration, 8, drop_order=11),
+    _number("TTFT", lambda one: one.ttft_s, duration, 7, drop_order=3),
     Column("why", reason_for, reason_for, right=False, style=_decision_style),
 )
 

@@ -19,7 +19,11 @@ class Rates(NamedTuple):
     prompt_tokens_per_s: float
     prefill_tokens_per_s: float  # prompt tokens predicted not to be cached
     batches_per_s: float
-    hit: float | None  # share of the prompt tokens; None: there were none
+
+    @property
+    def hit(self) -> float | None:
+        """The share of prompt tokens predicted to be cached; None: there were none."""
+        return 1 - self.prefill_tokens_per_s / self.prompt_tokens_per_s if self.prompt_tokens_per_s else None
 
 
 class Window:
@@ -110,7 +114,7 @@ class History:
             return None
         (requests, prompt, matched), over_s = served
         batches = self._batches.rise(replica)
-        return _rates(
+        return Rates(
             requests_per_s=requests / over_s,
             prompt_tokens_per_s=prompt / over_s,
             prefill_tokens_per_s=max(0.0, prompt - matched) / over_s,
@@ -119,23 +123,9 @@ class History:
 
     def total(self) -> Rates | None:
         found = [rates for name in self._served.names if (rates := self.rates(name)) is not None]
-        if not found:
-            return None
-        return _rates(
-            requests_per_s=sum(one.requests_per_s for one in found),
-            prompt_tokens_per_s=sum(one.prompt_tokens_per_s for one in found),
-            prefill_tokens_per_s=sum(one.prefill_tokens_per_s for one in found),
-            batches_per_s=sum(one.batches_per_s for one in found),
-        )
+        return Rates(*map(sum, zip(*found, strict=True))) if found else None
 
 
 def _served(replica: ReplicaStatus) -> Counts:
     served = replica.served
     return served.requests, served.prompt_tokens, served.matched_tokens
-
-
-def _rates(
-    *, requests_per_s: float, prompt_tokens_per_s: float, prefill_tokens_per_s: float, batches_per_s: float
-) -> Rates:
-    hit = 1 - prefill_tokens_per_s / prompt_tokens_per_s if prompt_tokens_per_s else None
-    return Rates(requests_per_s, prompt_tokens_per_s, prefill_tokens_per_s, batches_per_s, hit)

@@ -44,15 +44,10 @@ class Totals(Struct, frozen=True):
 
     open_requests: float = 0
     queue_length: float = 0
-    index_bytes: float = 0
     draining: float = 0
     retries_total: float = 0
     resumes_total: float = 0
     refused_total: float = 0
-    client_disconnects_total: float = 0
-    approximate_prompts_total: float = 0
-    resyncs_total: float = 0
-    faults_total: float = 0
     first_tokens: dict[str, tuple[float, float]] = {}  # by labels: count and total seconds
 
 

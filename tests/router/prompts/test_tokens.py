@@ -141,7 +141,7 @@ def test_what_our_types_refuse_is_refused_or_left_to_a_foreign_engine(
     foreign = Tokens("m", qwen, strict=False)
     made = prompt(foreign, **fields)
     assert not made.exact and made.why_not == refusal and made.packed == []
-    assert foreign.approximate_reasons == {f"refused: {param}": 1}
+    assert foreign.counts.approximate == {f"refused: {param}": 1}
 
 
 def test_a_prompt_longer_than_the_model_is_refused_before_it_is_encoded(qwen: Prompts) -> None:
@@ -158,7 +158,7 @@ def test_a_model_without_a_tokenizer_is_approximate() -> None:
     made = prompt(tokens, messages=[USER | {"content": "x" * 1000}])
     assert not made.exact and made.why_not == tokens.why_not == "it has no tokenizer here"
     assert len(made.keys(0)) == 3 and made.tokens == 251
-    assert tokens.approximate_reasons == {"model": 1}
+    assert tokens.counts.approximate == {"model": 1}
 
 
 def test_a_model_whose_replica_has_other_tokens_becomes_approximate(

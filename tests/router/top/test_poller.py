@@ -172,11 +172,12 @@ async def test_totals_are_sums_of_what_a_real_router_counts() -> None:
         for _ in range(4):
             await client.post(CHAT, chat())
         await client.post(CHAT, {"model": "unknown", "messages": []})
+        await client.post(CHAT, {"messages": []})
         found = totals_of((await metrics_text(running.router)).decode())
         assert found is not None
         assert found.retries_total == 0
         assert [count for count, _ in found.first_tokens.values()] == [1, 1]  # of each replica
-        assert found.approximate_prompts_total == 4 and found.index_bytes > 0
+        assert len(running.router.counts.refused) == 2 and found.refused_total == 2  # one of each code
         assert 0 < sum(seconds for _, seconds in found.first_tokens.values()) < 10
     assert totals_of("vllm:num_requests_running 5\n") is None
 

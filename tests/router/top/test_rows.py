@@ -16,7 +16,7 @@ from router.top.rows import Branch, Row, branches_of, natural, rows_of, saved_to
 from router.top.table import Table
 from tests.router.top.samples import a_decision, a_prefix, a_replica
 
-RATES = Rates(12.5, 18000.0, 1700.0, 26.0, 0.906)
+RATES = Rates(12.5, 18000.0, 1700.0, 26.0)
 
 
 def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
