@@ -31,6 +31,7 @@ from events.messages import (
     decode_tokens,
 )
 from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
+from events.slices import StoredPiece
 
 MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
 TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
@@ -248,10 +249,15 @@ class Resolver:
             self.stats.unpaired_blocks += len(hashes)
         else:
             parent = event.parent_block_hash
-            parent_key = self.root(event) if parent is None else self._key(parent)
-            if parent_key is None:
-                self._wait(parent, event, len(hashes))
-            elif (keys := self.chain(event, parent_key)) is not None:
+            if parent is None:
+                parent_key: int | None = self.root(event)
+            elif isinstance(event, StoredPiece) and event.start:
+                parent_key = event.whole.last_key if event.whole.named_blocks == event.start else None
+            elif (parent_key := pool.named.get(parent)) is None and (parent_key := self._key(parent)) is None:
+                self._wait(parent, event.whole.event if isinstance(event, StoredPiece) else event)
+            if parent_key is not None and (keys := self.chain(event, parent_key)) is not None:
+                if isinstance(event, StoredPiece):
+                    event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
                 return parent_key, keys
         self._announce(pool, hashes)
         return None
@@ -318,7 +324,7 @@ class Resolver:
         for block_hash in event.block_hashes:
             key = self._key(block_hash)
             if key is None:
-                self._wait(block_hash, event, 1)
+                self._wait(block_hash, event)
             else:
                 new = self._only_here(pool, self._assign(pool, block_hash, key))
                 changes.append(Stored(pool.medium, new, [key], 0, event))
@@ -367,9 +373,8 @@ class Resolver:
 
     # ---- orphans
 
-    def _wait(self, for_hash: Hash | None, event: BlockStored, blocks: int) -> None:
-        assert for_hash is not None
-        self.stats.orphan_blocks += blocks
+    def _wait(self, for_hash: Hash, event: BlockStored) -> None:
+        self.stats.orphan_blocks += len(event.block_hashes) if event.token_ids else 1
         self._waiting.setdefault(for_hash, []).append(event)
         self._waiting_blocks += _weight(event)
         if self._waiting_blocks > self.orphan_limit and self._gone > self.orphan_limit // 10:

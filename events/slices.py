@@ -1,17 +1,32 @@
 """A batch of events in slices of bounded work, so that whoever applies it can do something else between two of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Raw
-from msgspec.structs import replace
+from msgspec import Raw, Struct
+from msgspec.structs import asdict, replace
 
-from events.messages import BlockRemoved, BlockStored, Event, decode_tokens
+from events.messages import BlockRemoved, BlockStored, Event, Token, decode_tokens
 
 SLICE_BLOCKS = 2048  # some milliseconds of work
 
 _NOT_PAIRED = (0,)  # token ids that belong to no number of blocks
+
+
+class Whole(Struct):
+    """A stored event that is applied in pieces; the resolver notes how far it has come."""
+
+    event: BlockStored
+    named_blocks: int = 0  # from the first on
+    last_key: int = 0
+
+
+class StoredPiece(BlockStored, tag="BlockStored", kw_only=True):
+    """Some blocks of a long event: they follow those of the piece before, whatever its hashes name elsewhere."""
+
+    whole: Whole
+    start: int  # blocks of the event before these
 
 
 def slices(events: Iterable[Event], blocks: int = SLICE_BLOCKS) -> Iterator[list[Event]]:
@@ -51,27 +66,29 @@ def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
         if event.parent_block_hash is None:  # whoever doubts its hashes compares the first piece with its tokens
             with suppress(ValueError):
                 event = decode_tokens(event)
-        yield from (_stored_piece(event, start, start + blocks) for start in range(0, size, blocks))
+        whole = Whole(event)
+        yield from (_stored_piece(whole, start, start + blocks) for start in range(0, size, blocks))
 
 
-def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
+def _stored_piece(whole: Whole, start: int, end: int) -> BlockStored:
     """Some blocks of the event; each piece is the parent of the next one."""
+    event = whole.event
     hashes = event.block_hashes
-    return replace(
-        event,
-        block_hashes=hashes[start:end],
-        parent_block_hash=hashes[start - 1] if start else event.parent_block_hash,
-        token_ids=_token_piece(event, start, end),
-        extra_keys=event.extra_keys[start:end] if event.extra_keys else None,
-        mm_keys=event.mm_keys[start:end] if event.mm_keys else None,
-        lookahead_token_ids=None,
-    )
+    own: dict[str, Any] = {
+        "block_hashes": hashes[start:end],
+        "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
+        "extra_keys": event.extra_keys[start:end] if event.extra_keys else None,
+        "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
+        "lookahead_token_ids": None,
+    }
+    if isinstance(event.token_ids, Raw):  # not decoded because nobody looks at them
+        return replace(event, **own)
+    own["token_ids"] = _token_piece(event, start, end)
+    return StoredPiece(**asdict(event) | own, whole=whole, start=start)
 
 
-def _token_piece(event: BlockStored, start: int, end: int) -> Any:
+def _token_piece(event: BlockStored, start: int, end: int) -> Sequence[Token]:
     tokens, size = event.token_ids, event.block_size
-    if isinstance(tokens, Raw):
-        return tokens  # not decoded because nobody looks at them
     if not tokens:
         return tokens
     if len(tokens) != size * len(event.block_hashes):
