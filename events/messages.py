@@ -248,9 +248,9 @@ class Decoder:
             return RejectedEvent(str(error))
 
 
-def decode_batch(payload: bytes, name: str = "batch") -> EventBatch:
+def decode_batch(payload: bytes) -> EventBatch:
     """One batch by itself."""
-    return Decoder().decode(payload, name)
+    return Decoder().decode(payload)
 
 
 def decode_tokens(event: BlockStored) -> BlockStored:

@@ -318,9 +318,9 @@ def feed_record(feed: Feed, record: Record) -> None:
         feed.asked(type(request).__name__.lower())
 
 
-def redacted_copy(recording: Recording, path: str | Path, *, append: bool = False, force: bool = False) -> Recorder:
+def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False) -> Recorder:
     """Writes a copy without prompts; returns the recorder, closed."""
-    with Recorder(path, recording.sources, redact=True, append=append, force=force) as recorder:
+    with Recorder(path, recording.sources, redact=True, force=force) as recorder:
         for record in recording.records():
             recorder.write(record)
     return recorder

@@ -13,6 +13,7 @@ key of each. It never guesses: what cannot be given a key is counted and waits, 
 
 from collections.abc import Callable, Iterable
 from functools import reduce
+from itertools import takewhile
 from operator import xor
 from typing import NamedTuple, TypeAlias
 
@@ -131,11 +132,6 @@ class Resolver:
         return self.lost or self.full
 
     @property
-    def awaited(self) -> Iterable[Hash]:
-        """The hashes that orphans wait for."""
-        return self._waiting.keys()
-
-    @property
     def orphan_blocks(self) -> int:
         """The number of blocks that wait for their parent."""
         return self._waiting_blocks
@@ -178,32 +174,14 @@ class Resolver:
     def resident_blocks(self) -> int:
         return sum(map(len, self.pools.values()))
 
-    def copies(self) -> dict[tuple[str, int], dict[Hash, int]]:
-        """Copies of every resident hash, by (medium, group)."""
-        return {
-            name: {block_hash: 1 + pool.copies.get(block_hash, 0) for block_hash in pool.resident}
-            for name, pool in self.pools.items()
-            if len(pool)
-        }
-
     def keys(self, medium: str = "GPU") -> set[int]:
         """The keys a medium holds."""
-        held: set[int] = set()
-        for pool in self.pools.values():
-            if pool.medium == medium:
-                held |= pool.held
-        return held
+        return {key for found, held in self.held() if found == medium for key in held}
 
     def matched(self, keys: Iterable[int], medium: str = "GPU") -> int:
         """Count the leading blocks of a prompt that the medium holds."""
-        held = [pool.held for pool in self.pools.values() if pool.medium == medium and pool.held]
-        holds = held[0].__contains__ if len(held) == 1 else lambda key: any(key in one for one in held)
-        count = 0
-        for key in keys:
-            if not holds(key):
-                break
-            count += 1
-        return count
+        held = [pool.held for pool in self.pools.values() if pool.medium == medium]
+        return sum(1 for _ in takewhile(lambda key: any(key in one for one in held), keys))
 
     def digest(self) -> Digest:
         pools = self.pools.values()

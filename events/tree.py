@@ -110,10 +110,6 @@ class Tree:
         tops = [node for node in self.nodes.values() if node.parent is None]
         return sorted(tops, key=lambda node: node.detached)
 
-    def blocks(self, replica: str | None = None) -> int:
-        """The number of resident blocks (of one replica)."""
-        return sum(holds(node, replica) for node in self.nodes.values())
-
     # ---- stores
 
     def _store(self, replica: str, change: Stored, at_s: float) -> list[Node]:
@@ -207,14 +203,9 @@ class Tree:
         assert not surplus and not missing, f"surplus: {list(surplus)[:3]}, missing: {list(missing)[:3]}"
 
 
-def holds(node: Node, replica: str | None = None) -> bool:
-    """Return True if the replica (or any) has a copy of this block."""
-    return bool(node.held) if replica is None else any(holder.replica == replica for holder in node.held)
-
-
-def media(node: Node, replica: str | None = None) -> list[str]:
-    """The media that hold a copy of this block."""
-    return sorted({holder.medium for holder in node.held if replica is None or holder.replica == replica})
+def media(node: Node, replica: str) -> list[str]:
+    """The replica's media that hold a copy of this block."""
+    return sorted(holder.medium for holder in node.held if holder.replica == replica)
 
 
 def ancestors(node: Node) -> Iterator[Node]:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from events.blocks import TOKEN_BYTES, ExtraKey
-from events.tree import Holder, Node, Tree, holds, subtree
+from events.tree import Holder, Node, Tree, subtree
 
 
 class Run(NamedTuple):
@@ -113,13 +113,13 @@ def all_runs(tree: Tree) -> Iterator[Placed]:
         pending += [(child, blocks, tokens) for child in run.last.children.values()]
 
 
-def sizes(tree: Tree, replica: str | None = None) -> dict[int, Size]:
-    """The size of every node's subtree by its key; resident means on this replica if one is given."""
+def sizes(tree: Tree) -> dict[int, Size]:
+    """The size of every node's subtree by its key."""
     found: dict[int, Size] = {}
     for top in tree.tops():
         for node in reversed(list(subtree(top))):
             below = [found[key] for key in node.children]
-            own = holds(node, replica)
+            own = bool(node.held)
             found[node.key] = Size(
                 own + sum(size.blocks for size in below),
                 own * node.tokens + sum(size.tokens for size in below),
@@ -139,9 +139,9 @@ def longest_chains(tree: Tree, count: int) -> list[Chain]:
     return heapq.nlargest(count, chains, key=attrgetter("tokens"))
 
 
-def hottest_prefixes(tree: Tree, count: int, found: dict[int, Size] | None = None) -> list[HotPrefix]:
+def hottest_prefixes(tree: Tree, count: int) -> list[HotPrefix]:
     """The trunks whose sharing has saved the most prefill so far."""
-    found = found or sizes(tree)
+    found = sizes(tree)
     hot = (
         HotPrefix(run, before + run.tokens, uses, (uses - 1) * run.tokens)
         for run, _, before in all_runs(tree)

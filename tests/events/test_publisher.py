@@ -27,6 +27,7 @@ from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode
 from events.pool import fold
 from events.publisher import Publisher, PublisherConfig, offset_port
 from events.resolver import Resolver
+from tests.events.resident import copies
 
 ANY = "tcp://127.0.0.1:0"
 ROOT = root_key("m", None, None, 4)
@@ -317,7 +318,7 @@ def test_a_mirror_of_several_tiers_and_groups_has_the_resolvers_digest() -> None
     for payload in mirror.snapshot(0.0):
         rebuilt.apply(decode_batch(payload).events)
     assert mirror.digest() == live.digest() == rebuilt.digest()
-    assert live.copies() == rebuilt.copies()
+    assert copies(live) == copies(rebuilt)
     mirror.apply([BlockRemoved(stored(1, 2, 3, 4).block_hashes, "CPU")])
     assert mirror.digest() != live.digest()
     assert mirror.digest().blocks == 2

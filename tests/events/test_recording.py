@@ -17,6 +17,7 @@ from events.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recordin
 from events.records import Record
 from events.subscriber import Source
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from tests.events.resident import copies
 
 RECORDS = [Record(100.0 + n, 0, "events", [TOPIC, n.to_bytes(8, "big"), bytes([n]) * n]) for n in range(20)]
 
@@ -244,7 +245,7 @@ def test_what_is_not_there_is_found_at_the_end(indexed: Recording) -> None:
 
 def summary(feed: Feed) -> Any:
     view = feed.view
-    return view.resolver.copies(), view.resolver.keys(), msgspec.to_builtins(view.stream.stats), view.inexact
+    return copies(view.resolver), view.resolver.keys(), msgspec.to_builtins(view.stream.stats), view.inexact
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -306,7 +307,7 @@ def test_a_second_session_does_not_inherit_the_first_ones_state(tmp_path: Path) 
         line.arrive("connected", [])
         line.publish(other.step())
     view = replay_into_view(Recording(path), SOURCE)
-    assert view.resolver.copies() == line.feed.view.resolver.copies()
+    assert copies(view.resolver) == copies(line.feed.view.resolver)
     assert view.inexact is None
     assert view.stream.stats.batches == 41
 

@@ -26,6 +26,7 @@ from events.messages import (
 )
 from events.pool import Digest, fold
 from events.resolver import Cleared, Removed, Resolver, Stored
+from tests.events.resident import copies as resident_copies
 from tests.events.strategies import BATCHES
 
 MODEL = "model"
@@ -153,7 +154,7 @@ def test_pairs_and_digits_are_read_as_tokens(tokens: list[Token]) -> None:
 
 def test_block_is_gone_with_its_last_copy() -> None:
     twice = [stored([1], TOKENS[:2]), stored([1], TOKENS[:2])]
-    assert resolved(*twice).copies() == {("GPU", 0): {1: 2}}
+    assert resident_copies(resolved(*twice)) == {("GPU", 0): {1: 2}}
     assert resolved(*twice, removed(1)).keys() == {KEYS[0]}
     assert resolved(*twice, removed(1), removed(1)).keys() == set()
 
@@ -202,13 +203,13 @@ def test_clear_empties_all_media_and_forgets_what_was_lost() -> None:
     resolver = resolved(stored([1], TOKENS[:2]), stored([3], TOKENS[4:], parent=2, medium="CPU"), RejectedEvent("bad"))
     assert (resolver.orphan_blocks, resolver.inexact) == (1, "an event could not be read: bad")
     resolver.apply([AllBlocksCleared()])
-    assert (resolver.copies(), resolver.orphan_blocks, resolver.inexact) == ({}, 0, None)
+    assert (resident_copies(resolver), resolver.orphan_blocks, resolver.inexact) == ({}, 0, None)
 
 
 def test_engine_that_announces_hits_again_is_a_set_and_never_exact() -> None:
     resolver = resolved(stored([1], TOKENS[:2]), stored([1], TOKENS[:2]), reannounces=True)
     assert resolver.inexact is not None
-    assert resolver.copies() == {("GPU", 0): {1: 1}}
+    assert resident_copies(resolver) == {("GPU", 0): {1: 1}}
 
 
 def test_unknown_event_leaves_the_view_exact_but_counted() -> None:
@@ -335,7 +336,7 @@ def test_native_hashes_are_taken_as_keys() -> None:
 def test_native_key_is_kept_once_and_only_hashes_without_a_key_beside_it() -> None:
     resolver = native(stored(list(KEYS), TOKENS), stored([8, KEYS[0]], [1, 2, 3, 4], kv_cache_spec_kind="mamba"))
     assert resolver.pools["GPU", 0].named == {8: None}
-    assert resolver.copies() == {("GPU", 0): {8: 1, KEYS[0]: 2, KEYS[1]: 1, KEYS[2]: 1}}
+    assert resident_copies(resolver) == {("GPU", 0): {8: 1, KEYS[0]: 2, KEYS[1]: 1, KEYS[2]: 1}}
     resolver.apply([stored([8], [1, 2], parent=KEYS[2])])  # now it has a key
     resolver.check()
     assert (resolver.pools["GPU", 0].named, resolver.keys()) == ({}, {8, *KEYS})
@@ -365,7 +366,7 @@ def test_native_resolver_equals_a_count_of_copies(changes: list[tuple[str, list[
             copies[pool].update(hashes)
             keys[pool].update(() if more else hashes)
         resolver.check()
-        assert resolver.copies() == {name: dict(count) for name, count in copies.items() if count}
+        assert resident_copies(resolver) == {name: dict(count) for name, count in copies.items() if count}
         assert resolver.keys() == set().union(*keys.values())
         assert resolver.digest().blocks == sum(map(len, copies.values())) == resolver.resident_blocks()
     held = {key for _, found in resolver.reset().held for key in found}

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 from events.resolver import Change, Cleared, Removed, Resolver, Stored
+from tests.events.resident import copies as resident_copies
 
 MODEL = "model"
 SIZE = 2
@@ -203,7 +204,7 @@ class World(RuleBasedStateMachine):
             return
         self.resolver.check()
         copies = {pool: dict(+count) for pool, count in self.model.copies.items() if +count}
-        assert self.resolver.copies() == copies
+        assert resident_copies(self.resolver) == copies
         assert self.resolver.resident_blocks() == sum(map(len, copies.values()))
         assert self.resolver.lost is None
         for medium in ("GPU", "CPU"):

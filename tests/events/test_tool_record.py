@@ -11,6 +11,7 @@ from events.cli import events
 from events.recording import BadRecording, Recording
 from tests.events.processes import FREE, Replica, replica, tool, wait_until
 from tests.events.recorded import record_incident, replay_into_view
+from tests.events.resident import copies
 
 
 def last_seq(path: Path) -> int:
@@ -48,7 +49,7 @@ def test_the_file_holds_the_stream(tmp_path: Path, number: int) -> None:
     recording = Recording(path)
     view = replay_into_view(recording, recording.sources[0])
     assert view.inexact is None
-    assert set(view.resolver.copies()["GPU", 0]) == truth(engine)
+    assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
     assert recording.damage == []
 
 
@@ -65,7 +66,7 @@ def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
             assert again.end() == 0
     recording = Recording(path)
     view = replay_into_view(recording, recording.sources[0])
-    assert set(view.resolver.copies()["GPU", 0]) == truth(engine)
+    assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
 
 
 def test_a_redacted_recording_has_no_tokens(tmp_path: Path) -> None:

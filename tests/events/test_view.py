@@ -4,6 +4,7 @@ from events.actions import Replay
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.view import CacheView
+from tests.events.resident import copies
 
 LONG_AFTER_S = 1000.0
 
@@ -38,7 +39,7 @@ def test_clear_excuses_a_loss_before_it() -> None:
     view.perform(view.stream.replayed(0, payload(stored(1)), 0.0))
     view.perform(view.stream.replay_ended(0.0))
     assert view.inexact is None
-    assert view.resolver.copies() == {("GPU", 0): {3: 1}}
+    assert copies(view.resolver) == {("GPU", 0): {3: 1}}
 
 
 def test_clear_does_not_excuse_a_loss_after_it() -> None:
@@ -46,7 +47,7 @@ def test_clear_does_not_excuse_a_loss_after_it() -> None:
     view.perform(view.stream.live(2, payload(AllBlocksCleared()), 0.0))
     view.perform(view.stream.live(4, payload(stored(4)), 0.0))
     let_repairs_fail(view)
-    assert view.resolver.copies() == {("GPU", 0): {4: 1}}
+    assert copies(view.resolver) == {("GPU", 0): {4: 1}}
     assert view.stream.partial is not None
     assert "3" in view.stream.partial
 

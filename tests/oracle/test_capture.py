@@ -12,6 +12,7 @@ from events.actions import Replay
 from events.foreign_stream import ForeignStream
 from events.resolver import Resolver
 from events.view import CacheView
+from tests.events.resident import copies
 from tests.oracle.vectors import Record, clears, file_params, read, resident_copies
 
 END = 2**64 - 1
@@ -123,7 +124,7 @@ def assert_knows_all_that_was_received(reader: Reader) -> None:
     capture, view = reader.capture, reader.view
     view.resolver.check()
     assert view.stream.next_seq == capture.published
-    assert view.resolver.copies() == resident_copies(capture.received.values())
+    assert copies(view.resolver) == resident_copies(capture.received.values())
     assert (view.inexact is None) == capture.complete, view.inexact
 
 
@@ -151,10 +152,10 @@ def test_replay_between_live_frames_gives_the_resident_set(path: Path) -> None:
 def test_live_frames_that_were_replayed_already_change_nothing(path: Path) -> None:
     reader = Reader(load(path))
     reader.answer()
-    before = reader.view.resolver.copies()
+    before = copies(reader.view.resolver)
     replayed = dict(reader.capture.answer(0))
     reader.live(one for one in reader.capture.live if one[0] in replayed)
-    assert (reader.requests, reader.view.resolver.copies()) == ([], before)
+    assert (reader.requests, copies(reader.view.resolver)) == ([], before)
 
 
 @each_capture

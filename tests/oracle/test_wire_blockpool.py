@@ -8,6 +8,7 @@ import pytest
 from events.blocks import block_keys, root_key
 from events.messages import Decoder
 from events.resolver import Resolver
+from tests.events.resident import copies as resident_copies
 from tests.oracle.test_wire import assert_means
 from tests.oracle.vectors import Record, file_params, read, unhex
 
@@ -35,12 +36,12 @@ def apply(resolver: Resolver, decoder: Decoder, op: Record) -> None:
 
 
 def counted(resolver: Resolver) -> tuple[int, int]:
-    copies = [count for pool in resolver.copies().values() for count in pool.values()]
+    copies = [count for pool in resident_copies(resolver).values() for count in pool.values()]
     return len(copies), sum(copies)
 
 
 def resident(resolver: Resolver) -> list[tuple[Any, int, int]]:
-    pools = resolver.copies().items()
+    pools = resident_copies(resolver).items()
     return sorted(((h, group, count) for (_, group), pool in pools for h, count in pool.items()), key=repr)
 
 
