@@ -1,6 +1,7 @@
 """Means and percentiles, interpolated as numpy's are."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -33,13 +34,9 @@ def percentile(ascending: Sequence[float], share: float) -> float:
     return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def spread(values: Iterable[float | None]) -> Spread:
     found = ordered(values)
     if not found:
         return Spread(0)
     shares = {name: percentile(found, share) for name, share in SHOWN.items()}
-    return Spread(len(found), mean(found), **shares, max=found[-1])
+    return Spread(len(found), fmean(found), **shares, max=found[-1])

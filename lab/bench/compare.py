@@ -8,13 +8,14 @@ ratios.
 import math
 import random
 from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from lab.bench.answer import Outcome
 from lab.bench.figures import Figures
-from lab.bench.percentiles import mean, percentile
+from lab.percentiles import percentile
 
 CONFIDENCE = 0.95
 MOST_DRAWS, LEAST_DRAWS = 1000, 200
@@ -112,11 +113,8 @@ METRICS = (
 )
 
 
-class _Columns(NamedTuple):
-    """The values of one metric in one round, request by request."""
-
-    first: list[tuple[float, float] | None]
-    second: list[tuple[float, float] | None]
+Columns = Sequence[Sequence[tuple[float, float] | None]]  # of both endpoints: one metric in one round, by request
+Draw = Sequence[tuple[int, Sequence[int]]]  # rounds, with the requests drawn of each
 
 
 def _of_requests(rounds: Sequence[Sequence[Pair]], chance: random.Random, most_draws: int) -> list[Ratio]:
@@ -128,8 +126,7 @@ def _of_requests(rounds: Sequence[Sequence[Pair]], chance: random.Random, most_d
     for _ in range(max(LEAST_DRAWS, min(most_draws, DRAWN_REQUESTS // total))):
         draw = _draw(rounds, chance)
         for metric, own, ratios in zip(METRICS, columns, drawn, strict=True):
-            ratio = _ratio(*_pooled(metric, own, draw))
-            if ratio is not None:
+            if (ratio := _ratio(*_pooled(metric, own, draw))) is not None:
                 ratios.append(ratio)
     return [
         Ratio(metric.name, *both, _ratio(*both), *_interval(ratios))
@@ -137,16 +134,9 @@ def _of_requests(rounds: Sequence[Sequence[Pair]], chance: random.Random, most_d
     ]
 
 
-def _columns(metric: Metric, pairs: Sequence[Pair]) -> _Columns:
-    first, second = ([metric.value(one) if one is not None else None for one in side] for side in _sides(pairs))
-    return _Columns(first, second)
-
-
-def _sides(pairs: Sequence[Pair]) -> tuple[list[Outcome | None], list[Outcome | None]]:
-    return [pair.first for pair in pairs], [pair.second for pair in pairs]
-
-
-Draw = Sequence[tuple[int, Sequence[int]]]  # rounds, with the requests drawn of each
+def _columns(metric: Metric, pairs: Sequence[Pair]) -> Columns:
+    sides = [pair.first for pair in pairs], [pair.second for pair in pairs]
+    return [[metric.value(one) if one is not None else None for one in side] for side in sides]
 
 
 def _draw(rounds: Sequence[Sequence[Pair]], chance: random.Random) -> Draw:
@@ -158,15 +148,14 @@ def _draw(rounds: Sequence[Sequence[Pair]], chance: random.Random) -> Draw:
     return drawn
 
 
-def _pooled(metric: Metric, rounds: Sequence[_Columns], draw: Draw) -> tuple[float | None, float | None]:
-    first, second = (
-        [value for number, places in draw for value in _taken(rounds[number][side], places)] for side in (0, 1)
-    )
-    return (metric.statistic(first) if first else None), (metric.statistic(second) if second else None)
-
-
-def _taken(column: list[tuple[float, float] | None], places: Sequence[int]) -> Values:
-    return [value for place in places if (value := column[place]) is not None]
+def _pooled(metric: Metric, rounds: Sequence[Columns], draw: Draw) -> list[float | None]:
+    """Return the statistic of each endpoint; None without values."""
+    found = []
+    for side in (0, 1):
+        taken = (rounds[number][side][place] for number, places in draw for place in places)
+        values = [value for value in taken if value is not None]
+        found.append(metric.statistic(values) if values else None)
+    return found
 
 
 def _ratio(first: float | None, second: float | None) -> float | None:
@@ -198,16 +187,10 @@ def rate_ratio(name: str, rounds: Sequence[tuple[float | None, float | None]]) -
     if not known or len(known) < len(rounds):
         return Ratio(name, None, None, None, None, None)
     logs = [math.log(second / first) for first, second in known]
-    middle = mean(logs)
-    half = None
+    middle = fmean(logs)
+    low = high = None
     if len(logs) > 1:
-        deviation = math.sqrt(sum((log - middle) ** 2 for log in logs) / (len(logs) - 1))
-        half = T_95[min(len(logs) - 1, len(T_95)) - 1] * deviation / math.sqrt(len(logs))
-    return Ratio(
-        name,
-        mean([first for first, _ in known]),
-        mean([second for _, second in known]),
-        math.exp(middle),
-        None if half is None else math.exp(middle - half),
-        None if half is None else math.exp(middle + half),
-    )
+        half = T_95[min(len(logs) - 1, len(T_95)) - 1] * stdev(logs) / math.sqrt(len(logs))
+        low, high = math.exp(middle - half), math.exp(middle + half)
+    means = fmean(first for first, _ in known), fmean(second for _, second in known)
+    return Ratio(name, *means, math.exp(middle), low, high)

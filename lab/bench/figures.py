@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from lab.bench.answer import Outcome
-from lab.bench.percentiles import Spread, spread
+from lab.percentiles import Spread, spread
 
 TOO_MANY = 429
 

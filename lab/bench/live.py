@@ -8,7 +8,7 @@ from rich.progress import Progress
 from events.tool.words import seconds
 from fleet.display import Display
 from lab.bench.load import Load
-from lab.bench.percentiles import percentile
+from lab.percentiles import percentile
 from router.members.target import Target
 
 SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs

@@ -5,7 +5,7 @@ import time
 
 from msgspec import Struct
 
-from lab.bench.percentiles import ordered, percentile
+from lab.percentiles import ordered, percentile
 
 LOOK_EVERY_S = 0.01
 LAG_LIMIT_S = 0.005

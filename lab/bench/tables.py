@@ -11,8 +11,8 @@ from events.tool.words import number, seconds
 from lab.bench.answer import Outcome
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
-from lab.bench.percentiles import Spread
 from lab.bench.result import EndpointResult, Result
+from lab.percentiles import Spread
 from lab.plots import drawing
 
 UNKNOWN = "-"

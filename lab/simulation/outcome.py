@@ -5,6 +5,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from lab.percentiles import percentile
 from lab.simulation.job import Job
 
 
@@ -35,9 +36,9 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     return Outcome(
         hit_rate=1 - sum(computed) / sum(job.request.input_tokens for job in jobs),
         ttft_mean_s=fmean(ttfts_s),
-        ttft_p50_s=quantile(ttfts_s, 0.5),
-        ttft_p90_s=quantile(ttfts_s, 0.9),
-        ttft_p99_s=quantile(ttfts_s, 0.99),
+        ttft_p50_s=percentile(ttfts_s, 0.5),
+        ttft_p90_s=percentile(ttfts_s, 0.9),
+        ttft_p99_s=percentile(ttfts_s, 0.99),
         token_imbalance=_imbalance(computed),
         request_imbalance=_imbalance(requests),
         refused=everybody - len(jobs),
@@ -47,14 +48,6 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
 
 def mean_of(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(**{name: fmean(getattr(one, name) for one in outcomes) for name in Outcome.__struct_fields__})
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Interpolate between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _imbalance(loads: Iterable[int]) -> float:

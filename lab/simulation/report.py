@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from lab.percentiles import percentile
 from lab.plots import drawing
 from lab.simulation.comparison import Row
-from lab.simulation.outcome import Outcome, quantile
+from lab.simulation.outcome import Outcome
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
@@ -94,7 +95,7 @@ def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> N
         for row in rows:
             style = {"color": "grey", "linestyle": "--" if row.name == "pooled" else ":"} if row.is_bound else {}
             axes.plot(
-                [quantile(row.ttft_s, share) for share in SHARES],
+                [percentile(row.ttft_s, share) for share in SHARES],
                 SHARES,
                 label=f"{row.name}, mean {duration(row.mean.ttft_mean_s)}",
                 **style,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.bench.percentiles import SHOWN, percentile, spread
+from lab.percentiles import SHOWN, percentile, spread
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
 
