@@ -6,8 +6,6 @@ Models are given as their makers' `config.json` gives them; memory as the makers
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from api.settings import Unusable
 from replica.model.config import ModelConfig, read_config
 from replica.sizing import GIGABYTE
@@ -34,84 +32,34 @@ class Shape(NamedTuple):
     nominal_parameters: int  # what its name says; 0: nothing
 
 
-LLAMA_3_8B = ModelConfig(
-    architecture="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    rope_theta=500_000.0,
-    rope_scaling=None,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    dtype="bfloat16",
-)
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+LLAMA = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+    **dict.fromkeys(("tie_word_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm"), False),
+}
+MISTRAL = {"rope_theta": 1e6, "max_position_embeddings": 32_768}
+QWEN = {"rope_theta": 1e6, "rms_norm_eps": 1e-6}
+QWEN_2 = {**QWEN, "max_position_embeddings": 131_072, "qkv_bias": True}
+QWEN_3 = {**QWEN, "max_position_embeddings": 40_960, "tie_word_embeddings": True, "qk_norm": True}
 
 
-def _shape(nominal_parameters_b: float, **differences: Any) -> Shape:
-    """Describe a model by its differences from Llama 3 8B."""
-    return Shape(replace(LLAMA_3_8B, **differences), round(nominal_parameters_b * GIGABYTE))
+def _shape(nominal_parameters_b: float, architecture: str, *sizes: int, **differences: Any) -> Shape:
+    """Describe a model by its SIZES, and its differences from Llama 3."""
+    settings: dict[str, Any] = {**LLAMA, **dict(zip(SIZES, sizes, strict=True)), **differences}
+    return Shape(ModelConfig(architecture=architecture, **settings), round(nominal_parameters_b * GIGABYTE))
 
 
 SHAPES = {
-    "demo": _shape(
-        0,  # its name says nothing
-        vocab_size=1259,
-        hidden_size=256,
-        intermediate_size=512,
-        num_layers=4,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=32,
-        rms_norm_eps=1e-6,
-        rope_theta=10_000.0,
-        dtype="float32",
-    ),
-    "llama-3-8b": _shape(8),
-    "llama-3-70b": _shape(70, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64),
-    "mistral-7b": _shape(
-        7,
-        architecture="mistral",
-        vocab_size=32_768,
-        rope_theta=1e6,
-        max_position_embeddings=32_768,
-    ),
-    "qwen2.5-7b": _shape(
-        7,
-        architecture="qwen2",
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        max_position_embeddings=131_072,
-        qkv_bias=True,
-    ),
-    "qwen3-0.6b": _shape(
-        0.6,
-        architecture="qwen3",
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_layers=28,
-        num_heads=16,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=True,
-        qk_norm=True,
-    ),
+    "demo": _shape(0, "llama", 1259, 256, 512, 4, 8, 4, 32, rms_norm_eps=1e-6, rope_theta=1e4, dtype="float32"),
+    "llama-3-8b": _shape(8, "llama", 128_256, 4096, 14_336, 32, 32, 8, 128),
+    "llama-3-70b": _shape(70, "llama", 128_256, 8192, 28_672, 80, 64, 8, 128),
+    "mistral-7b": _shape(7, "mistral", 32_768, 4096, 14_336, 32, 32, 8, 128, **MISTRAL),
+    "qwen2.5-7b": _shape(7, "qwen2", 152_064, 3584, 18_944, 28, 28, 4, 128, **QWEN_2),
+    "qwen3-0.6b": _shape(0.6, "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, **QWEN_3),
 }
 
 
