@@ -26,7 +26,7 @@ from api.settings import (
     Text,
 )
 from router.config import MEGABYTE, Policy, RouterConfig
-from router.target import parse_target
+from router.members.target import parse_target
 
 
 class Url(Text):

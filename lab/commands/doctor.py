@@ -9,6 +9,7 @@ from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from lab.doctor.report import as_json as in_json
 from lab.doctor.report import lines
+from router.cli import admin_key_option
 from router.doctor.rules import findings
 from router.settings import SECRET, URL
 
@@ -37,14 +38,7 @@ class Failed(click.ClickException):
     type=URL,
     multiple=True,
 )
-@click.option(
-    "--admin-key",
-    cls=SettingOption,
-    type=SECRET,
-    metavar="KEY",
-    envvar="WARMROUTE_ADMIN_KEY",
-    help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
-)
+@admin_key_option
 @click.option(
     "--api-key",
     cls=SettingOption,

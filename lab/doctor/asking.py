@@ -9,9 +9,11 @@ import click
 import httpx2
 import msgspec
 
-from lab.doctor.answers import Decision, Decisions, Loaded, Look, OfReplica, OfRouter, Replicas
+from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.asking import Client, Server, Unreachable, options, reason_of
 from router.doctor.samples import BadMetrics, Samples
+from router.responses import ReplicaList
+from router.top.responses import Decision, DecisionList
 
 ROUTER_TIMEOUT_S = 10.0
 REPLICA_TIMEOUT_S = 3.0
@@ -45,7 +47,7 @@ class Asking(ExitStack):
         router = None
         if self._router is not None:
             metrics = router_metrics(self._router)
-            replicas = self._router.get("/replicas", Replicas).replicas
+            replicas = self._router.get("/replicas", ReplicaList).replicas
             router = OfRouter(metrics, replicas, decisions(self._router))
         known = [one.url.rstrip("/") for one in router.replicas] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
@@ -90,7 +92,7 @@ def decisions(router: Client) -> list[Decision] | None:
         raise
     except click.ClickException:
         return None
-    return router.decode(path, content, Decisions).decisions
+    return router.decode(path, content, DecisionList).decisions
 
 
 def _loaded(answer: httpx2.Response) -> Loaded | None:

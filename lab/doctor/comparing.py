@@ -1,18 +1,54 @@
 """Turns two looks into the figures for the rules. Pure; a counter that fell was restarted in between."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from lab.doctor.answers import Decision, Known, Look, OfReplica
+from msgspec import Struct
+
 from router.doctor.engine_metrics import MetricsDelta, engine_figures
 from router.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.samples import Samples
+from router.responses import ReplicaStatus
+from router.top.responses import Decision
 
 ROUTER = "warmroute_router:"
 GPU = "GPU"
+COUNTERS = {  # of the router, by their fields of RoutingFigures
+    **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
+    **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
+    **{name: f"event_{name}" for name in ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")},
+    "wrong_blocks": "wrong_prediction_blocks",
+    "salted": "salted_prompts",
+}
+
+
+class Loaded(Struct, frozen=True):
+    """The fields of one of our replicas' GET /load that are used here."""
+
+    model: str = ""
+    endpoints: dict[str, Any] | None = None
+
+
+class OfRouter(NamedTuple):
+    metrics: Samples
+    replicas: list[ReplicaStatus]
+    decisions: list[Decision] | None  # None: they may not be read
+
+
+class OfReplica(NamedTuple):
+    metrics: Samples
+    load: Loaded | None = None  # None: it is not one of ours, or demands a key
+
+
+class Look(NamedTuple):
+    at_s: float
+    router: OfRouter | None
+    replicas: dict[str, OfReplica | str]  # by URL; why, if there is no answer
 
 
 def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
-    replicas = [_alone(url, first, last) for url in last.replicas if url not in _known_urls(last)]
+    known_urls = set() if last.router is None else {one.url.rstrip("/") for one in last.router.replicas}
+    replicas = [_alone(url, first, last) for url in last.replicas if url not in known_urls]
     router, notes = None, []
     if first.router is not None and last.router is not None:
         readings = [first.router.metrics, *between, last.router.metrics]
@@ -29,15 +65,10 @@ def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
     )
 
 
-def _known_urls(look: Look) -> set[str]:
-    return set() if look.router is None else {one.url.rstrip("/") for one in look.router.replicas}
-
-
 # ---- a replica
 
 
 def _alone(url: str, first: Look, last: Look) -> ReplicaFigures:
-    """Return the figures of a replica without a router."""
     own = _own(first.replicas.get(url), last.replicas[url], None)
     answer = last.replicas[url]
     load = answer.load if isinstance(answer, OfReplica) else None
@@ -50,7 +81,9 @@ def _alone(url: str, first: Look, last: Look) -> ReplicaFigures:
     )
 
 
-def _known(known: Known, readings: Sequence[Samples], change: MetricsDelta, first: Look, last: Look) -> ReplicaFigures:
+def _known(
+    known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDelta, first: Look, last: Look
+) -> ReplicaFigures:
     routed = _routed(known, readings, change)
     url = known.url.rstrip("/")
     grown = routed.index_blocks - (change.first.total(f"{ROUTER}index_blocks", replica=known.name, medium=GPU) or 0.0)
@@ -66,44 +99,23 @@ def _known(known: Known, readings: Sequence[Samples], change: MetricsDelta, firs
     )
 
 
-def _routed(known: Known, readings: Sequence[Samples], change: MetricsDelta) -> RoutingFigures:
+def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDelta) -> RoutingFigures:
     name = known.name
-
-    def added(metric: str) -> float:
-        return change.added(f"{ROUTER}{metric}_total", replica=name)
 
     def gauge(reading: Samples, metric: str) -> float:
         return reading.total(f"{ROUTER}{metric}", replica=name) or 0.0
 
+    told: dict[str, Any] = {
+        **{field: getattr(known, field) for field in ("available", "why", "breaker", "state", "inexact", "trust")},
+        **{field: change.added(f"{ROUTER}{counter}_total", replica=name) for field, counter in COUNTERS.items()},
+    }
     there = [reading for reading in readings if reading.total(f"{ROUTER}replica_up", replica=name) is not None]
     return RoutingFigures(
-        available=known.available,
-        why=known.why,
-        breaker=known.breaker,
-        state=known.state,
-        inexact=known.inexact,
+        **told,
         overclaim=None if known.events is None else known.events.overclaim,
-        trust=known.trust,
         has_events=known.events is not None,
         lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
-        lost_batches=added("event_lost_batches"),
-        gaps=added("event_gaps"),
-        repairs=added("event_repairs"),
-        digest_mismatches=added("event_digest_mismatches"),
-        restarts=added("event_restarts"),
-        resyncs=added("resyncs"),
-        faults=added("faults"),
-        predictions=added("predictions"),
-        wrong_predictions=added("wrong_predictions"),
-        wrong_blocks=added("wrong_prediction_blocks"),
-        requests=added("requests"),
         refused=change.added(f"{ROUTER}requests_total", replica=name, status="429"),
-        prompt_tokens=added("prompt_tokens"),
-        matched_tokens=added("matched_tokens"),
-        resent_tokens=added("resent_tokens"),
-        salted=added("salted_prompts"),
-        new_salts=added("new_salts"),
-        reported_blocks=added("reported_blocks"),
         index_blocks=change.last.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0,
         busy=tuple(
             max(gauge(one, "replica_in_flight"), gauge(one, "replica_running") + gauge(one, "replica_waiting"))
@@ -135,7 +147,7 @@ def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
         requests=change.added(f"{ROUTER}requests_total"),
         refused=change.by(f"{ROUTER}refused_total", "code"),
         approximate=change.by(f"{ROUTER}approximate_prompts_total", "reason"),
-        missed_tokens=sum(map(_missed, chosen)),
+        missed_tokens=sum(max(0.0, others - ours) for ours, others in map(_held, chosen)),
         chosen_tokens=sum(one.prompt_tokens for one in chosen),
         choices=None if decisions is None else tuple(map(_choice, chosen)),
     )
@@ -156,11 +168,6 @@ def _held(decision: Decision) -> tuple[float, float]:
         one.matched_tokens for one in decision.candidates if one.name != decision.chosen and one.cost_s is not None
     ]
     return sum(ours), max(others, default=0.0)
-
-
-def _missed(decision: Decision) -> float:
-    ours, others = _held(decision)
-    return max(0.0, others - ours)
 
 
 def _choice(decision: Decision) -> DecisionSample:

@@ -8,14 +8,14 @@ import msgspec
 
 from router.doctor.figures import Figures
 from router.doctor.findings import Finding
+from router.top.formatting import count
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 
 
 def summary(figures: Figures) -> str:
-    """The figures in one line."""
     replicas = figures.replicas
-    parts = [counted(len(replicas), "replica"), f"{_requests(figures):,.0f} requests in {figures.window_s:.0f} s"]
+    parts = [count(len(replicas), "replica"), f"{_requests(figures):,.0f} requests in {figures.window_s:.0f} s"]
     hits = [(one.hit_share, one.prompt_tokens) for one in replicas if one.hit_share is not None]
     tokens = sum(weight for _, weight in hits)
     if tokens:
@@ -34,13 +34,12 @@ def _requests(figures: Figures) -> float:
 
 
 def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
-    """Yield the report's lines."""
     if not found:
         yield f"nothing wrong: {summary(figures)}"
         if not _requests(figures):
             yield "no requests came: rules that need load were not checked"
     else:
-        yield f"{counted(len(found), 'finding')}: {summary(figures)}"
+        yield f"{count(len(found), 'finding')}: {summary(figures)}"
     for rule, same in groupby(found, key=lambda finding: finding.rule):
         yield from _section(rule, list(same))
     if figures.notes and found:
@@ -74,10 +73,6 @@ def _value(name: str, value: float | str) -> str:
     if name.endswith(SHARES):
         return f"{value:.0%}"
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.2g}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def as_json(figures: Figures, found: Sequence[Finding]) -> str:

@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lab.doctor.answers import Candidate, Decision, Events, Known, Loaded, Look, OfReplica, OfRouter
-from lab.doctor.comparing import figures_of
+from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter, figures_of
 from lab.doctor.report import figures_in_words, lines, summary
 from router.doctor.engine_metrics import MetricsDelta
 from router.doctor.figures import Figures
 from router.doctor.rules import findings
 from router.doctor.samples import BadMetrics, Samples
+from router.responses import FeedState, ReplicaStatus
+from router.top.responses import Candidate, Decision
 
 URL = "http://10.0.0.1:8000"
 
@@ -100,7 +101,7 @@ warmroute_router:resent_tokens_total{{model="m",replica="a"}} {resent}
 warmroute_router:refused_total{{code="queue_full"}} {full}
 """
 AT_FIRST = dict.fromkeys(("busy", "lag", "lost", "requests", "refused", "tokens", "resent", "full"), 0) | {"index": 990}
-KNOWN = Known(name="a", url=URL, engine="vllm", models=["m"], state="exact", block_size=16, events=Events())
+KNOWN = ReplicaStatus(name="a", url=URL, engine="vllm", models=["m"], state="exact", block_size=16, events=FeedState())
 
 
 def said(**fields: int) -> Samples:
@@ -111,7 +112,7 @@ def routed(
     last: dict[str, int],
     own: tuple[OfReplica | str, OfReplica | str] = ("away", "away"),
     between: tuple[dict[str, int], ...] = (),
-    known: Known = KNOWN,
+    known: ReplicaStatus = KNOWN,
     decisions: list[Decision] | None = None,
 ) -> Figures:
     then = Look(0.0, OfRouter(said(), [known], None if decisions is None else []), {URL: own[0]})
@@ -155,9 +156,11 @@ def test_a_replica_is_as_busy_as_the_router_or_itself_says() -> None:
 
 
 def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_marked() -> None:
-    def decision(request_id: str, here: float, there: float) -> Decision:
+    def decision(request_id: str, here: int, there: int) -> Decision:
         candidates = [Candidate("a", here, 1.0), Candidate("b", there, 2.0), Candidate("c", 9999, None)]
-        return Decision(10.0, request_id, "prefix", "a", 500, 2.0, candidates)
+        return Decision(
+            10.0, request_id, policy="prefix", chosen="a", prompt_tokens=500, duration_s=2.0, candidates=candidates
+        )
 
     old, *new = [decision("old", 0, 0), decision("warm", 160, 16), decision("cold", 0, 320), decision("even", 16, 16)]
     then = Look(0.0, OfRouter(said(), [KNOWN], [old]), {URL: "away"})

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
-from lab.doctor.answers import Look
 from lab.doctor.asking import Asking as Doctor
-from lab.doctor.comparing import figures_of
+from lab.doctor.comparing import Look, figures_of
 from router.dashboard import alerts, broadcast, replica_metrics
 from router.dashboard.alerts import Alerts
 from router.doctor.figures import Figures, RoutingFigures
