@@ -1,7 +1,5 @@
 """Everything that is said of a file, as one object."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from msgspec import Struct
 
@@ -85,9 +83,16 @@ def analysis_of(trace: Trace, read: Read | None, question: Question) -> Answer:
     curve = curve_of(accesses)
     order = depth_first(accesses) if question.ordered or question.capacity_tokens else None
     sharing = sharing_of(accesses)
-    needed = _needed(curve, sharing.longest_blocks, question)
+    blocks = curve.needed(question.target)
+    needed = Needed(
+        target=question.target,
+        exact=_cache(curve, blocks, question),
+        headroom=HEADROOM,
+        with_headroom=_cache(curve, max(with_headroom(blocks), sharing.longest_blocks), question),
+    )
     capacity_tokens = question.capacity_tokens or needed.with_headroom.tokens
     at_capacity = _cache(curve, capacity_tokens // trace.block_tokens, question) if question.capacity_tokens else None
+    breaks = None if read is None else Breaks(read.requests, read.without_body, read.without_text, search(read.prompts))
     analysis = Analysis(
         name=trace.name,
         sharing=sharing,
@@ -95,20 +100,10 @@ def analysis_of(trace: Trace, read: Read | None, question: Question) -> Answer:
         curve=[_cache(curve, curve.needed(share), question) for share in SHARES],
         block_sizes=list(coarser(accesses)),
         at_capacity=at_capacity,
-        breaks=None if read is None else _breaks(read),
+        breaks=breaks,
         order=None if order is None else _ordered(accesses, order, curve, capacity_tokens),
     )
     return Answer(analysis, curve, order)
-
-
-def _needed(curve: Curve, longest_blocks: int, question: Question) -> Needed:
-    blocks = curve.needed(question.target)
-    return Needed(
-        target=question.target,
-        exact=_cache(curve, blocks, question),
-        headroom=HEADROOM,
-        with_headroom=_cache(curve, max(with_headroom(blocks), longest_blocks), question),
-    )
 
 
 def _cache(curve: Curve, blocks: int, question: Question) -> Cache:
@@ -116,11 +111,6 @@ def _cache(curve: Curve, blocks: int, question: Question) -> Cache:
     per_token = question.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
-
-
-def _breaks(read: Read) -> Breaks:
-    findings: Sequence[Finding] = search(read.prompts)
-    return Breaks(read.requests, read.without_body, read.without_text, list(findings))
 
 
 def _ordered(accesses: Accesses, order: Integers, curve: Curve, capacity_tokens: int) -> Ordered:

@@ -7,7 +7,6 @@ import numpy as np
 
 from lab.analysis.analysis import Analysis, Breaks, Cache, Needed, Ordered
 from lab.analysis.breaks.finding import Finding
-from lab.analysis.breaks.texts import Example
 from lab.analysis.curve import Curve
 from lab.analysis.sharing import Coarser, Sharing
 from lab.plots import drawing
@@ -17,7 +16,6 @@ NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-
 
 
 def lines(analysis: Analysis) -> Iterator[str]:
-    """Yield the report's lines."""
     yield from _sharing(analysis.name, analysis.sharing)
     yield ""
     yield from _caches(analysis)
@@ -51,12 +49,8 @@ def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
 
 
 def _caches(analysis: Analysis) -> Iterator[str]:
-    has_gb = analysis.needed.exact.gb is not None
-    yield (
-        f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{'GB':>10}"
-        if has_gb
-        else (f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}")
-    )
+    gb = "" if analysis.needed.exact.gb is None else f"{'GB':>10}"
+    yield f"{'cache':<24}{'hit rate':>10}{'blocks':>14}{'tokens':>16}{gb}"
     for cache, share in zip(analysis.curve, ("25 %", "50 %", "75 %", "90 %", "95 %", "99 %", "all"), strict=True):
         yield _cache(f"{share} of what can hit", cache)
     if analysis.at_capacity is not None:
@@ -85,12 +79,8 @@ def _block_sizes(sizes: list[Coarser]) -> Iterator[str]:
 
 
 def _breaks(breaks: Breaks | None) -> Iterator[str]:
-    if breaks is None:
-        yield "Faults: not searched for, as a trace has no text"
-        yield NEED_PROMPTS
-        return
-    if breaks.without_body == breaks.requests:
-        yield "Faults: not searched for, as this log has no prompts"
+    if breaks is None or breaks.without_body == breaks.requests:
+        yield f"Faults: not searched for, as {'a trace has no text' if breaks is None else 'this log has no prompts'}"
         yield NEED_PROMPTS
         return
     yield "What breaks sharing" if breaks.findings else "What breaks sharing: nothing found"
@@ -103,16 +93,10 @@ def _breaks(breaks: Breaks | None) -> Iterator[str]:
 
 def _finding(finding: Finding) -> Iterator[str]:
     yield f"  {finding.name}: {finding.requests:,} requests, about {finding.lost_tokens:,} tokens lost"
-    yield from _example(finding.example, *finding.request_ids)
+    example, width = finding.example, max(map(len, finding.request_ids))
+    for name, text in zip(finding.request_ids, (example.one, example.other), strict=True):
+        yield f"    {name:<{width}}  ...{_shown(example.before)}[{_shown(text)}]"
     yield f"    {finding.advice}"
-
-
-def _example(example: Example, one: str, other: str) -> Iterator[str]:
-    """Align two texts, so that their difference is easy to see."""
-    before = _shown(example.before)
-    width = max(len(one), len(other))
-    yield f"    {one:<{width}}  ...{before}[{_shown(example.one)}]"
-    yield f"    {other:<{width}}  ...{before}[{_shown(example.other)}]"
 
 
 def _shown(text: str) -> str:

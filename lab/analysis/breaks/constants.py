@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from lab.analysis.breaks.finding import Fault, Loss
 from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import Pair, common, common_end
+from lab.analysis.breaks.texts import common, common_end, example_of
 from lab.analysis.breaks.volatile import ADDRESS
 
 VARIABLE_FIRST = Fault(
@@ -114,7 +114,7 @@ def _loss(kind: Kind, users: Users) -> Loss | None:
         USER_DATA if is_datum else VARIABLE_FIRST,
         sum(len(users[text]) for text in kind.texts),
         sum(each) - max(each),
-        Pair(one, other).example(),
+        example_of(one, other),
         (users[one][0].request_id, users[other][0].request_id),
     )
 
@@ -138,7 +138,6 @@ def _late(text: str, shared: int, constant: set[str], end: int) -> Late:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int]]:
-    """Yield sentences with their offsets."""
     at = 0
     for end in [*_ends.finditer(text), None]:
         stop = len(text) if end is None else end.start()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lab.analysis.breaks.finding import Fault, Loss
 from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import Pair
+from lab.analysis.breaks.texts import example_of
 
 HISTORY = Fault(
     "history changed or cut",
@@ -26,7 +26,7 @@ def changed_history(prompts: Sequence[Prompt]) -> Loss | None:
     if not lost:
         return None
     _, earlier, later = max(lost, key=lambda each: each[0])
-    example = Pair(_joined(earlier.rest), _joined(later.rest)).example()
+    example = example_of(_joined(earlier.rest), _joined(later.rest))
     ids = (earlier.request_id, later.request_id)
     return Loss(HISTORY, len(lost), sum(letters for letters, _, _ in lost), example, ids)
 

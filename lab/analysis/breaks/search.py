@@ -11,12 +11,19 @@ from itertools import pairwise
 
 from lab.analysis.breaks.constants import late_constants
 from lab.analysis.breaks.documents import KEY_ORDER, with_one_key_order
+from lab.analysis.breaks.fields import (
+    CHANGE,
+    ORDER,
+    SALT,
+    salts_example,
+    with_all_tools,
+    with_one_tool_order,
+    without_lone_salts,
+)
 from lab.analysis.breaks.finding import Fault, Finding, Loss
 from lab.analysis.breaks.history import changed_history
 from lab.analysis.breaks.prompts import Prompt
-from lab.analysis.breaks.salts import SALT, salts_example, without_lone_salts
-from lab.analysis.breaks.texts import Pair, computed_letters, shared_letters
-from lab.analysis.breaks.tools import CHANGE, ORDER, with_all_tools, with_one_tool_order
+from lab.analysis.breaks.texts import computed_letters, example_of, shared_letters
 from lab.analysis.breaks.volatile import ADDRESS, IDENTIFIER, TIMESTAMP, Values, without_volatile
 
 WORTH = 0.005  # of all tokens; less is not said
@@ -87,7 +94,7 @@ def _loss(fault: Fault, faulty: Sequence[Prompt], repaired: Sequence[Prompt], le
     requests = {faulty[at].request_id for _, one, other in gains for at in (one, other)}
     _, first, second = max(gains)
     one, other = faulty[first], faulty[second]
-    example = salts_example(one, other) if fault == SALT else Pair(_text(one), _text(other)).example()
+    example = salts_example(one, other) if fault == SALT else example_of(_text(one), _text(other))
     return Loss(fault, len(requests), letters, example, (one.request_id, other.request_id))
 
 

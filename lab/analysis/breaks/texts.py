@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -21,14 +20,9 @@ class Example(Struct, frozen=True):
     other: str
 
 
-class Pair(NamedTuple):
-    one: str
-    other: str
-
-    def example(self) -> Example:
-        at = common(self.one, self.other)
-        start = max(0, at - BEFORE)
-        return Example(self.one[start:at], self.one[at : at + AFTER], self.other[at : at + AFTER])
+def example_of(one: str, other: str) -> Example:
+    at = common(one, other)
+    return Example(one[max(0, at - BEFORE) : at], one[at : at + AFTER], other[at : at + AFTER])
 
 
 def common(one: str, other: str) -> int:

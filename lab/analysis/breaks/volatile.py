@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from lab.analysis.breaks.finding import Fault
@@ -41,10 +42,9 @@ _IDS = (
     r"\b(?=[A-Za-z_-]{0,64}\d)(?=[0-9_-]{0,64}[A-Za-z])[A-Za-z0-9_-]{12,}\b",
 )
 _ADDRESSES = (r"\b[\w.+-]{1,64}@[\w-]+\.[\w.-]+\b",)
-PATTERNS = {ADDRESS: "|".join(_ADDRESSES), TIMESTAMP: "|".join(_TIMES), IDENTIFIER: "|".join(_IDS)}
+PATTERNS = {"address": _ADDRESSES, "time": _TIMES, "id": _IDS}
 KINDS = {"address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
-ANY = re.compile("|".join(f"(?P<{name}>{PATTERNS[kind]})" for name, kind in KINDS.items()))
-
+ANY = re.compile("|".join(f"(?P<{name}>{'|'.join(patterns)})" for name, patterns in PATTERNS.items()))
 
 SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
 MAY_MATCH = re.compile(r"[0-9@]|day\b")  # every match of ANY has one of these
@@ -66,11 +66,11 @@ class Values:
     """Remembers messages and sentences: most of them are in many prompts."""
 
     def __init__(self) -> None:
-        self._sentences: dict[str, tuple[Part, ...]] = {}
-        self._pieces: dict[Piece, tuple[Part, ...]] = {}
+        self._of_sentence = cache(lambda sentence: tuple(_parts(sentence)))
+        self._of_piece = cache(self._parts)
 
     def masked(self, piece: Piece, kinds: Collection[str]) -> Masked:
-        parts = self._parts(piece)
+        parts = self._of_piece(piece)
         values = tuple(part.text for part in parts if part.kind in kinds)
         if not values:
             return Masked(piece, ())
@@ -78,18 +78,9 @@ class Values:
         return Masked(Piece(piece.role, text), values)
 
     def _parts(self, piece: Piece) -> tuple[Part, ...]:
-        found = self._pieces.get(piece)
-        if found is None:
-            sentences = SENTENCES.split(piece.text[:EARLY])
-            parts = [part for sentence in sentences for part in self._parts_of_sentence(sentence)]
-            found = self._pieces[piece] = (*parts, Part(piece.text[EARLY:]))
-        return found
-
-    def _parts_of_sentence(self, sentence: str) -> tuple[Part, ...]:
-        found = self._sentences.get(sentence)
-        if found is None:
-            found = self._sentences[sentence] = tuple(_parts(sentence))
-        return found
+        sentences = SENTENCES.split(piece.text[:EARLY])
+        parts = [part for sentence in sentences for part in self._of_sentence(sentence)]
+        return (*parts, Part(piece.text[EARLY:]))
 
 
 def _parts(sentence: str) -> Iterator[Part]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.analysis.breaks.prompts import Piece, Prompt
-from lab.analysis.breaks.texts import AFTER, BEFORE, STRIDE, Pair, common, common_end, computed_letters
+from lab.analysis.breaks.texts import AFTER, BEFORE, STRIDE, common, common_end, computed_letters, example_of
 
 letters = st.text("ab", max_size=6)
 long = st.tuples(st.integers(0, 3 * STRIDE), letters).map(lambda each: "x" * each[0] + each[1])
@@ -35,7 +35,7 @@ def test_the_common_end_is_the_longest(texts: list[str]) -> None:
 
 @given(long, long)
 def test_an_example_holds_both_variants_after_the_same_text(one: str, other: str) -> None:
-    example = Pair(one, other).example()
+    example = example_of(one, other)
     assert one.startswith(one[: common(one, other)])
     assert len(example.before) <= BEFORE and max(len(example.one), len(example.other)) <= AFTER
     assert example.before + example.one in one and example.before + example.other in other
