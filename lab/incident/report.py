@@ -1,6 +1,6 @@
 """A replay as text and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -76,11 +76,8 @@ def difference_lines(one: Difference) -> Iterator[str]:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        first, *rest = (
-            cell.ljust(width) if n == 0 else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  " + "  ".join((first, *rest)).rstrip()
+        _, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join((row[0].ljust(widths[0]), *rest)).rstrip()
 
 
 def _rows(side: Beside, marks: dict[str | None, str]) -> list[tuple[str, ...]]:
@@ -88,11 +85,8 @@ def _rows(side: Beside, marks: dict[str | None, str]) -> list[tuple[str, ...]]:
     logged, replayed = _cells(side.logged), _cells(side.replayed)
     if logged == replayed:
         return [(side.name + mark, *logged)]
-    return [(side.name + mark, *logged), ("  replayed", *_only_other(logged, replayed))]
-
-
-def _only_other(logged: Sequence[str], replayed: Sequence[str]) -> Iterator[str]:
-    return (now if now != was else "." for was, now in zip(logged, replayed, strict=True))
+    others = (now if now != was else "." for was, now in zip(logged, replayed, strict=True))
+    return [(side.name + mark, *logged), ("  replayed", *others)]
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from api.settings import Unusable
-from events.native import decode_status
+from events.native import Status, decode_status
 from events.recording import Recording
 from events.records import Record
 from lab.incident.facts import Run
@@ -20,9 +20,7 @@ from router.log_lines import Report
 class Survey(NamedTuple):
     """Results of one pass over a recording."""
 
-    start_s: float
     end_s: float
-    records: int
     sources: dict[str, int]  # replica -> index of its source
     missing: tuple[str, ...]  # replicas of the log whose events are in no source
     offset_s: dict[str, float]  # by run: the recorder's clock minus the router's
@@ -33,36 +31,36 @@ def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) 
     reports = _reports(runs)
     votes: dict[str, Counter[int]] = {}
     apart_s: dict[str, list[float]] = {run.name: [] for run in runs}
-    start_s = end_s = recording.header.created
-    count = 0
-    for count, record in enumerate(recording.records(), start=1):
-        start_s, end_s = (record.time, record.time) if count == 1 else (start_s, max(end_s, record.time))
-        for run, replica, report in reports.get(status_ts(record), ()) if reports else ():
+    end_s: float | None = None
+    for record in recording.records():
+        end_s = record.time if end_s is None else max(end_s, record.time)
+        status = status_of(record) if reports else None
+        for run, replica, report in reports.get(status.ts, ()) if status is not None else ():
             votes.setdefault(replica, Counter())[record.source] += 1
             apart_s[run].append(record.time - report.at_s)
     sources = _matched(recording, runs, named, votes)
     followed = {one.name for run in runs for one in run.weighed if one.seq is not None}
     offset_s = {run.name: median(apart_s[run.name]) if apart_s[run.name] else run.zero_s for run in runs}
-    return Survey(start_s, end_s, count, sources, tuple(sorted(followed - sources.keys())), offset_s)
+    end_s = recording.header.created if end_s is None else end_s
+    return Survey(end_s, sources, tuple(sorted(followed - sources.keys())), offset_s)
 
 
-def status_ts(record: Record) -> float | None:
-    """The replica's own time in a status; None for any other record."""
+def status_of(record: Record) -> Status | None:
+    """Return a record's status; None for any other record."""
     if record.kind != "status":
         return None
     try:
-        return decode_status(record.frames[-1]).ts
+        return decode_status(record.frames[-1])
     except (ValueError, IndexError):
         return None
 
 
-def _reports(runs: Sequence[Run]) -> dict[float | None, list[tuple[str, str, Report]]]:
+def _reports(runs: Sequence[Run]) -> dict[float, list[tuple[str, str, Report]]]:
     """Runs, replicas and reports by the time of the status."""
-    known = {(run.name, one.name, one.report) for run in runs for one in run.weighed if one.report is not None}
-    found: dict[float | None, list[tuple[str, str, Report]]] = {}
+    known = {(run.name, one.name, report) for run in runs for one in run.weighed if (report := one.report) is not None}
+    found: dict[float, list[tuple[str, str, Report]]] = {}
     for run, replica, report in known:
-        if report is not None:
-            found.setdefault(report.ts, []).append((run, replica, report))
+        found.setdefault(report.ts, []).append((run, replica, report))
     return found
 
 

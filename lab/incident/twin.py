@@ -5,17 +5,18 @@ earlier or later, so the log decides their order, and the recorder's clock only 
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from events.feed import Feed
-from events.native import Status, decode_status
-from events.recording import Recording, feed_record
+from events.native import Status
+from events.recording import feed_record
 from events.records import Record
 from events.subscriber import Source
-from router.log_lines import Report, Weighed
+from lab.incident.sources import status_of
+from router.log_lines import Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement
@@ -85,11 +86,7 @@ class Twin:
     def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
         """Queue a record of its own or of the recorder. `offset_s`: the recorder's clock minus the router's."""
         self._records.append(record)
-        if record.kind != "status":
-            return
-        try:
-            status = decode_status(record.frames[-1])
-        except (ValueError, IndexError):
+        if (status := status_of(record)) is None:
             return
         report = reports.get(status.ts)
         if report is None:
@@ -169,30 +166,3 @@ class Twin:
         candidate.waiting, candidate.in_flight = weighed.waiting, weighed.in_flight
         candidate.prefill_tokens_per_s = weighed.prefill_tokens_per_s
         candidate.empty_tokens, candidate.assigned_tokens = weighed.empty_tokens, weighed.assigned_tokens
-
-
-class Tape:
-    """A recording, read once and AHEAD_S seconds ahead of the replay."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        twins: Mapping[int, Twin],
-        offset_s: float,
-        reports: Mapping[int, Mapping[float, Report]],
-    ) -> None:
-        """Take twins and reports by source."""
-        self._records: Iterator[Record] = recording.records()
-        self._next: Record | None = next(self._records, None)
-        self._twins = twins
-        self._offset_s = offset_s
-        self._reports = reports
-
-    def read_to(self, now_s: float) -> None:
-        """Give the twins all records up to AHEAD_S after this time of the recorder's clock."""
-        while self._next is not None and self._next.time <= now_s + AHEAD_S:
-            record = self._next
-            for source, twin in self._twins.items():
-                if record.source == source or record.kind == "session":
-                    twin.take(record, self._offset_s, self._reports.get(source, {}))
-            self._next = next(self._records, None)

@@ -9,7 +9,7 @@ from events.recording import Recording
 from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Asked, Begun, Ended, Fact, Run, Sent
 from lab.incident.sources import Survey
-from lab.incident.twin import Tape, Twin
+from lab.incident.twin import AHEAD_S, Twin
 from router.config import RouterConfig
 from router.log_lines import Decided, LogLine, Report, Weighed
 from router.placement.cost import Question
@@ -47,8 +47,10 @@ class World:
         self._rings: dict[tuple[str, ...], Ring] = {}
         self._placed: dict[int, Placed] = {}  # by the sending's order
         self._make_twins(recording, run, survey)
-        by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
-        self._tape = Tape(recording, by_source, self.offset_s, _reports(run, survey.sources))
+        self._by_source = {number: self.twins[name] for name, number in survey.sources.items() if name in self.twins}
+        self._reports = _reports(run, survey.sources)
+        self._records = recording.records()
+        self._next = next(self._records, None)
 
     def _make_twins(self, recording: Recording, run: Run, survey: Survey) -> None:
         models = {one.name: line for line in run.lines for decided in line.decisions for one in decided.candidates}
@@ -63,7 +65,7 @@ class World:
 
     def goes_on(self, fact: Fact) -> None:
         """Apply everything before this fact, and the fact itself; decisions are left to `decide`."""
-        self._tape.read_to(fact.at_s + self.offset_s)
+        self._read_to(fact.at_s + self.offset_s)
         known = {one.name: one for one in fact.decided.candidates} if isinstance(fact, Asked) else {}
         for name, twin in self.twins.items():
             report = known[name].report if name in known else None
@@ -80,6 +82,14 @@ class World:
             case Ended(_, at_s, _, sending):
                 if (placed := self._placed.pop(sending.sent_order, None)) is not None:
                     self.placement.ended(placed, at_s)
+
+    def _read_to(self, now_s: float) -> None:
+        """Give the twins all records up to AHEAD_S after this time of the recorder's clock."""
+        while (record := self._next) is not None and record.time <= now_s + AHEAD_S:
+            for source, twin in self._by_source.items():
+                if record.source == source or record.kind == "session":
+                    twin.take(record, self.offset_s, self._reports.get(source, {}))
+            self._next = next(self._records, None)
 
     def _is_asked(self, fact: Asked) -> None:
         for one in fact.decided.candidates:
