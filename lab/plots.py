@@ -1,11 +1,14 @@
 """Plots: one drawing is one file, PNG or SVG by its name; matplotlib is loaded when something is drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import click
+
+from api.options import F, option
 from api.settings import Unusable
 from lab.writing import check_file, write_whole
 
@@ -13,8 +16,19 @@ SUFFIXES = (".png", ".svg")
 INCHES = (8.0, 4.5)
 
 
+def plot_option(what: str) -> Callable[[F], F]:
+    """Make the option --plot, the parameter `plot_path`, whose file is checked before any work."""
+    help = f"Draw {what}: .png or .svg."
+    return option("--plot", "FILE", help, name="plot_path", type=click.Path(path_type=Path), callback=_checked)
+
+
+def _checked(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        check_plot(path)
+    return path
+
+
 def check_plot(path: Path) -> None:
-    """Before long work: whether it can be drawn there."""
     if path.suffix.lower() not in SUFFIXES:
         raise Unusable(f"{str(path)!r} ends with {path.suffix!r}; give a name that ends with {' or '.join(SUFFIXES)}")
     check_file(path, "--plot")

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from api.settings import Unusable
 from lab.shapes import Shape
 from replica.model.config import ModelConfig
 from replica.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
@@ -68,7 +69,7 @@ class DoesNotFit(Exception):
 
 
 def size_of(name: str, shape: Shape, room: Room, form: Format) -> Size:
-    """DoesNotFit where there is not even room for a block; ValueError for heads that cannot be shared out."""
+    """DoesNotFit where there is not even room for a block; Unusable for heads that cannot be shared out."""
     config = shape.config
     per_token = kv_bytes_per_token(config.num_layers, heads_of_one(config, form.devices), config.head_dim, form.kv)
     per_block = per_token * form.block_size
@@ -100,7 +101,7 @@ def heads_of_one(config: ModelConfig, devices: int) -> int:
     """Return the KV heads of one device; with more devices than heads, several hold the same one."""
     heads = config.num_kv_heads
     if heads % devices and devices % heads:
-        raise ValueError(f"--tensor-parallel {devices} does not divide the {heads} KV heads; give one that does")
+        raise Unusable(f"--tensor-parallel {devices} does not divide the {heads} KV heads; give one that does")
     return max(1, heads // devices)
 
 

@@ -9,11 +9,17 @@ from api.settings import Unusable
 
 
 def check_file(path: Path, option: str) -> None:
-    """Before long work: whether a file can be there."""
     if not path.parent.is_dir():
         raise Unusable(f"{option}: {str(path.parent)!r} is not a folder; make it, or name another")
     if path.is_dir():
         raise Unusable(f"{option}: {str(path)!r} is a folder; name a file in it")
+
+
+def new_file(_: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Check an option's file before long work; a callback."""
+    if path is not None:
+        check_file(path, param.opts[0])
+    return path
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

@@ -95,23 +95,6 @@ class Whole:
 
 
 class InFlight:
-    """A request in flight; writes its outcome."""
-
-    __slots__ = (
-        "_began_s",
-        "_endpoint",
-        "_error_body",
-        "_events",
-        "_finished",
-        "_is_stream",
-        "_last_s",
-        "_on_end",
-        "_sending",
-        "_timer",
-        "outcome",
-        "said",
-    )
-
     def __init__(self, endpoint: Endpoint, request: bytes, outcome: Outcome, began_s: float, on_end: "OnEnd") -> None:
         self.outcome = outcome
         self.said: list[str] = []  # the answer's text

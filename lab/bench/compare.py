@@ -47,11 +47,6 @@ class Pair(NamedTuple):
     second: Outcome | None
 
 
-class RoundFigures(NamedTuple):
-    first: Figures
-    second: Figures
-
-
 Values = list[tuple[float, float]]  # of each request; the second one is a weight where the statistic has one
 Statistic = Callable[[Values], float]
 
@@ -76,9 +71,13 @@ def _answered(outcome: Outcome | None) -> Outcome | None:
 
 
 def compare(
-    rounds: Sequence[Sequence[Pair]], of_rounds: Sequence[RoundFigures], seed: str, most_draws: int = MOST_DRAWS
+    rounds: Sequence[Sequence[Pair]],
+    of_rounds: Sequence[tuple[Figures, Figures]],
+    seed: str,
+    most_draws: int = MOST_DRAWS,
 ) -> list[Ratio]:
-    return [*_of_requests(rounds, random.Random(f"bootstrap {seed}"), most_draws), *_of_rates(of_rounds)]
+    rates = [rate_ratio(name, [(value(first), value(second)) for first, second in of_rounds]) for name, value in RATES]
+    return [*_of_requests(rounds, random.Random(f"bootstrap {seed}"), most_draws), *rates]
 
 
 # ---- latencies and hits
@@ -148,14 +147,15 @@ def _draw(rounds: Sequence[Sequence[Pair]], chance: random.Random) -> Draw:
     return drawn
 
 
-def _pooled(metric: Metric, rounds: Sequence[Columns], draw: Draw) -> list[float | None]:
+def _pooled(metric: Metric, rounds: Sequence[Columns], draw: Draw) -> tuple[float | None, float | None]:
     """Return the statistic of each endpoint; None without values."""
-    found = []
-    for side in (0, 1):
+
+    def of(side: int) -> float | None:
         taken = (rounds[number][side][place] for number, places in draw for place in places)
         values = [value for value in taken if value is not None]
-        found.append(metric.statistic(values) if values else None)
-    return found
+        return metric.statistic(values) if values else None
+
+    return of(0), of(1)
 
 
 def _ratio(first: float | None, second: float | None) -> float | None:
@@ -178,10 +178,6 @@ RATES: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
 )
 
 
-def _of_rates(rounds: Sequence[RoundFigures]) -> list[Ratio]:
-    return [rate_ratio(name, [(value(one.first), value(one.second)) for one in rounds]) for name, value in RATES]
-
-
 def rate_ratio(name: str, rounds: Sequence[tuple[float | None, float | None]]) -> Ratio:
     known = [(first, second) for first, second in rounds if first and second]
     if not known or len(known) < len(rounds):
@@ -192,5 +188,5 @@ def rate_ratio(name: str, rounds: Sequence[tuple[float | None, float | None]]) -
     if len(logs) > 1:
         half = T_95[min(len(logs) - 1, len(T_95)) - 1] * stdev(logs) / math.sqrt(len(logs))
         low, high = math.exp(middle - half), math.exp(middle + half)
-    means = fmean(first for first, _ in known), fmean(second for _, second in known)
-    return Ratio(name, *means, math.exp(middle), low, high)
+    first, second = (fmean(each) for each in zip(*known, strict=True))
+    return Ratio(name, first, second, math.exp(middle), low, high)

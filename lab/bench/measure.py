@@ -4,18 +4,19 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
 from lab.bench.answer import Outcome
 from lab.bench.client import Endpoint
-from lab.bench.compare import Ratio, RoundFigures, compare, paired
+from lab.bench.compare import Ratio, compare, paired
 from lab.bench.conversations import Arrival
 from lab.bench.figures import figures
 from lab.bench.load import Limits, Load, RunResult
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
-from lab.bench.result import FORMAT, EndpointResult, Result, machine, program_version, warnings
+from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Ids, Words
 from router.members.target import Target
 
@@ -119,7 +120,8 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
         ]
         ran: list[list[RunResult]] = [[] for _ in endpoints]
         for number in range(plan.rounds):
-            for which in in_turn(len(endpoints), number):
+            order = range(len(endpoints))
+            for which in reversed(order) if number % 2 else order:  # so that slow changes affect both alike
                 if stop.was_asked:
                     break
                 load = Load(endpoints[which], *_round(plan, ready, which, number), plan.limits)
@@ -131,12 +133,6 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
     finally:
         for endpoint in endpoints:
             endpoint.close()
-
-
-def in_turn(count: int, number: int) -> list[int]:
-    """Alternate the order (A B, B A, ...), so that slow changes affect both endpoints alike."""
-    order = list(range(count))
-    return order if number % 2 == 0 else order[::-1]
 
 
 def _round(plan: Plan, ready: Sequence[Ready], which: int, number: int) -> tuple[Any, Iterator[Arrival]]:
@@ -169,14 +165,14 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
     ]
     return Result(
         format=FORMAT,
-        version=program_version(),
+        version=version("warmroute"),
         machine=machine(),
         began=found.began.isoformat(timespec="seconds"),
         settings=settings,
         interrupted=found.interrupted,
         endpoints=endpoints,
         comparison=_compared(plan, found, endpoints),
-        warnings=[text for endpoint in endpoints if endpoint.own for text in warnings(endpoint)],
+        warnings=[f"{one.url}: {text}" for one in endpoints if one.own for text in warnings(one)],
     )
 
 
@@ -194,7 +190,7 @@ def _compared(plan: Plan, found: Measured, endpoints: Sequence[EndpointResult]) 
     first, second = found.ran
     return compare(
         [paired(first[number].outcomes, second[number].outcomes) for number in both],
-        [RoundFigures(endpoints[0].rounds[number], endpoints[1].rounds[number]) for number in both],
+        [(endpoints[0].rounds[number], endpoints[1].rounds[number]) for number in both],
         plan.wish.seed,
     )
 

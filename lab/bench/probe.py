@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ LEAST_TOKENS_PER_WORD = 0.05
 PATIENCE_S = 30.0  # a mute endpoint is better found out soon; --timeout is for long answers
 
 
-class CannotAsk(Exception):
+class CannotAsk(click.ClickException):
     """Says why, and what to do."""
 
 
@@ -42,8 +43,6 @@ class Ready(NamedTuple):
 
 
 class RequestSettings(NamedTuple):
-    """The user's settings for requests."""
-
     model: str | None
     seed: str
     is_chat: bool = True

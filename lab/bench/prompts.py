@@ -48,7 +48,8 @@ class Form(NamedTuple):
         if self.ids is not None:
             prompt: dict[str, Any] = {"prompt": self._ids(talk, turn, self.ids)}
         elif self.is_chat:
-            prompt = {"messages": self._messages(talk, turn, answers)}
+            said = self._said(talk, turn, answers)
+            prompt = {"messages": [{"role": role, "content": content} for role, content in said]}
         else:
             prompt = {"prompt": "".join(content for _, content in self._said(talk, turn, answers))}
         return _encode({"model": self.model, "stream": True, **prompt, **self._options(talk.turns[turn].output_tokens)})
@@ -61,9 +62,6 @@ class Form(NamedTuple):
             **({"ignore_eos": True} if dialect.ignore_eos else {}),
             **({"stream_options": {"include_usage": True}} if dialect.usage else {}),
         }
-
-    def _messages(self, talk: Conversation, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        return [{"role": role, "content": content} for role, content in self._said(talk, turn, answers)]
 
     def _said(self, talk: Conversation, turn: int, answers: Sequence[str]) -> list[tuple[str, str]]:
         text = self.words.text

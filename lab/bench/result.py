@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from importlib.metadata import version
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,41 +79,21 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def program_version() -> str:
-    return version("warmroute")
-
-
-def warnings(endpoint: EndpointResult) -> list[str]:
-    """Warn where figures are not reliable."""
-    found = [*_of_load(endpoint), *_of_own(endpoint), *_of_endpoint(endpoint.probe)]
-    return [f"{endpoint.url}: {text}" for text in found]
-
-
-def _of_load(endpoint: EndpointResult) -> list[str]:
-    if endpoint.figures.requests or endpoint.unfinished:
-        return []
-    return ["nothing was counted: all that was asked was part of --warm-up; give a shorter one"]
-
-
-def _of_own(endpoint: EndpointResult) -> list[str]:
-    found = []
-    lag_s, share = max(own.lag_p99_s for own in endpoint.own), max(own.cpu_share for own in endpoint.own)
+def warnings(endpoint: EndpointResult) -> Iterator[str]:
+    figures, probe = endpoint.figures, endpoint.probe
+    if not figures.requests and not endpoint.unfinished:
+        yield "nothing was counted: all that was asked was part of --warm-up; give a shorter one"
     if any(own.is_slow for own in endpoint.own):
-        found.append(
+        lag_s, share = max(own.lag_p99_s for own in endpoint.own), max(own.cpu_share for own in endpoint.own)
+        yield (
             f"the load generator itself was slow (event loop late by {lag_s * 1000:.1f} ms at p99, limit "
             f"{LAG_LIMIT_S * 1000:g}; {share:.0%} of a core): the latencies are partly its own; "
             "give it a core of its own, or ask for less at once"
         )
-    late_s = endpoint.figures.sent_late_s.p99
+    late_s = figures.sent_late_s.p99
     if late_s is not None and late_s > LATE_LIMIT_S:
-        found.append(f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate")
-    return found
-
-
-def _of_endpoint(probe: Probe) -> list[str]:
-    found = []
+        yield f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate"
     if not probe.is_measured:
-        found.append("it does not tell the length of prompts; a word was taken for a token (see --tokens-per-word)")
+        yield "it does not tell the length of prompts; a word was taken for a token (see --tokens-per-word)"
     if not probe.ignores_eos:
-        found.append("it refuses ignore_eos, so answers may be shorter than was asked for")
-    return found
+        yield "it refuses ignore_eos, so answers may be shorter than was asked for"

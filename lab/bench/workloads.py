@@ -21,8 +21,6 @@ BATCH_DOCUMENTS = 50  # that are in one batch
 
 
 class Shape(NamedTuple):
-    """The options of a workload."""
-
     turns: int = 8  # of a conversation
     think_s: float = 2.0  # on average
     is_shuffled: bool = False  # the documents of a batch

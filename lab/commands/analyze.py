@@ -9,11 +9,10 @@ import msgspec
 from api.options import option
 from api.settings import FiniteRange, Unusable
 from fleet.display import progress
-from lab.plots import check_plot
+from lab.plots import plot_option
 from lab.shapes import SHAPES, shape_of
-from lab.trace.formats import BadTrace
 from lab.trace.requests import Trace
-from lab.writing import check_file, write_whole
+from lab.writing import new_file, write_whole
 from replica.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -38,13 +36,14 @@ NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
-@option("--plot", "FILE", "Draw hit rate over cache: .png or .svg.", name="plot_path", type=NEW_FILE)
+@plot_option("hit rate over cache")
 @option(
     "--order",
     "FILE",
     "Write an order for a batch: a request id (of a log) or line number (of a trace) on each line.",
     name="order_path",
-    type=NEW_FILE,
+    type=click.Path(path_type=Path),
+    callback=new_file,
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
@@ -79,16 +78,14 @@ def analyze(
     """
     if kv_bytes is not None and model is not None:
         raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
-    per_token = _kv_bytes(model) if model is not None else kv_bytes
-    if plot_path is not None:
-        check_plot(plot_path)
-    if order_path is not None:
-        check_file(order_path, "--order")
+    if model is not None:
+        config = shape_of(model).config
+        kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
     from lab.analysis import report
     from lab.analysis.analysis import Question
 
     question = Question(
-        target=target, kv_bytes_per_token=per_token, capacity_tokens=capacity_tokens, ordered=order_path is not None
+        target=target, kv_bytes_per_token=kv_bytes, capacity_tokens=capacity_tokens, ordered=order_path is not None
     )
     answer = _answer(path, block_tokens, question)
     found = answer.analysis
@@ -104,13 +101,10 @@ def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answ
     from lab.analysis.analysis import analysis_of
 
     size = path.stat().st_size
-    try:
-        with progress("reading blocks", size) as tell:
-            trace = reading.read(path, block_tokens, tell)
-        with progress("reading prompts", size) as tell:
-            read = reading.prompts(path, tell) if reading.is_log(path) else None
-    except BadTrace as error:
-        raise Unusable(str(error)) from error
+    with progress("reading blocks", size) as tell:
+        trace = reading.read(path, block_tokens, tell)
+    with progress("reading prompts", size) as tell:
+        read = reading.prompts(path, tell) if reading.is_log(path) else None
     _check_capacity(trace, question.capacity_tokens)
     with progress("analyzing", 1):
         return analysis_of(trace, read, question)
@@ -124,11 +118,6 @@ def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
             f"--capacity-tokens {capacity_tokens:,} is {capacity_tokens // size:,} blocks of {size}, and the longest "
             f"prompt takes {longest:,}; give {longest * size:,} or more"
         )
-
-
-def _kv_bytes(model: str) -> int:
-    config = shape_of(model).config
-    return kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
 
 
 def _write_order(path: Path, order_path: Path, answer: "Answer") -> None:

@@ -1,9 +1,9 @@
 """The command `warmroute bench`."""
 
-import ipaddress
 import re
 import resource
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,22 @@ from rich.console import Console
 
 from api.options import option
 from api.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
-from lab.bench.arrivals import GAPS, arriving, at_once, limited, replayed
-from lab.bench.conversations import Arrival
+from lab.bench.conversations import GAPS, Arrival, arriving, at_once, limited, replayed
 from lab.bench.live import Live
 from lab.bench.load import Limits, WarmUp
-from lab.bench.measure import Measured, Plan, measured, outcomes_of, summed_up
-from lab.bench.probe import LEAST_TOKENS_PER_WORD, CannotAsk, RequestSettings
-from lab.bench.result import Result, WithRequests, row
+from lab.bench.measure import Plan, measured, outcomes_of, summed_up
+from lab.bench.probe import LEAST_TOKENS_PER_WORD, RequestSettings
+from lab.bench.result import WithRequests, row
 from lab.bench.tables import WIDTH, draw, show
 from lab.bench.words import USUAL_VOCABULARY
 from lab.bench.workloads import WORKLOADS, Shape, conversations
-from lab.plots import check_plot
-from lab.trace.formats import BadTrace, read_trace
+from lab.plots import plot_option
+from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
-from lab.writing import check_file, write_whole
+from lab.writing import new_file, write_whole
 from router.members.target import Target, parse_target
+from router.proxy.admission import is_loopback
+from router.settings import SECRET
 
 AT_LEAST_1 = click.IntRange(min=1)
 USUAL_REQUESTS = 200
@@ -40,8 +41,6 @@ FILES_BESIDE = 64  # that are open beside the connections
 
 
 class BenchOptions(Struct, kw_only=True, frozen=True):
-    """The options of the command line, as given."""
-
     url: str
     model: str | None
     workload: str | None
@@ -139,6 +138,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     "--api-key",
     "KEY",
     "Send this key. Better given as OPENAI_API_KEY: everybody's ps shows the command line.",
+    type=SECRET,
     envvar="OPENAI_API_KEY",
 )
 @option("--against", "URL2", "Compare: ask this endpoint the same, in turn with URL.")
@@ -150,9 +150,15 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
     help="Ask URL2 in other words of the same lengths, where both lead to the same caches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
-@option("--output", "FILE", "Write the JSON there, with a row for every request.")
-@option("--plot", "FILE", "Draw the times to first token: .png or .svg.")
-def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | None, **given: Any) -> int:
+@option(
+    "--output",
+    "FILE",
+    "Write the JSON there, with a row for every request.",
+    type=click.Path(path_type=Path),
+    callback=new_file,
+)
+@plot_option("the times to first token")
+def bench(api_key: str | None, as_json: bool, output: Path | None, plot_path: Path | None, **given: Any) -> int:
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
@@ -174,27 +180,27 @@ def bench(api_key: str | None, as_json: bool, output: str | None, plot: str | No
     _check(asked)
     if asked.api is None:
         asked = msgspec.structs.replace(asked, api="completions" if asked.token_ids else "chat")
-    file, picture = _writable(output), _drawable(plot)
     plan = _plan(asked, api_key)
     if click.get_current_context().get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
         _tell_of_key(plan.targets)
     allow_files(asked.concurrency)
-    try:
-        with Live(plan.rounds) as live:
-            found = measured(plan, live.load)
-    except CannotAsk as error:
-        raise click.ClickException(str(error)) from error
-    result = summed_up(plan, found, _settings(asked))
+    with Live(plan.rounds) as live:
+        found = measured(plan, live.load)
+    settings = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
+    result = summed_up(plan, found, settings)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=WIDTH)
-        show(result, console)
+        show(result, Console(highlight=False, width=None if Console().is_terminal else WIDTH))
     if found.interrupted:
         return INTERRUPTED
-    _write(file, picture, asked, result, found)
+    outcomes = outcomes_of(found)
+    if output is not None:
+        rows = [row(which, number, outcome) for which, number, outcome in outcomes]
+        write_whole(output, msgspec.json.encode(WithRequests(result, rows)) + b"\n")
+    if plot_path is not None:
+        title = f"{asked.trace or asked.workload or 'chatbot'}: times to first token"
+        draw(plot_path, title, [endpoint.url for endpoint in result.endpoints], outcomes)
     return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1
 
 
@@ -250,13 +256,6 @@ def _tell_of_key(targets: Sequence[Target]) -> None:
         click.echo(f"OPENAI_API_KEY, a key from the environment, is sent to {urls}; unset it to send none", err=True)
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def warm_up_of(text: str) -> WarmUp:
     found = re.fullmatch(r"(\d{1,9})|(\d{1,9}(?:\.\d{1,9})?)s", text)
     if found is None:
@@ -264,17 +263,11 @@ def warm_up_of(text: str) -> WarmUp:
     return WarmUp(requests=int(found[1])) if found[1] else WarmUp(s=float(found[2]))
 
 
-def _settings(asked: BenchOptions) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, False)}
-
-
 # ---- what is asked
 
 
 def _plan(asked: BenchOptions, key: str | None) -> Plan:
     urls = [asked.url, asked.against] if asked.against else [asked.url]
-    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise Unusable("--api-key has letters that no header can have; it is not quoted here")
     is_chat = asked.api == "chat"
     trace = _read(asked) if asked.trace else None
     vocabulary = (asked.vocabulary or USUAL_VOCABULARY) if asked.token_ids else None
@@ -282,7 +275,7 @@ def _plan(asked: BenchOptions, key: str | None) -> Plan:
         targets=[target_of(url) for url in urls],
         models=[asked.model, asked.against_model or asked.model][: len(urls)],
         wish=RequestSettings(asked.model, str(asked.seed), is_chat, vocabulary, asked.tokens_per_word),
-        arrivals=_Source(asked, trace).arrivals,
+        arrivals=partial(_arrivals, asked, trace),
         limits=_limits(asked, trace),
         rounds=(asked.rounds or USUAL_ROUNDS) if asked.against else 1,
         other_words=asked.other_words,
@@ -306,28 +299,15 @@ def _limits(asked: BenchOptions, trace: Trace | None) -> Limits:
     return Limits(requests, asked.for_s, warm_up, clients)
 
 
-class _Source:
-    """Makes the requests of each round."""
-
-    def __init__(self, asked: BenchOptions, trace: Trace | None) -> None:
-        self._asked = asked
-        self._trace = trace
-
-    def arrivals(self, seed: str) -> Iterator[Arrival]:
-        return limited(self._arrivals(seed), self._asked.max_tokens)
-
-    def _arrivals(self, seed: str) -> Iterator[Arrival]:
-        asked = self._asked
-        if self._trace is not None:
-            return replayed(self._trace, asked.speed or 1.0)
-        usual = Shape()
-        shape = Shape(
-            asked.turns or usual.turns, usual.think_s if asked.think_s is None else asked.think_s, asked.shuffled
-        )
-        found = conversations(asked.workload or "chatbot", seed, shape)
-        if asked.rate is None:
-            return at_once(found)
-        return arriving(found, asked.arrivals or "poisson", asked.rate, seed)
+def _arrivals(asked: BenchOptions, trace: Trace | None, seed: str) -> Iterator[Arrival]:
+    if trace is not None:
+        return limited(replayed(trace, asked.speed or 1.0), asked.max_tokens)
+    usual = Shape()
+    think_s = usual.think_s if asked.think_s is None else asked.think_s
+    talks = conversations(asked.workload or "chatbot", seed, Shape(asked.turns or usual.turns, think_s, asked.shuffled))
+    if asked.rate is None:
+        return limited(at_once(talks), asked.max_tokens)
+    return limited(arriving(talks, asked.arrivals or "poisson", asked.rate, seed), asked.max_tokens)
 
 
 def _read(asked: BenchOptions) -> Trace:
@@ -338,8 +318,6 @@ def _read(asked: BenchOptions) -> Trace:
         return read_trace(path, asked.block_tokens)
     except OSError as error:
         raise Unusable(f"--trace: cannot read {asked.trace!r}: {error.strerror or error}") from error
-    except BadTrace as error:
-        raise Unusable(str(error)) from error
 
 
 def allow_files(clients: int | None) -> None:
@@ -351,30 +329,3 @@ def allow_files(clients: int | None) -> None:
             f"--concurrency {clients} needs as many open files, and this process may have {hard:,} (it had {soft:,}); "
             "raise `ulimit -Hn`, or take fewer"
         )
-
-
-# ---- where the result goes
-
-
-def _writable(output: str | None) -> Path | None:
-    if output is None:
-        return None
-    check_file(Path(output), "--output")
-    return Path(output)
-
-
-def _drawable(plot: str | None) -> Path | None:
-    if plot is None:
-        return None
-    check_plot(Path(plot))
-    return Path(plot)
-
-
-def _write(file: Path | None, picture: Path | None, asked: BenchOptions, result: Result, found: Measured) -> None:
-    outcomes = outcomes_of(found)
-    if file is not None:
-        rows = [row(which, number, outcome) for which, number, outcome in outcomes]
-        write_whole(file, msgspec.json.encode(WithRequests(result, rows)) + b"\n")
-    if picture is not None:
-        title = f"{asked.trace or asked.workload or 'chatbot'}: times to first token"
-        draw(picture, title, [endpoint.url for endpoint in result.endpoints], outcomes)

@@ -1,34 +1,29 @@
 """`warmroute simulate`: what each policy would have made of a trace."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from api.options import option
+from api.options import F, option
 from api.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.incident import report as incident
 from lab.incident.replay import replay
-from lab.plots import check_plot
+from lab.plots import plot_option
 from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
-from lab.simulation.pools import POOLS
-from lab.simulation.settings import (
-    DEFAULT_CAPACITY_TOKENS,
-    DEFAULT_DECODE_TOKENS_PER_S,
-    DEFAULT_PREFILL_TOKENS_PER_S,
-    DEFAULT_REPLICAS,
-    Settings,
-)
-from lab.trace.formats import BadTrace, read_trace
+from lab.simulation.replica import POOLS
+from lab.simulation.settings import Settings
+from lab.trace.formats import read_trace
 from lab.trace.requests import Trace
 from lab.trace.shaping import at_rate, coarsened, sped_up
 from router.placement.policy import POLICIES
 
+DEFAULTS = Settings()
 DEFAULT_POLICIES = ("round-robin", "least-loaded", "prefix", "cost")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policies", "sources", "as_json"}
@@ -66,18 +61,24 @@ class Named(click.ParamType[tuple[str, str]]):
         return name, endpoint
 
 
+def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
+    """Make an option for a field of Settings; a default that changes nothing is not shown."""
+    default = getattr(DEFAULTS, field)
+    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=default > 1)
+
+
 @click.command()
 @option("--trace", "FILE", "The requests.", name="path", type=FILE)
-@option("--replicas", "N", "How many.", type=click.IntRange(1, 1024), default=DEFAULT_REPLICAS)
-@option(
+@fleet_option("--replicas", "N", "How many.", "replicas", click.IntRange(1, 1024))
+@fleet_option(
     "--capacity-tokens",
     "C",
     "Tokens of KV cache in each replica (warmroute size says how many).",
-    type=click.IntRange(1),
-    default=DEFAULT_CAPACITY_TOKENS,
+    "capacity_tokens",
+    click.IntRange(1),
 )
-@option("--prefill-rate", "R", "Tokens/s that a replica prefills.", type=RATE, default=DEFAULT_PREFILL_TOKENS_PER_S)
-@option("--decode-rate", "R", "Tokens/s of one answer.", type=RATE, default=DEFAULT_DECODE_TOKENS_PER_S)
+@fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
+@fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts come at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
 @option(
@@ -101,19 +102,24 @@ class Named(click.ParamType[tuple[str, str]]):
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
-@click.option("--no-events", is_flag=True, help="Replicas send no events; the router knows only its own requests.")
-@click.option("--no-optimistic", is_flag=True, help="Requests in flight count only once events report their blocks.")
-@option("--event-delay", "S", "Events come S seconds late.", show_default=False, type=SECONDS, default=0.0)
-@option("--event-loss", "P", "Batches lost, and repaired at the next.", show_default=False, type=SHARE, default=0.0)
-@option(
-    "--rate-error",
-    "P",
-    "Half of the replicas overstate their rate, half do not.",
-    show_default=False,
-    type=SHARE,
-    default=0.0,
+@click.option(
+    "--no-events",
+    "events",
+    flag_value=False,
+    default=True,
+    help="Replicas send no events; the router knows only its own requests.",
 )
-@option("--routers", "N", "Side by side, by turns.", show_default=False, type=click.IntRange(1, 64), default=1)
+@click.option(
+    "--no-optimistic",
+    "optimistic",
+    flag_value=False,
+    default=True,
+    help="Requests in flight count only once events report their blocks.",
+)
+@fleet_option("--event-delay", "S", "Events come S seconds late.", "event_delay_s", SECONDS)
+@fleet_option("--event-loss", "P", "Batches lost, and repaired at the next.", "event_loss", SHARE)
+@fleet_option("--rate-error", "P", "Half of the replicas overstate their rate, half do not.", "rate_error", SHARE)
+@fleet_option("--routers", "N", "Side by side, by turns.", "routers", click.IntRange(1, 64))
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option(
@@ -126,36 +132,26 @@ class Named(click.ParamType[tuple[str, str]]):
 )
 @click.option("--no-bounds", is_flag=True, help="Leave out the bounds that no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@option("--plot", "FILE", "Draw TTFT: .png or .svg.", name="plot_path", type=click.Path(path_type=Path))
+@plot_option("TTFT")
 @click.pass_context
 def simulate(
     ctx: click.Context,
+    /,
     path: Path | None,
-    replicas: int,
-    capacity_tokens: int,
-    prefill_rate: float,
-    decode_rate: float,
     load: float | None,
     speed: float | None,
     policies: tuple[str, ...] | None,
-    model: Literal["fifo", "engine"],
-    eviction: str,
     coarsen: int,
     block_tokens: int | None,
     jitter: float,
     seeds: int,
-    no_events: bool,
-    no_optimistic: bool,
-    event_delay: float,
-    event_loss: float,
-    rate_error: float,
-    routers: int,
     recording: Path | None,
     log: Path | None,
     sources: tuple[tuple[str, str], ...],
     no_bounds: bool,
     as_json: bool,
     plot_path: Path | None,
+    **fleet: Any,
 ) -> None:
     """Compare policies on a trace: hit rate and time to first token, in virtual time.
 
@@ -193,28 +189,13 @@ def simulate(
         raise Unusable("--load and --speed both change the pace; give one of them")
     if sources:
         raise Unusable("--source changes nothing without --recording and --requests; leave it out")
-    if no_events and no_optimistic:
+    settings = Settings(**fleet)
+    if not (settings.events or settings.optimistic):
         raise Unusable("--no-events and --no-optimistic together leave nothing to go by; give one of them")
-    if no_events and (event_delay or event_loss or rate_error):
+    if not settings.events and (settings.event_delay_s or settings.event_loss or settings.rate_error):
         raise Unusable("--event-delay, --event-loss and --rate-error change nothing with --no-events; leave them out")
-    if model == "engine" and eviction != "lru":
-        raise Unusable(f"--eviction {eviction} is simulated with --model fifo only")
-    if plot_path is not None:
-        check_plot(plot_path)
-    settings = Settings(
-        replicas=replicas,
-        capacity_tokens=capacity_tokens,
-        prefill_tokens_per_s=prefill_rate,
-        decode_tokens_per_s=decode_rate,
-        model=model,
-        eviction=eviction,
-        events=not no_events,
-        optimistic=not no_optimistic,
-        event_delay_s=event_delay,
-        event_loss=event_loss,
-        rate_error=rate_error,
-        routers=routers,
-    )
+    if settings.model == "engine" and settings.eviction != "lru":
+        raise Unusable(f"--eviction {settings.eviction} is simulated with --model fifo only")
     trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     done = 0
@@ -261,11 +242,8 @@ def _replay(
 
 
 def _read(path: Path, block_tokens: int | None, coarsen: int, settings: Settings) -> Trace:
-    try:
-        with progress("reading", path.stat().st_size) as tell:
-            trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
-    except BadTrace as error:
-        raise Unusable(str(error)) from error
+    with progress("reading", path.stat().st_size) as tell:
+        trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
     try:
         settings.check(trace)
     except ValueError as error:
@@ -274,12 +252,9 @@ def _read(path: Path, block_tokens: int | None, coarsen: int, settings: Settings
 
 
 def _paced(trace: Trace, settings: Settings, load: float | None, speed: float | None) -> Trace:
-    try:
-        if load is not None:
-            return at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
-        return sped_up(trace, speed) if speed is not None else trace
-    except ValueError as error:
-        raise Unusable(str(error)) from error
+    if load is not None:
+        return at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
+    return sped_up(trace, speed) if speed is not None else trace
 
 
 def _what(trace: Trace, settings: Settings) -> str:

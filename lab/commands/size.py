@@ -85,9 +85,10 @@ def size(
     try:
         answer = size_of(model, shape, room, form)
     except DoesNotFit as error:
-        raise click.ClickException(f"{model}: {error}; {_way_out(room)}") from error
-    except ValueError as error:
-        raise Unusable(str(error)) from error
+        fix = "give a larger device, --quantization, or more devices with --tensor-parallel"
+        if room.memory is None:
+            fix = "give more, or a smaller --block-size"
+        raise click.ClickException(f"{model}: {error}; {fix}") from error
     click.echo(msgspec.json.encode(answer).decode() if as_json else "\n".join(lines(answer, room, form)))
 
 
@@ -106,14 +107,7 @@ def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest
     return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
 
 
-def _way_out(room: Room) -> str:
-    if room.memory is None:
-        return "give more, or a smaller --block-size"
-    return "give a larger device, --quantization, or more devices with --tensor-parallel"
-
-
 def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
-    """Yield the report's lines."""
     each = f", on each of {form.devices} devices" if form.devices > 1 else ""
     weights = f"{gigabytes(answer.weights_bytes)}  {'as given' if room.weights is not None else form.weights}{each}"
     for name, value in (

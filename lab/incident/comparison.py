@@ -81,7 +81,6 @@ def beside(decided: Decided, decision: Decision, seqs: Sequence[int | None]) -> 
 
 
 def kind_of(sides: Sequence[Beside]) -> Kind:
-    """Return the first cause of a difference."""
     matched = [side for side in sides if side.has_other_matches]
     if any(side.logged.seq != side.replayed.seq for side in matched):
         return "events"

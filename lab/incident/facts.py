@@ -40,8 +40,6 @@ Fact: TypeAlias = Asked | Sent | Begun | Ended
 
 
 class Run(NamedTuple):
-    """One run of a router process."""
-
     name: str
     lines: Sequence[LogLine]
     facts: Sequence[Fact]  # in the router's order

@@ -12,7 +12,7 @@ from lab.incident.comparison import Beside, Difference, kind_of
 from lab.incident.facts import Asked, Run, runs_of
 from lab.incident.sources import Survey, survey
 from lab.incident.world import World
-from lab.trace.formats import BadTrace, read_log
+from lab.trace.formats import read_log
 from router.placement.decision import Decision
 from router.placement.policy import POLICIES
 
@@ -109,7 +109,7 @@ def _opened(recording: Path, log: Path) -> tuple[Recording, list[Run]]:
     try:
         tape = Recording(recording)
         lines = list(read_log(log))
-    except (BadRecording, BadTrace, OSError) as error:
+    except (BadRecording, OSError) as error:
         raise Unusable(str(error)) from error
     runs = runs_of(lines)
     if not runs:

@@ -11,7 +11,6 @@ from events.messages import KnownEvent
 from lab.simulation.agenda import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.pools import make_pool
 from lab.simulation.replica import FifoReplica, Replica
 from lab.simulation.router import Router
 from lab.simulation.settings import Settings
@@ -29,24 +28,19 @@ class Fleet:
         self._chance = Random(seed)
         names = [f"replica-{number}" for number in range(settings.replicas)]
         blocks = settings.capacity_blocks(block_tokens)
-        self.replicas: list[Replica] = [self._replica(number, blocks, block_tokens) for number in range(len(names))]
+        kind: Callable[..., Replica] = EngineReplica if settings.model == "engine" else FifoReplica
+        self.replicas: list[Replica] = [
+            kind(number, settings, block_tokens, self.agenda, self) for number in range(len(names))
+        ]
         self.routers = [
             Router(names, policy, block_tokens, blocks, settings, seed=seed + number)
             for number in range(settings.routers)
         ]
         self._reports = [False for _ in names]  # whether a report is due
         self._held_back: list[list[KnownEvent]] = [[] for _ in names]  # lost batches, delivered with the next one
-        self._tells = [settings.prefill_tokens_per_s * self._error(number) for number in range(len(names))]
-
-    def _replica(self, number: int, blocks: int, block_tokens: int) -> Replica:
-        if self._settings.model == "engine":
-            return EngineReplica(number, self._settings, block_tokens, self.agenda, self)
-        pool = make_pool(self._settings.eviction, blocks)
-        return FifoReplica(number, self._settings, block_tokens, pool, self.agenda, self)
-
-    def _error(self, number: int) -> float:
-        error = self._settings.rate_error
-        return 1 - error if number % 2 else 1 + error
+        self._tells = [
+            settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in range(len(names))
+        ]
 
     # ---- a run
 
@@ -57,7 +51,6 @@ class Fleet:
         self.finish()
 
     def finish(self) -> None:
-        """Run events until every job has ended."""
         while self.left and self.agenda.step():
             pass
         assert not self.left, f"{self.left} requests wait for ever"

@@ -4,7 +4,7 @@ A request's prefill takes its uncached tokens divided by the replica's rate, and
 takes output tokens divided by the decode rate, and only holds blocks. Generated tokens are not cached.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
@@ -18,9 +18,20 @@ from replica.block_pool import BlockPool
 from replica.chain import Chain
 
 
-class Observer(Protocol):
-    """Receiver of a replica's events."""
+class HeadFirst(BlockPool):
+    """Evict the first blocks of the least recently used request first: their loss hurts most."""
 
+    def release(self, blocks: Sequence[int]) -> None:
+        super().release(blocks[::-1])
+
+
+POOLS: dict[str, Callable[[int], BlockPool]] = {
+    "lru": lambda blocks: BlockPool(blocks, 1),
+    "head-first": lambda blocks: HeadFirst(blocks, 1),
+}
+
+
+class Observer(Protocol):
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None: ...
     def begun(self, job: Job) -> None: ...
     def ended(self, job: Job) -> None: ...
@@ -34,10 +45,8 @@ class Replica(Protocol):
 
 
 class FifoReplica:
-    def __init__(
-        self, number: int, settings: Settings, block_tokens: int, pool: BlockPool, agenda: Agenda, observer: Observer
-    ) -> None:
-        self.pool = pool
+    def __init__(self, number: int, settings: Settings, block_tokens: int, agenda: Agenda, observer: Observer) -> None:
+        self.pool = POOLS[settings.eviction](settings.capacity_blocks(block_tokens))
         self._number = number
         self._settings = settings
         self._block_tokens = block_tokens

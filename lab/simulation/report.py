@@ -34,12 +34,8 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _joined(cells: Sequence[str]) -> str:
-    first, *rest = (cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in _cells(cells))
-    return (first + "".join(rest)).rstrip()
-
-
-def _cells(cells: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
-    return enumerate(zip(cells, WIDTHS, strict=True))
+    _, *rest = (cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+    return (cells[0].ljust(WIDTHS[0]) + "".join(rest)).rstrip()
 
 
 def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
@@ -89,7 +85,6 @@ def _of_row(row: Row) -> dict[str, Any]:
 
 
 def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> None:
-    """Plot the share of requests with a first token over time."""
     title = f"{trace.name}, {settings.replicas} replicas of {settings.capacity_tokens:,} tokens"
     with drawing(path, title=title, x="time to first token, s", y="share of requests") as axes:
         for row in rows:

@@ -10,16 +10,14 @@ from router.config import RouterConfig
 CONFIG = RouterConfig()
 DEFAULT_REPLICAS = 4
 DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
-DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
-DEFAULT_DECODE_TOKENS_PER_S = 40.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    replicas: int = DEFAULT_REPLICAS
+    replicas: int = 4
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS  # of each replica
-    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
+    prefill_tokens_per_s: float = 8000.0
     servers: int = 1  # prefills at once in each replica
-    decode_tokens_per_s: float = DEFAULT_DECODE_TOKENS_PER_S
+    decode_tokens_per_s: float = 40.0
     model: Literal["fifo", "engine"] = "fifo"
     eviction: str = "lru"
     events: bool = True  # False: replicas send nothing, and the router knows only its own requests

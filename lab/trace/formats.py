@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
-from lab.trace.naming import beginnings_named
+from api.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 from router.log_lines import LogLine
 
@@ -38,7 +38,7 @@ COMMON_BLOCK_TOKENS = (512, 16, 64, 32, 128, 256, 1024)  # tried first
 Line = TypeVar("Line")
 
 
-class BadTrace(ValueError):
+class BadTrace(Unusable):
     """Names the file, and the line where there is one."""
 
 
@@ -211,6 +211,30 @@ def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> T
         for line in known
     ]
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
+
+
+def beginnings_named(requests: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
+    """Return the requests; renumber their blocks if a number follows two different ones.
+
+    Numbers identify what comes before them, too; those of some files do not.
+    """
+    before: dict[int, int | None] = {}
+    for request in requests:
+        last = None
+        for block in request.blocks:
+            if before.setdefault(block, last) != last:
+                return list(_renumbered(requests))
+            last = block
+    return requests
+
+
+def _renumbered(requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
+    known: dict[tuple[int | None, int], int] = {}
+    for request in requests:
+        named: list[int] = []
+        for block in request.blocks:
+            named.append(known.setdefault((named[-1] if named else None, block), len(known)))
+        yield request._replace(blocks=tuple(named))
 
 
 def _begun(line: LogLine, size: int) -> tuple[int, ...]:

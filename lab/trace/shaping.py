@@ -4,6 +4,7 @@ import random
 
 from msgspec.structs import replace
 
+from api.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 
 
@@ -19,7 +20,6 @@ def coarsened(trace: Trace, factor: int) -> Trace:
 
 
 def _rest(request: TraceRequest, factor: int) -> tuple[int, ...]:
-    """Return the last, partly filled block, if there is one."""
     return request.blocks[-1:] if len(request.blocks) % factor else ()
 
 
@@ -38,8 +38,7 @@ def sped_up(trace: Trace, factor: float) -> Trace:
 
 
 def at_rate(trace: Trace, input_tokens_per_s: float) -> Trace:
-    """Change the pace to this rate of prompt tokens."""
     own = trace.input_tokens / trace.span_s if trace.span_s else 0.0
     if not own:
-        raise ValueError(f"{trace.name}: all its requests come at once, so it has no rate that could be changed")
+        raise Unusable(f"{trace.name}: all its requests come at once, so it has no rate that could be changed")
     return sped_up(trace, input_tokens_per_s / own)

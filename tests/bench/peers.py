@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from lab.bench.arrivals import replayed
+from lab.bench.conversations import replayed
 from lab.bench.figures import figures
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Plan, measured

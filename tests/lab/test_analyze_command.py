@@ -240,7 +240,7 @@ def test_every_fault_can_be_shown(tmp_path: Path) -> None:
         (("--model", "abacus"), "'abacus' is neither a folder with a config.json nor one of demo, llama-3-8b"),
         (("--plot", "curve.pdf"), "give a name that ends with .png or .svg"),
         (("--order", "no/such/order.txt"), "'no/such' is not a folder"),
-        (("--order", "/"), "is a directory"),
+        (("--order", "/"), "is a folder; name a file in it"),
         (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is not a folder"),
     ],
 )

@@ -10,7 +10,7 @@ from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of, with_headroom
 from lab.analysis.distances import hits_by_capacity, segments_of
 from lab.analysis.sharing import coarser, sharing_of
-from lab.trace.naming import beginnings_named
+from lab.trace.formats import beginnings_named
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import coarsened
 from tests.lab.analysis.trees import full_blocks, trace_of, traces

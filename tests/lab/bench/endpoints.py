@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from lab.bench.arrivals import arriving, at_once
-from lab.bench.conversations import Conversation, Turn
+from lab.bench.conversations import Conversation, Turn, arriving, at_once
 from lab.bench.load import Limits, WarmUp
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings

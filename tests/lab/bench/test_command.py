@@ -51,7 +51,10 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--output", "/"), "--output: '/' is a folder; name a file in it"),
         (("http://h:1", "--tokens-per-word", "1e-300"), "1e-300 is not in the range x>=0.05"),
         (("http://h:1", "--token-ids", "--api", "chat"), "--api chat takes no --token-ids, /v1/completions does"),
-        (("http://h:1", "--api-key", "two words"), "--api-key has letters that no header can have"),
+        (
+            ("http://h:1", "--api-key", "two words"),
+            "Invalid value for '--api-key': The key is empty or has characters that no header can carry",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_said_with_a_fix(arguments: tuple[str, ...], said: str) -> None:

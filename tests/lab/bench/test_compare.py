@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from lab.bench.answer import Outcome
-from lab.bench.compare import RATES, Pair, Ratio, RoundFigures, compare, paired, rate_ratio
+from lab.bench.compare import RATES, Pair, Ratio, compare, paired, rate_ratio
 from lab.bench.figures import figures
 
 Chance = random.Random
@@ -24,7 +24,7 @@ def side(chance: Chance, count: int, factor: float, noise: float = 0.3) -> list[
 
 def ratios(rounds: list[tuple[list[Outcome], list[Outcome]]], seed: str = "1", draws: int = 200) -> dict[str, Ratio]:
     pairs = [paired(first, second) for first, second in rounds]
-    of_rounds = [RoundFigures(figures([first]), figures([second])) for first, second in rounds]
+    of_rounds = [(figures([first]), figures([second])) for first, second in rounds]
     return {ratio.name: ratio for ratio in compare(pairs, of_rounds, seed, draws)}
 
 

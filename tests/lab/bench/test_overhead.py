@@ -7,7 +7,7 @@ import time
 
 from msgspec.structs import replace
 
-from lab.bench.arrivals import at_once
+from lab.bench.conversations import at_once
 from lab.bench.figures import figures
 from lab.bench.load import Limits, Load
 from lab.bench.measure import Plan, measured, summed_up

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.messages import BlockStored
-from lab.simulation.bounds import ideal, pooled
-from lab.simulation.comparison import compared
+from lab.simulation.comparison import compared, ideal, pooled
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.outcome import outcome_of

@@ -2,6 +2,7 @@
 
 import pytest
 
+from api.settings import Unusable
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate, coarsened, jittered, sped_up
 from tests.lab.traffic import conversations
@@ -32,7 +33,7 @@ def test_a_pace_is_a_factor_of_all_times() -> None:
 
 
 def test_requests_that_all_come_at_once_have_no_pace() -> None:
-    with pytest.raises(ValueError, match="at once"):
+    with pytest.raises(Unusable, match="at once"):
         at_rate(Trace("t", 16, [TraceRequest(0.0, 5, 1, (1,))]), 1.0)
 
 

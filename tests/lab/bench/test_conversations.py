@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.bench.arrivals import arriving, limited, replayed
+from lab.bench.conversations import arriving, limited, replayed
 from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
 from lab.bench.workloads import Shape, conversations
