@@ -7,7 +7,7 @@ of its key.
 import re
 import tomllib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]  # ("models", 0, "name")
 
@@ -26,15 +26,7 @@ _TOKEN = re.compile(
 )
 
 
-class _Statement(NamedTuple):
-    line: int
-    brackets: str  # "[" or "[[" of a table's heading, "" of a key
-    key: tuple[str, ...]
-
-
 class Lines:
-    """The lines of a TOML text's tables and keys."""
-
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {(): 1}
         self._counts: dict[Path, int] = {}  # of `[[...]]`
@@ -66,13 +58,14 @@ class Lines:
         return path
 
 
-def _statements(text: str) -> Iterator[_Statement]:
+def _statements(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Yield the line, the key, and between them the brackets of a table's heading, "[" or "[["; "" of a key."""
     text = text.replace("\r\n", "\n")
     position, line = 0, 1
     while position < len(text):
         found = _STATEMENT.match(text, position)
         if found is not None:
-            yield _Statement(line, found[1] or "", _parts(found[2] or found[3]))
+            yield line, found[1] or "", _parts(found[2] or found[3])
             position = found.end()
         end = _end(text, position)
         line += text.count("\n", position, end)

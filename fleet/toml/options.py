@@ -16,64 +16,53 @@ from fleet.plan import Engine
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 Options: TypeAlias = Mapping[str, Any] | Sequence[Any]  # a table, or the words as they are
 
-LEAVE_OUT = "leave it out"
-
 
 def _below_models(key: str) -> str:
     return f"write {key} below [[models]] instead"
 
 
+def _leave_out(*keys: str) -> dict[str, str]:
+    return dict.fromkeys(keys, "leave it out")
+
+
 OWN_OF_ROUTER = {
-    "replica": LEAVE_OUT,
-    "replicas_file": LEAVE_OUT,
-    "registry": LEAVE_OUT,
-    "kubernetes_service": LEAVE_OUT,
-    "kubernetes_pods": LEAVE_OUT,
-    "kubernetes_namespace": LEAVE_OUT,
-    "kubernetes_api": LEAVE_OUT,
-    "curve_server": LEAVE_OUT,
-    "curve_secret": LEAVE_OUT,
+    **_leave_out("replica", "replicas_file", "registry", "curve_server", "curve_secret", "die_with_parent"),
+    **_leave_out("kubernetes_service", "kubernetes_pods", "kubernetes_namespace", "kubernetes_api"),
     "host": "give `warmroute up` --host",
     "port": "give `warmroute up` --port",
-    "die_with_parent": LEAVE_OUT,
     "model_dir": _below_models("tokenizer"),
     "chat_template": _below_models("chat_template"),
 }
 OWN_OF_REPLICA = {
-    "model": _below_models("model"),
+    **{key: _below_models(key) for key in ("model", "engine", "tokenizer", "chat_template", "drain_timeout")},
     "served_model_name": _below_models("name"),
-    "engine": _below_models("engine"),
-    "tokenizer": _below_models("tokenizer"),
-    "chat_template": _below_models("chat_template"),
-    "drain_timeout": _below_models("drain_timeout"),
     "api_key": _below_models("api_key_env"),
-    **dict.fromkeys(
-        ("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"), LEAVE_OUT
-    ),
-    # Nobody tells the router the keys.
-    **dict.fromkeys(("curve_secret", "curve_clients", "curve_any_client"), LEAVE_OUT),
+    **_leave_out("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"),
+    **_leave_out("curve_secret", "curve_clients", "curve_any_client"),  # nobody tells the router the keys
 }
 _RANKS = "write more replicas below [[models]] instead"
-_OWN_OF_VLLM = {
+_OWN_OF_BOTH = {
     "model": _below_models("model"),
     "served-model-name": _below_models("name"),
-    "tokenizer": _below_models("tokenizer"),
     "chat-template": _below_models("chat_template"),
     "api-key": _below_models("api_key_env"),
     **dict.fromkeys(("tensor-parallel-size", "tp"), _below_models("tensor_parallel")),
-    **dict.fromkeys(("data-parallel-size", "dp", "data-parallel-rank", "dpr", "data-parallel-size-local"), _RANKS),
-    **dict.fromkeys(("host", "port", "uds", "grpc", "headless", "kv-events-config"), LEAVE_OUT),
-    **dict.fromkeys(("enable-prefix-caching", "no-enable-prefix-caching"), LEAVE_OUT),
+    **dict.fromkeys(("data-parallel-size", "dp"), _RANKS),
+    **_leave_out("host", "port", "kv-events-config"),
+}
+_OWN_OF_VLLM = {
+    **_OWN_OF_BOTH,
+    "tokenizer": _below_models("tokenizer"),
+    **dict.fromkeys(("data-parallel-rank", "dpr", "data-parallel-size-local"), _RANKS),
+    **_leave_out("uds", "grpc", "headless", "enable-prefix-caching", "no-enable-prefix-caching"),
 }
 _OWN_OF_SGLANG = {
-    **dict.fromkeys(("model-path", "model"), _below_models("model")),
-    "served-model-name": _below_models("name"),
+    **_OWN_OF_BOTH,
+    "model-path": _below_models("model"),
     "tokenizer-path": _below_models("tokenizer"),
-    "chat-template": _below_models("chat_template"),
-    "api-key": _below_models("api_key_env"),
-    **dict.fromkeys(("tp-size", "tp", "tensor-parallel-size"), _below_models("tensor_parallel")),
-    **dict.fromkeys(("dp-size", "dp", "data-parallel-size"), _RANKS),
-    **dict.fromkeys(("host", "port", "kv-events-config", "enable-metrics"), LEAVE_OUT),
+    "tp-size": _below_models("tensor_parallel"),
+    "dp-size": _RANKS,
+    **_leave_out("enable-metrics"),
 }
 OWN_OF_FOREIGN: dict[Engine, dict[str, str]] = {"vllm": _OWN_OF_VLLM, "sglang": _OWN_OF_SGLANG}
 

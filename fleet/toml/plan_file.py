@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -18,7 +18,6 @@ from fleet.toml.options import (
     OWN_OF_REPLICA,
     OWN_OF_ROUTER,
     BadOption,
-    Options,
     foreign_words,
     own_words,
     shown,
@@ -37,12 +36,7 @@ MOST_LEVELS = 32
 BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 LARGEST_INTEGER = 2**63 - 1  # of what TOML promises to keep
 
-OF_RAY = (
-    "CPU",
-    "GPU",
-    "memory",
-    "object_store_memory",
-)  # resources that have keys of their own, or cannot be asked for
+OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # they have keys of their own, or cannot be asked for
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONG_KEY = re.compile(
@@ -141,7 +135,9 @@ def _fleet(content: dict[str, Any], mistakes: Mistakes) -> FleetPlan:
     file = convert(content, FleetTable, (), mistakes) or FleetTable()
     _refuse_same_names(file.models, mistakes)
     models = [_model(table, Note(mistakes, ("models", number))) for number, table in enumerate(file.models)]
-    return FleetPlan(models=tuple(filter(None, models)), router=_router(file.router, Note(mistakes, ("router",))))
+    note = Note(mistakes, ("router",))
+    router = _words(note, lambda: own_words(ROUTER_TABLE, file.router, OWN_OF_ROUTER, {}, router_config_from))
+    return FleetPlan(models=tuple(filter(None, models)), router=router)
 
 
 def _refuse_same_names(tables: list[dict[str, Any]], mistakes: Mistakes) -> None:
@@ -165,14 +161,6 @@ class Note:
         self.mistakes.note((*self.where, *keys), message)
 
 
-def _router(options: Options, note: Note) -> tuple[str, ...]:
-    try:
-        return own_words(ROUTER_TABLE, options, OWN_OF_ROUTER, {}, router_config_from)
-    except BadOption as error:
-        note(str(error), *([error.key] if error.key else []))
-        return ()
-
-
 def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
     """Return the plan of one table; None if msgspec finds mistakes, before anything that depends on them is checked."""
     for keys, kind in ((), ModelTable), (("autoscale",), Autoscale), (("resources",), Resources):
@@ -190,7 +178,7 @@ def _model(values: dict[str, Any], note: Note) -> ModelPlan | None:
         tensor_parallel=table.tensor_parallel,
         autoscale=table.autoscale,
         environment=_environment(table, note),
-        options=_options(table, note),
+        options=_words(note, lambda: _options(table), "options"),
         drain_timeout_s=table.drain_timeout,
         wedged_after_s=table.wedged_after,
         tokenizer=table.tokenizer and os.path.abspath(table.tokenizer),
@@ -293,12 +281,17 @@ def _environment(table: ModelTable, note: Note) -> dict[str, str]:
     return table.environment
 
 
-def _options(table: ModelTable, note: Note) -> tuple[str, ...]:
-    beside = {"model": "demo", "engine": table.engine}
+def _words(note: Note, make: Callable[[], tuple[str, ...]], *keys: str) -> tuple[str, ...]:
+    """Return the words of options; none, and a note, if they cannot be used."""
     try:
-        if table.engine in FOREIGN:
-            return foreign_words(table.engine, table.options)
-        return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)
+        return make()
     except BadOption as error:
-        note(str(error), "options", *([error.key] if error.key else []))
+        note(str(error), *keys, *([error.key] if error.key else []))
         return ()
+
+
+def _options(table: ModelTable) -> tuple[str, ...]:
+    if table.engine in FOREIGN:
+        return foreign_words(table.engine, table.options)
+    beside = {"model": "demo", "engine": table.engine}
+    return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)

@@ -63,8 +63,6 @@ class ModelTable(Struct, kw_only=True):
 
 
 class Mistakes:
-    """The mistakes of one file, by line."""
-
     def __init__(self, file: str, lines: Lines) -> None:
         self._file = file
         self._lines = lines
