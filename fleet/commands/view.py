@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from events.native import Load
+from fleet.host.report import Said
 
 
 class ModelView(Struct, frozen=True, kw_only=True):
@@ -20,8 +20,8 @@ class ModelView(Struct, frozen=True, kw_only=True):
     autoscale_why: str | None = None
 
 
-class ReplicaView(Struct, frozen=True, kw_only=True):
-    """One replica; before its first report only the fields above `since` are set."""
+class ReplicaView(Said, frozen=True, kw_only=True):
+    """One replica; before its first report what it has said, and its addresses, are not set."""
 
     name: str
     model: str
@@ -29,23 +29,9 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     generation: int = 0
     old: bool = False
     why: str = ""
-    since: float = 0.0
-    node: str = ""
-    pid: int | None = None
     incarnation: str | None = None
     url: str | None = None
     events: str | None = None
-    log: str = ""  # the file on its node
-    notes: tuple[str, ...] = ()  # what it said of its settings
-    starts: int = 0
-    last_words: tuple[str, ...] = ()
-    load: Load = Load()
-    hit_rate: float = 0.0
-    prompt_tokens_per_s: float = 0.0
-    open_requests: int = 0
-    total_blocks: int = 0
-    block_size: int = 0
-    measured_at: float = 0.0
 
     @property
     def serves(self) -> bool:

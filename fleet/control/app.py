@@ -26,9 +26,8 @@ from api.http.answers import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, Table, guarded
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
-from fleet.control.metrics import metrics_text
 from fleet.control.reconcile import UnknownName
-from fleet.control.view import model_view, view
+from fleet.control.view import metrics_text, model_view, view
 from fleet.plan import MOST_REPLICAS, FleetPlan, check
 
 DONE = {"status": "ok"}
@@ -56,8 +55,6 @@ class DrainNodeRequest(Struct, forbid_unknown_fields=True):
 
 
 class Holders:
-    """Admits requests with the fleet's key."""
-
     def __init__(self, key: str) -> None:
         assert key, "with an empty key everybody would have it"
         self._expected = f"Bearer {key}".encode()
@@ -103,12 +100,9 @@ class Endpoints:
         name, lines = request.query_params.get("replica", ""), request.query_params.get("lines", str(USUAL_LINES))
         if not lines.isdecimal():
             raise invalid(f"lines is {lines!r}; make it a whole number")
-        host = self._controller.host(name)
-        if host is None and name in self._controller.reconciler.replicas:
+        if (host := self._controller.host_of.get(name)) is None:
+            self._controller.reconciler.replica(name)  # UnknownName
             raise ApiError(503, f"{name} has no log: it has not begun yet", code="host_lost")
-        if host is None:
-            names = ", ".join(self._controller.reconciler.replicas) or "none"
-            raise ApiError(404, f"there is no replica {name!r}; there are {names}", code="not_found")
         try:
             return Response(await host.log(int(lines)), media_type="text/plain; charset=utf-8")
         except (HostLost, HostGone) as error:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
@@ -29,16 +28,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Kept).decode
 
 
-class StateStore(Protocol):
-    async def load(self) -> bytes | None: ...
-
-    async def save(self, state: bytes) -> None: ...
-
-    async def clear(self) -> None: ...
-
-
-class NoStore:
-    """The state store of a fleet that ends with its controller."""
+class StateStore:
+    """Keeps the wanted state. This one keeps nothing, for a fleet that ends with its controller."""
 
     async def load(self) -> bytes | None:
         return None
@@ -51,17 +42,17 @@ class NoStore:
 class Controller:
     """`run` it; the other methods say what is wanted, and may be called at any time."""
 
-    def __init__(self, hosts: Hosts, memory: StateStore) -> None:
+    def __init__(self, hosts: Hosts, store: StateStore) -> None:
         self.reconciler = Reconciler()
         self.registry = Registry()
         self.ended = asyncio.Event()  # everything has left
         self.waits: dict[str, str] = {}  # replica -> why it has not been placed
         self.replaced = 0
         self._hosts = hosts
-        self._store = memory
-        self._there: dict[str, Host] = {}
+        self._store = store
+        self.host_of: dict[str, Host] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._scalers: dict[str, Autoscaler] = {}
+        self.scalers: dict[str, Autoscaler] = {}
         self._wake = asyncio.Event()
         self._saved = b""
         self._began_s = time.monotonic()
@@ -75,14 +66,6 @@ class Controller:
     def look(self) -> None:
         """Wake the loop to decide again."""
         self._wake.set()
-
-    def why_scaled(self, model: str) -> str | None:
-        """Return the reason of the last change of its replica count."""
-        scaler = self._scalers.get(model)
-        return None if scaler is None else scaler.why or None
-
-    def host(self, name: str) -> Host | None:
-        return self._there.get(name)
 
     # ---- the loop
 
@@ -137,9 +120,9 @@ class Controller:
     def _begin(self, task: Task) -> None:
         """Begin a host; a failure concerns this replica alone, and is retried."""
         try:
-            self._there[task.name] = self._hosts.begin(task)
+            self.host_of[task.name] = self._hosts.begin(task)
         except (OSError, ValueError) as error:
-            self._there.pop(task.name, None)
+            self.host_of.pop(task.name, None)
             self._say_lost(task.name, f"it cannot be begun: {error}")
             self._tasks[task.name] = asyncio.create_task(self._begin_later(task.name))
         else:
@@ -166,7 +149,7 @@ class Controller:
 
     async def _follow(self, task: Task) -> None:
         """Hear what it says, until it is stopped."""
-        name, host, after = task.name, self._there[task.name], None
+        name, host, after = task.name, self.host_of[task.name], None
         waiting = asyncio.create_task(self._why_not_placed(task))
         try:
             while True:
@@ -214,7 +197,7 @@ class Controller:
 
     async def _leave(self, name: str, limit_s: float, following: "asyncio.Task[None] | None") -> None:
         """Routers hear at once that it drains; it is followed until it is gone, so that they also hear when it is."""
-        host = self._there.get(name)
+        host = self.host_of.get(name)
         if host is not None:  # else it never could be begun
             await self._stop(name, host, limit_s)
         if following is not None:
@@ -223,7 +206,7 @@ class Controller:
         if self._tasks.get(name) is not asyncio.current_task():
             return  # the name is another one's by now
         self.reconciler.gone(name)
-        self._there.pop(name, None)
+        self.host_of.pop(name, None)
         del self._tasks[name]
         self.look()
 
@@ -247,11 +230,11 @@ class Controller:
             return
         for model in self.reconciler.plan.models:
             if model.autoscale is None:
-                self._scalers.pop(model.name, None)
+                self.scalers.pop(model.name, None)
                 continue
-            scaler = self._scalers.get(model.name)
+            scaler = self.scalers.get(model.name)
             if scaler is None or scaler.plan != model.autoscale:
-                scaler = self._scalers[model.name] = Autoscaler(model.autoscale)
+                scaler = self.scalers[model.name] = Autoscaler(model.autoscale)
             self._scale(model.name, scaler)
 
     def _scale(self, model: str, scaler: Autoscaler) -> None:

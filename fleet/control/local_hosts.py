@@ -33,7 +33,6 @@ class LocalHosts:
         return None
 
     def kill(self) -> None:
-        """Kill at once."""
         for host in self._hosts.values():
             host.supervisor.kill()
 
@@ -63,4 +62,4 @@ class _Host:
     async def log(self, lines: int) -> str:
         if self._log.is_closed:
             raise HostGone("it has ended")
-        return self.supervisor.log(lines)
+        return self._log.last(lines)

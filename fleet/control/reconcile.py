@@ -155,11 +155,10 @@ class Reconciler:
 
     def drain(self, name: str, wanted: bool = True) -> None:
         """Keep new requests away from a replica that goes on running."""
-        if name not in self.replicas:
-            raise UnknownName(f"there is no replica {name!r}; there are {', '.join(self.replicas) or 'none'}")
-        self.replicas[name].kept_away = wanted
+        replica = self.replica(name)
+        replica.kept_away = wanted
         if not wanted:
-            self.replicas[name].retired = ""
+            replica.retired = ""
 
     def drain_node(self, node: str, wanted: bool = True) -> list[str]:
         """Keep new requests away from a node's replicas, until they start elsewhere; return their names."""
@@ -173,12 +172,15 @@ class Reconciler:
         self.ending = True
 
     def count(self, model: str) -> int:
-        """Return the desired number of replicas."""
         return 0 if self.ending else self._counts.get(model, 0)
 
     def generation(self, model: str) -> int:
-        """Return the generation of new replicas."""
         return self._generations.get(model, 0)
+
+    def replica(self, name: str) -> Replica:
+        if name not in self.replicas:
+            raise UnknownName(f"there is no replica {name!r}; there are {', '.join(self.replicas) or 'none'}")
+        return self.replicas[name]
 
     def _known(self, model: str) -> None:
         if self.plan.model(model) is None:
@@ -253,7 +255,9 @@ class Reconciler:
             return
         plan, generation = self.plan.model(model), self.generation(model)
         assert plan is not None, f"{model} has a count, but no plan"
-        for name in islice(self._free_names(model), count):
+        stem = name_stem(model)
+        free = (name for number in numbers() if (name := f"{stem}-{number}") not in self.replicas)
+        for name in islice(free, count):
             self.replicas[name] = Replica(Task(name=name, plan=plan, generation=generation))
 
     def _leave_the_worst(self, replicas: list[Replica], allowed: int) -> int:
@@ -281,10 +285,6 @@ class Reconciler:
 
     def _of(self, model: str) -> Iterator[Replica]:
         return (replica for replica in self.replicas.values() if replica.task.plan.name == model)
-
-    def _free_names(self, model: str) -> Iterator[str]:
-        stem = name_stem(model)
-        return (name for number in numbers() if (name := f"{stem}-{number}") not in self.replicas)
 
     # ---- what routers are told
 

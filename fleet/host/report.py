@@ -20,16 +20,10 @@ class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: str = ""  # another one for every process
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """`version` grows with every report of one host; a restarted host has another `host`."""
+class Said(Struct, frozen=True, kw_only=True):
+    """The part of a report that people and programs read as it is."""
 
-    name: str
-    host: str  # of this life of the host: another one after a restart
-    version: int = 0
-    life: Life = "starting"
-    why: str = ""  # what ended the process before this one; empty while all is well
     since: float = 0.0  # Unix time of the last change of `life`
-    place: Place | None = None  # while it is ready or draining
     node: str = ""  # its address
     pid: int | None = None
     starts: int = 0  # of its process, in this life of the host
@@ -43,6 +37,17 @@ class Report(Struct, frozen=True, kw_only=True):
     total_blocks: int = 0
     block_size: int = 0
     measured_at: float = 0.0  # Unix time of `load`; 0: never
+
+
+class Report(Said, frozen=True, kw_only=True):
+    """`version` grows with every report of one host; a restarted host has another `host`."""
+
+    name: str
+    host: str  # of this life of the host: another one after a restart
+    version: int = 0
+    life: Life = "starting"
+    why: str = ""  # what ended the process before this one; empty while all is well
+    place: Place | None = None  # while it is ready or draining
 
 
 def beat(report: Report) -> tuple[object, ...]:

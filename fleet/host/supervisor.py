@@ -65,13 +65,9 @@ class Supervisor:
         return ended
 
     def kill(self) -> None:
-        """Kill at once."""
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
-
-    def log(self, lines: int) -> str:
-        return self._log.last(lines)
 
     # ---- its life
 
@@ -172,7 +168,6 @@ class Supervisor:
         return time.monotonic() - begun_s
 
     def _key(self) -> str | None:
-        """The key that the replica demands."""
         name = self.task.plan.api_key_env or "WARMROUTE_API_KEY"
         return self.task.plan.environment.get(name) or os.environ.get(name)
 

@@ -6,27 +6,27 @@ import logging
 import os
 import socket
 import time
-import traceback
 from typing import Any
 
 import msgspec
 import ray
+from ray.experimental import internal_kv
 
 from api.http.server import listen
 from fleet.control import controller as control
 from fleet.control.serving import Serving
 from fleet.on_ray.cluster import Actor, log_folder, node_address
 from fleet.on_ray.hosts import RayHosts
-from fleet.on_ray.state_store import RayStateStore
+from fleet.on_ray.replica import crash_on_bug
 from fleet.plan import FleetPlan
 
 log = logging.getLogger(__name__)
 
 NAME = "controller"  # replicas' names end in a number
 ON_HEAD = {"node:__internal_head__": 0.001}
+STATE, PORT = b"wanted", b"port"  # keys of Ray's own store
 PORT_WITHIN_S = 10.0  # a killed one may still hold it
 PORT_AGAIN_S = 0.2
-PAUSE_S = 1.0  # before Ray restarts an actor that a bug has ended
 
 encode_plan = msgspec.json.Encoder().encode
 _decode_plan = msgspec.json.Decoder(FleetPlan).decode
@@ -41,6 +41,37 @@ encode_begun = msgspec.json.Encoder().encode
 decode_begun = msgspec.json.Decoder(Begun).decode
 
 
+class RayStateStore(control.StateStore):
+    """The wanted state in Ray's own store: it outlives the controller, and the head node where Ray keeps it outside."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = f"warmroute.{namespace}".encode()
+
+    async def load(self) -> bytes | None:
+        return await self._get(STATE)
+
+    async def save(self, state: bytes) -> None:
+        await self._put(STATE, state)
+
+    async def clear(self) -> None:
+        for key in (STATE, PORT):
+            await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=self._namespace)
+
+    async def port(self) -> int:
+        """Return the port of an earlier controller; 0 without one."""
+        return int(await self._get(PORT) or b"0")
+
+    async def keep_port(self, port: int) -> None:
+        await self._put(PORT, str(port).encode())
+
+    async def _get(self, key: bytes) -> bytes | None:
+        found: bytes | None = await asyncio.to_thread(internal_kv._internal_kv_get, key, namespace=self._namespace)
+        return found
+
+    async def _put(self, key: bytes, value: bytes) -> None:
+        await asyncio.to_thread(internal_kv._internal_kv_put, key, value, overwrite=True, namespace=self._namespace)
+
+
 class Controller:
     def __init__(self, namespace: str, port: int, key: str) -> None:
         logging.basicConfig(
@@ -52,23 +83,13 @@ class Controller:
         self._controller = control.Controller(RayHosts(namespace), self._store)
         self._key = key
         self._begun: asyncio.Future[Begun] = asyncio.get_running_loop().create_future()
-        self._living = asyncio.get_running_loop().create_task(self._live(port))
+        self._living = asyncio.get_running_loop().create_task(crash_on_bug(self._serve(port)))
 
     async def begun(self) -> bytes:
         return encode_begun(await asyncio.shield(self._begun))
 
     async def want(self, plan: bytes) -> None:
         self._controller.want(_decode_plan(plan))
-
-    async def _live(self, port: int) -> None:
-        """Serve; a bug ends this process with a traceback, and Ray starts another one that goes on."""
-        try:
-            await self._serve(port)
-        except Exception:
-            log.exception("a mistake of warmroute's")
-            traceback.print_exc()
-            await asyncio.sleep(PAUSE_S)
-            os._exit(1)
 
     async def _serve(self, port: int) -> None:
         address, again = node_address(), ray.get_runtime_context().was_current_actor_reconstructed
@@ -78,7 +99,9 @@ class Controller:
         except OSError as error:
             if again:
                 raise
-            self._begun.set_result(Begun(trouble=_not_listening(address, port, error)))
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            trouble = f"the controller cannot listen on {address}:{port}: {reason}; choose another port for it"
+            self._begun.set_result(Begun(trouble=trouble))
             return
         await self._store.keep_port(listener.getsockname()[1])
         if await self._controller.restore():
@@ -102,11 +125,6 @@ async def _listen(address: str, port: int, within_s: float) -> socket.socket:
             if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
                 raise
             await asyncio.sleep(PORT_AGAIN_S)
-
-
-def _not_listening(address: str, port: int, error: OSError) -> str:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"the controller cannot listen on {address}:{port}: {reason}; choose another port for it"
 
 
 def there(namespace: str) -> Actor | None:

@@ -201,6 +201,7 @@ def begin(order: Order) -> Launched:
 
     from fleet.on_ray import controller
     from fleet.on_ray.cluster import log_folder
+    from fleet.on_ray.hosts import last_line
 
     for attempt in range(TRIES):
         found = controller.there(order.namespace)
@@ -214,14 +215,14 @@ def begin(order: Order) -> Launched:
                 ray.get(actor.want.remote(controller.encode_plan(order.plan)), timeout=BEGIN_S)
         except ActorDiedError as error:
             if attempt == TRIES - 1 or error.actor_init_failed:
-                raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
+                raise Failed(f"the controller cannot begin: {last_line(error)}") from error
             time.sleep(AGAIN_S)  # it was about to end
             continue
         except GetTimeoutError as error:
             ray.kill(actor, no_restart=False)  # the next launcher finds another one
             raise Failed(f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?") from error
         except RayError as error:
-            raise Failed(f"the controller cannot begin: {_last_line(error)}") from error
+            raise Failed(f"the controller cannot begin: {last_line(error)}") from error
         return Launched(
             controller=begun.url,
             address=ray.get_runtime_context().gcs_address,
@@ -239,10 +240,6 @@ def _say(text: str) -> None:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ def set_environment(session: int) -> None:
     """To be called before Ray is imported; no setting of another Ray in the environment counts."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
-    os.environ.update(local_environment(make_store(session) if keeps_a_store() else None))
+    major, minor = version("ray").split(".")[:2]
+    keeps_a_store = (int(major), int(minor)) >= WITH_A_STORE
+    os.environ.update(local_environment(make_store(session) if keeps_a_store else None))
 
 
 def init(folder: Path) -> None:
@@ -42,7 +44,7 @@ def init(folder: Path) -> None:
     # Ray's log monitor, autoscaler and dashboard have nothing to do here, and no switch; together 150 MB, and a second.
     for name in ("start_monitor", "start_log_monitor", "start_api_server"):
         if hasattr(Node, name):
-            setattr(Node, name, _nothing)
+            setattr(Node, name, lambda *_, **__: None)
     ray.init(
         "local",
         num_cpus=CPUS,
@@ -54,34 +56,21 @@ def init(folder: Path) -> None:
     )
 
 
-def _nothing(*_: object, **__: object) -> None:
-    pass
-
-
-def keeps_a_store() -> bool:
-    """True if the installed Ray can keep its GCS's state on a disk."""
-    major, minor = version("ray").split(".")[:2]
-    return (int(major), int(minor)) >= WITH_A_STORE
-
-
 def start_gcs_again() -> int:
     """Restart the GCS on its state and port; return its pid."""
     from ray._private import worker
 
+    node: Any = worker._global_node
     with _STARTING:
-        return _start_gcs_again(worker._global_node)
-
-
-def _start_gcs_again(node: Any) -> int:
-    for died in node.all_processes.pop(GCS):
-        died.process.wait()
-    client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # as `start_gcs_server` demands
-    try:
-        node.start_gcs_server()
-    finally:
-        node._gcs_client = client
-    pid: int = node.all_processes[GCS][0].process.pid
-    return pid
+        for died in node.all_processes.pop(GCS):
+            died.process.wait()
+        client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # as `start_gcs_server` demands
+        try:
+            node.start_gcs_server()
+        finally:
+            node._gcs_client = client
+        pid: int = node.all_processes[GCS][0].process.pid
+        return pid
 
 
 def raylet_lives(within_s: float) -> bool | None:

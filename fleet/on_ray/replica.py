@@ -4,8 +4,10 @@ Arguments and results of our own types are bytes: the actor may be older than it
 """
 
 import asyncio
+import logging
 import os
 import traceback
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -15,6 +17,8 @@ from fleet.host.supervisor import Supervisor
 from fleet.on_ray.cluster import log_folder, node_address
 from fleet.on_ray.settings import environment_of, not_for_children
 from fleet.plan import Task
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0  # before Ray restarts an actor that a bug has ended
 
@@ -33,16 +37,7 @@ class Replica:
         decoded = _decode_task(task)
         self._log = Log(log_folder() / f"warmroute-{decoded.name}.log")
         self._supervisor = Supervisor(decoded, node_address(), self._log)
-        self._running = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self) -> None:
-        """Run the replica; a bug ends this process with a traceback, and Ray starts another one."""
-        try:
-            await self._supervisor.run()
-        except Exception:
-            traceback.print_exc()
-            await asyncio.sleep(PAUSE_S)
-            os._exit(1)
+        self._running = asyncio.get_running_loop().create_task(crash_on_bug(self._supervisor.run()))
 
     async def report(self, after: tuple[str, int] | None) -> bytes:
         return encode_report(await self._supervisor.report(after))
@@ -51,4 +46,15 @@ class Replica:
         await self._supervisor.stop(limit_s)
 
     async def log(self, lines: int) -> str:
-        return self._supervisor.log(lines)
+        return self._log.last(lines)
+
+
+async def crash_on_bug(work: Awaitable[None]) -> None:
+    """Do an actor's work; a bug ends its process with a traceback, and Ray starts another one that goes on."""
+    try:
+        await work
+    except Exception:
+        log.exception("a mistake of warmroute's")
+        traceback.print_exc()
+        await asyncio.sleep(PAUSE_S)
+        os._exit(1)

@@ -9,11 +9,7 @@ NAMESPACE = "warmroute"
 LOOPBACK = "127.0.0.1"
 RECONNECT_S = 3600  # its launcher starts the GCS again, or ends all of it
 
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_COLOR_PREFIX": "0",
-}
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 
 
 def local_environment(store: Path | None = None) -> dict[str, str]:
@@ -22,19 +18,17 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
     The GCS keeps its state in the folder `store`; without one the state ends with its process.
     """
     kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)} if store else {}
-    return (
-        _QUIET
-        | kept
-        | {
-            # Otherwise it kills every actor when the machine is short of memory, even for other programs' use.
-            "RAY_memory_monitor_refresh_ms": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
-        }
-    )
+    return {
+        **_QUIET,
+        **kept,
+        # Otherwise it kills every actor when the machine is short of memory, even for other programs' use.
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it Ray listens on all addresses
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
+    }
 
 
 def joined_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from api.http.server import listen
 from api.lifeline import PARENT_VARIABLE
-from fleet.control.controller import Controller, NoStore
+from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, module
@@ -73,7 +73,7 @@ class InThisProcess:
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
         assert not again, "it ends with this process"
-        controller = Controller(self.hosts, NoStore())
+        controller = Controller(self.hosts, StateStore())
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
         await self._serving.start()
@@ -174,7 +174,6 @@ class OnRay:
             raise CannotStart(f"cannot write {str(path)!r}: {error.strerror}; choose another --log-dir") from error
 
     def _last(self) -> list[str]:
-        """The last lines of what this child has said."""
         try:
             said = (self._folder / LOG).read_bytes()[self._log_begin :]
         except OSError as error:

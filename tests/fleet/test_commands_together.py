@@ -23,7 +23,7 @@ from fleet.commands.logs import logs
 from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.status import status
-from fleet.control.controller import Controller, NoStore
+from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone
 from fleet.control.serving import Serving
 from fleet.host.report import Place, Report
@@ -108,7 +108,7 @@ class Controlled:
         assert self._there.wait(20)
 
     async def _serve(self) -> None:
-        controller = Controller(ReadyAtOnce(), NoStore())
+        controller = Controller(ReadyAtOnce(), StateStore())
         controller.want(self._plan)
         serving = Serving(controller, listen("127.0.0.1", 0), KEY)
         await serving.start()

@@ -16,7 +16,7 @@ from api.http.server import listen
 from fleet.control import app as control_app
 from fleet.control import controller as control
 from fleet.control.app import build_app
-from fleet.control.controller import Controller, NoStore
+from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone
 from fleet.control.local_hosts import LocalHosts
 from fleet.control.serving import Serving
@@ -63,7 +63,7 @@ async def controller(
     folder: Path, wanted: FleetPlan | None = None, hosts: LocalHosts | None = None
 ) -> AsyncIterator[tuple[Client, Controller]]:
     hosts = hosts or LocalHosts(folder)
-    running = Controller(hosts, NoStore())
+    running = Controller(hosts, StateStore())
     if wanted is not None:
         running.want(wanted)
     serving = Serving(running, listen("127.0.0.1", 0), KEY)
@@ -333,7 +333,7 @@ async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_go
 ) -> None:
     monkeypatch.setattr(control, "AGAIN_S", 0.1)
     hosts = Dying()
-    running = Controller(hosts, NoStore())
+    running = Controller(hosts, StateStore())
     running.want(plan("m"))
     loop = asyncio.create_task(running.run())
     async with asyncio.timeout(DEADLINE_S):
@@ -360,7 +360,7 @@ async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_go
 
 
 async def test_a_client_that_leaves_amid_its_request_is_no_mistake_of_ours(tmp_path: Path) -> None:
-    app = build_app(Controller(LocalHosts(tmp_path), NoStore()), KEY)
+    app = build_app(Controller(LocalHosts(tmp_path), StateStore()), KEY)
     messages = [
         {"type": "http.request", "body": b'{"model"', "more_body": True},
         {"type": "http.disconnect"},

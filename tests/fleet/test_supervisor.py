@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx2
@@ -115,9 +115,10 @@ async def test_what_cannot_start_is_tried_again_and_its_last_words_are_kept(tmp_
         failing = await seen(supervisor, "failing", starts=2)
         assert failing.why == "ended with status 1"
         assert "Fatal Python error" in "".join(failing.last_words)
-        assert "Fatal Python error" in supervisor.log(1000)
-        assert supervisor.log(1).count("\n") == 1
-        assert supervisor.log(0) == ""
+        with closing(Log(Path(failing.log))) as log:
+            assert "Fatal Python error" in log.last(1000)
+            assert log.last(1).count("\n") == 1
+            assert log.last(0) == ""
 
 
 async def test_an_engine_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

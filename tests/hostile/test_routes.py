@@ -21,7 +21,7 @@ from api.http.server import http_server, listen
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
 from fleet.control import app as controller_app
-from fleet.control.controller import Controller, NoStore
+from fleet.control.controller import Controller, StateStore
 from fleet.control.local_hosts import LocalHosts
 from replica.http import app as replica_app
 from router.http import app as router_app
@@ -165,7 +165,7 @@ async def test_a_replica_lets_in_whom_the_table_names_and_nobody_else(caller: st
 
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_the_controller_lets_in_whom_the_table_names_and_nobody_else(caller: str, tmp_path: Path) -> None:
-    async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), NoStore()), ADMIN)) as port:
+    async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), StateStore()), ADMIN)) as port:
         for method, path, route in routes_of(controller_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])
             admitted = route.who is Role.ANYONE or caller == "an administrator"
@@ -351,7 +351,7 @@ async def test_every_route_of_the_framework_is_a_row_of_the_table(tmp_path: Path
         apps: dict[str, Any] = {
             "router": router_app.build_app(running.router, running.front.upkeep, router_routes.TABLE),
             "replica": replica_app.build_app(no_engine, Prompts(ByteTokenizer()), config()),
-            "controller": controller_app.build_app(Controller(LocalHosts(tmp_path), NoStore()), ADMIN),
+            "controller": controller_app.build_app(Controller(LocalHosts(tmp_path), StateStore()), ADMIN),
         }
         for name, app in apps.items():
             rows = {(method, route.template) for route in TABLES[name].routes for method in route.methods}
