@@ -19,7 +19,6 @@ DEMO = (
 
 
 def remarks_on(plan: FleetPlan) -> Sequence[str]:
-    """Return the caveats of this fleet's models."""
     if all(model.engine == "simulated" for model in plan.models):
         return SIMULATED
     return DEMO if [model.name for model in plan.models] == ["demo"] else ()

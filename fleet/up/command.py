@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -28,7 +29,7 @@ from fleet.toml.plan_file import read_fleet
 from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launcher, OnRay
-from fleet.up.planning import KEY, check_alone, complete, drain_timeout_s, one_model, router_config
+from fleet.up.planning import KEY, check_alone, complete, one_model, router_config
 from fleet.up.running import Job, Running
 from fleet.up.watching import CannotStart
 from replica.settings import MODEL
@@ -217,14 +218,15 @@ def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
         else InThisProcess(folder, key)
     )
     display = after.enter_context(Display("Starting", quiet=True))
-    told = Telling(plan, settings, listener, folder, key, display, after)
+    shown = display if display.bar is not None else None
+    told = Telling(plan, settings, listener, folder, key, shown, after, logs=str(folder))
+    told.say(f"Starting {_replicas(plan)}")
     job = Job(
         plan=plan,
         launcher=launcher,
         key=key,
         listener=listener,
         router=router,
-        drain_timeout_s=drain_timeout_s(plan),
         say=told.say,
         show=told.show,
         launched=told.launched,
@@ -253,70 +255,60 @@ def follow(plan: FleetPlan, settings: Settings, config: str, read: Callable[[], 
     return 0
 
 
+@dataclass
 class Telling:
     """Tells people and other commands of a fleet that has started."""
 
-    def __init__(
-        self,
-        plan: FleetPlan,
-        settings: Settings,
-        listener: socket.socket | None,
-        folder: Path,
-        key: str,
-        display: Display,
-        after: ExitStack,
-    ) -> None:
-        self.logs = str(folder)
-        self._plan = plan
-        self._settings = settings
-        self._listener = listener
-        self._folder = folder
-        self._key = key
-        self._display: Display | None = display if display.bar is not None else None
-        self._after = after
-        self._controller = ""
-        self.say(f"Starting {_replicas(plan)}")
+    plan: FleetPlan
+    settings: Settings
+    listener: socket.socket | None
+    folder: Path
+    key: str
+    display: Display | None  # None: without a terminal, or no longer
+    after: ExitStack
+    logs: str
+    controller: str = ""
 
     def say(self, text: str) -> None:
-        say(text) if self._display is None else self._display.line(text)
+        say(text) if self.display is None else self.display.line(text)
 
     def show(self, view: View) -> None:
         """Show how many replicas are ready, while they start."""
-        if self._display is not None:
+        if self.display is not None:
             ready, wanted = (sum(getattr(model, key) for model in view.models) for key in ("ready", "wanted"))
-            self._display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
+            self.display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
 
     def launched(self, started: Launched, took_s: float) -> None:
-        if self._settings.ray:
+        if self.settings.ray:
             self.say(f"Ray is ready after {took_s:.1f} s")
         self.logs = started.logs or self.logs
-        self._controller = started.controller
-        if self._listener is None:
+        self.controller = started.controller
+        if self.listener is None:
             return
         local = LocalFleet(
-            port=self._listener.getsockname()[1],
+            port=self.listener.getsockname()[1],
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0.0,
             controller=started.controller,
-            key=self._key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
+            key=self.key if FLEET_KEY in os.environ or not started.found else None,  # that fleet has its own
             found=started.found,
-            folders=() if self._settings.log_dir else (str(self._folder),),
+            folders=() if self.settings.log_dir else (str(self.folder),),
         )
         record_fleet(local)
-        self._after.callback(partial(remove_record, local))
+        self.after.callback(partial(remove_record, local))
 
     def announce(self, view: View) -> None:
-        if self._display is not None:
-            self._display.close()
-            self._display = None
-        if self._listener is None:
-            say(f"\n{_replicas(self._plan)} of the cluster are ready; routers find them with\n")
-            say(f"  warmroute router --registry {self._controller}\n")
-            say(f"warmroute down --fleet {self._controller} ends them.")
+        if self.display is not None:
+            self.display.close()
+            self.display = None
+        if self.listener is None:
+            say(f"\n{_replicas(self.plan)} of the cluster are ready; routers find them with\n")
+            say(f"  warmroute router --registry {self.controller}\n")
+            say(f"warmroute down --fleet {self.controller} ends them.")
             return
-        url = f"http://{authority(*self._listener.getsockname()[:2])}"
-        say(announcement(url, view, remarks_on(self._plan), guarded=KEY in os.environ))
-        kept = "" if self._settings.log_dir else ",\nkept only if something fails"
+        url = f"http://{authority(*self.listener.getsockname()[:2])}"
+        say(announcement(url, view, remarks_on(self.plan), guarded=KEY in os.environ))
+        kept = "" if self.settings.log_dir else ",\nkept only if something fails"
         say(f"Logs: {self.logs}{kept}.")
         say("Elsewhere: warmroute status, scale, restart, logs. Ctrl-C ends everything.")
 

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import click
 
@@ -21,28 +22,20 @@ AGAIN_S = 5.0  # after Ray could not be joined
 AWAY_S = 10.0  # Ray restarts a controller within that time, mostly; it keeps its plan
 
 
+@dataclass
 class Following:
     """`run` it until a signal; the fleet goes on without it."""
 
-    def __init__(
-        self,
-        plan: FleetPlan,
-        file: WatchedFile,
-        read: Callable[[], FleetPlan],
-        launcher: Launcher,
-        key: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self._plan = plan
-        self._file = file
-        self._read = read  # the file; a click error says what is wrong with it
-        self._launcher = launcher
-        self._key = key
-        self._say = say
-        self._joined_once = False
-        self._is_new = True  # whether the controller has yet to be told of the plan
-        self._wrong = ""  # what is wrong with the file, and with what was asked last: each is said once
-        self._failed = ""
+    plan: FleetPlan
+    file: WatchedFile
+    read: Callable[[], FleetPlan]  # the file; a click error says what is wrong with it
+    launcher: Launcher
+    key: str
+    say: Callable[[str], None]
+    joined_once: bool = False
+    is_new: bool = True  # whether the controller has yet to be told of the plan
+    wrong: str = ""  # what is wrong with the file, and with what was asked last: each is said once
+    failed: str = ""
 
     async def run(self) -> None:
         ending = asyncio.Event()
@@ -52,17 +45,17 @@ class Following:
         try:
             await first(following, asyncio.create_task(ending.wait()))
         finally:
-            self._launcher.kill()  # it may be about to join a Ray that does not answer
-            await self._launcher.close()
+            self.launcher.kill()  # it may be about to join a Ray that does not answer
+            await self.launcher.close()
         if not ending.is_set():
             following.result()  # raises the mistake of ours that has ended it
-        if self._joined_once:
-            self._say("The fleet goes on.")
+        if self.joined_once:
+            self.say("The fleet goes on.")
 
     async def _follow(self) -> None:
         while True:
             started = await self._joined()
-            with Fleet(started.controller, self._key) as fleet:
+            with Fleet(started.controller, self.key) as fleet:
                 await self._keep(fleet)
 
     async def _joined(self) -> Launched:
@@ -70,25 +63,25 @@ class Following:
         while True:
             await self._look_at_file()
             try:
-                started = await self._launcher.start(self._plan)
+                started = await self.launcher.start(self.plan)
             except CannotStart as error:
                 self._complain(f"{error}; trying again")
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self._failed, self._is_new, self._joined_once = "", False, True
+            self.failed, self.is_new, self.joined_once = "", False, True
             found = "was there, and has the plan" if started.found else "begins"
-            self._say(f"The fleet {found}; routers find it with --registry {started.controller}")
+            self.say(f"The fleet {found}; routers find it with --registry {started.controller}")
             return started
 
     async def _keep(self, fleet: Fleet) -> None:
         """Follow the file until the controller is gone."""
-        watcher, heard_s = Watcher(fleet, self._say), time.monotonic()
+        watcher, heard_s = Watcher(fleet, self.say), time.monotonic()
         while True:
             await self._look_at_file()
             try:
                 await watcher.look()
-                heard_s, self._failed = time.monotonic(), ""
-                if self._is_new:
+                heard_s, self.failed = time.monotonic(), ""
+                if self.is_new:
                     await self._hand_over(fleet)
             except click.ClickException as error:
                 self._complain(error.format_message())
@@ -99,29 +92,29 @@ class Following:
     async def _hand_over(self, fleet: Fleet) -> None:
         """Again and again, but for a plan that is refused."""
         try:
-            await asyncio.to_thread(fleet.want, self._plan)
+            await asyncio.to_thread(fleet.want, self.plan)
         except Refused as error:
             if error.status >= 500:
                 raise
-            self._say(f"The fleet stays as it was: {error.format_message()}")
+            self.say(f"The fleet stays as it was: {error.format_message()}")
         else:
-            self._say(f"{self._file.path} has changed, and the fleet has the new plan")
-        self._is_new = False
+            self.say(f"{self.file.path} has changed, and the fleet has the new plan")
+        self.is_new = False
 
     async def _look_at_file(self) -> None:
         try:
-            if self._file.read_if_changed() is not None:
-                plan = await asyncio.to_thread(self._read)
-                self._is_new = self._is_new or plan != self._plan
-                self._plan = plan
-                self._wrong = ""
+            if self.file.read_if_changed() is not None:
+                plan = await asyncio.to_thread(self.read)
+                self.is_new = self.is_new or plan != self.plan
+                self.plan = plan
+                self.wrong = ""
         except (ValueError, click.ClickException) as error:
             why = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            if why != self._wrong:
-                self._say(f"The fleet stays as it was: {why}")
-            self._wrong = why
+            if why != self.wrong:
+                self.say(f"The fleet stays as it was: {why}")
+            self.wrong = why
 
     def _complain(self, why: str) -> None:
-        if why != self._failed:
-            self._say(why)
-        self._failed = why
+        if why != self.failed:
+            self.say(why)
+        self.failed = why

@@ -65,7 +65,8 @@ def complete(plan: FleetPlan) -> FleetPlan:
 
 
 def _complete(plan: ModelPlan) -> ModelPlan:
-    environment = _key_of(plan) | plan.environment
+    key = plan.api_key_env  # which may not be set on the replicas' machines
+    environment = ({key: os.environ[key]} if key and key in os.environ else {}) | plan.environment
     if plan.engine in FOREIGN:
         folder = plan.tokenizer or (plan.model if os.path.isdir(plan.model) else None)
         return msgspec.structs.replace(plan, environment=environment, tokenizer=folder)
@@ -77,12 +78,6 @@ def _complete(plan: ModelPlan) -> ModelPlan:
         tokenizer=plan.tokenizer or config.tokenizer,
         chat_template=plan.chat_template or config.chat_template,
     )
-
-
-def _key_of(plan: ModelPlan) -> dict[str, str]:
-    """Return the variable of the replicas' key: it may not be set on their machines."""
-    name = plan.api_key_env
-    return {name: os.environ[name]} if name is not None and name in os.environ else {}
 
 
 def settings_here() -> dict[str, str]:

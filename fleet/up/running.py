@@ -16,6 +16,7 @@ from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
 from fleet.up.launching import Launcher
+from fleet.up.planning import drain_timeout_s
 from fleet.up.watching import CannotStart, Watcher
 from router.asking import Refused, Unreachable
 from router.config import RouterConfig
@@ -43,7 +44,6 @@ class Retries:
         self._began_s = now_s()
 
     def began(self) -> None:
-        """Note that a retry began the fleet."""
         self._began_s = self._now_s()
 
     def lost(self) -> None:
@@ -84,7 +84,6 @@ class Job(NamedTuple):
     key: str  # of the controller
     listener: socket.socket | None  # of the router; None: none runs here
     router: RouterConfig  # but for its registry
-    drain_timeout_s: float
     say: Callable[[str], None]
     show: Callable[[View], None]
     launched: Callable[[Launched, float], None]  # and how many seconds that took
@@ -238,26 +237,23 @@ class Running:
     async def _end(self) -> None:
         """Drain the router, then the replicas, so that none refuses an accepted request."""
         job, began_s = self._job, asyncio.get_running_loop().time()
+        limit_s = drain_timeout_s(job.plan)
         if self._front is not None:
-            cut = await self._unless_at_once(self._front.drain(job.drain_timeout_s))
+            cut = await self._unless_at_once(self._front.drain(limit_s))
             await self._front.close()
             if cut:
-                limit = f"{job.drain_timeout_s:g} s; the replicas' --drain-timeout sets this limit"
+                limit = f"{limit_s:g} s; the replicas' --drain-timeout sets this limit"
                 job.say(f"Running requests that were cut after {limit}: {cut}")
         if not job.launcher.holds:
             await job.launcher.close()  # it may be about to begin the fleet again
-        if self._started is not None and self._ends_replicas:
+        # Those found running go on, and those left without a router here.
+        stay = self._started is None or self._started.found or (job.listener is None and self._announced)
+        if not stay:
             # Whoever asks a replica itself, past the front, has what is left of the time.
-            left_s = max(0.0, job.drain_timeout_s - (asyncio.get_running_loop().time() - began_s))
+            left_s = max(0.0, limit_s - (asyncio.get_running_loop().time() - began_s))
             await self._unless_at_once(self._end_replicas(left_s + ENDS_S))
         await job.launcher.close()
         self.failed |= not job.launcher.clean
-
-    @property
-    def _ends_replicas(self) -> bool:
-        """True if the replicas end with this process: not those found running, nor those left without a router here."""
-        stay = self._job.listener is None and self._announced
-        return self._started is not None and not self._started.found and not stay
 
     async def _end_replicas(self, limit_s: float) -> None:
         assert self._started is not None

@@ -138,7 +138,7 @@ async def test_while_ray_is_away_the_file_is_read_again(tmp_path: Path) -> None:
             it.write("many")
             await it.until_said("The fleet stays as it was: that is no number")
             it.write("22")
-            await until(lambda: counts([it.following._plan]) == [22], "it has read the file")
+            await until(lambda: counts([it.following.plan]) == [22], "it has read the file")
             ray.away = ""
             await it.until_said("The fleet begins")
         assert counts(ray.plans) == [22]
