@@ -61,22 +61,10 @@ EXTRAS = {
     "torch": "replica",
 }
 BASE_MODULES = frozenset(
-    {
-        "fastapi",
-        "httptools",
-        "httpx2",
-        "jinja2",
-        "msgspec",
-        "prometheus_client",
-        "rich",
-        "starlette",
-        "textual",
-        "tokenizers",
-        "uvicorn",
-        "uvloop",
-        "xxhash",
-        "zmq",
-    }
+    (
+        *("fastapi", "httptools", "httpx2", "jinja2", "msgspec", "prometheus_client", "rich", "starlette", "textual"),
+        *("tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+    )
 )
 
 COMPLETE_VAR = "_WARMROUTE_COMPLETE"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -37,7 +36,6 @@ class Display:
         self._console.print(Text(text), soft_wrap=True)
 
     def begin(self, title: str, total: int | None) -> None:
-        """Begin another bar in the place of this one."""
         if self.bar is not None:
             self.bar.reset(self._task, total=total, description=title, said="")
 
@@ -58,9 +56,7 @@ class Display:
             self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGES = ("events", "api", "kernels", "replica", "router", "fleet", "lab")
@@ -26,7 +26,6 @@ class Conflict:
     ours_wins: bool
 
     def describe(self, owners: Sequence[str], our_root: Path = OUR_ROOT) -> str:
-        """Describe the conflict and the fix in one line."""
         if self.other_root == str(our_root):
             theirs = f"that of {', '.join(owners)}"
             return f"warmroute's {self.name} and {theirs} lie mixed in one folder, {our_root / self.name}. {FIX}"
@@ -71,23 +70,10 @@ def check() -> tuple[list[str], list[str]]:
     return warnings, errors
 
 
-def _listdir(root: str) -> list[str]:
-    try:
-        return os.listdir(root)
-    except OSError:  # zip files and folders that do not exist stand on sys.path too
-        return []
-
-
 def _packages_in(root: str) -> list[str]:
     """Find the importable modules of our names; a folder without `__init__` never wins over a package."""
-    entries = set(_listdir(root))
-    return [name for name in PACKAGES if _is_module(root, name, entries)]
-
-
-def _is_module(root: str, name: str, entries: set[str]) -> bool:
-    if name in entries and any(os.path.exists(os.path.join(root, name, f"__init__{s}")) for s in all_suffixes()):
-        return True
-    return any(f"{name}{suffix}" in entries for suffix in all_suffixes())
+    specs = {name: PathFinder.find_spec(name, [root]) for name in PACKAGES}
+    return [name for name, spec in specs.items() if spec is not None and spec.loader is not None]
 
 
 _DIST_INFO = re.compile(rf"({'|'.join(PACKAGES)})-[^-]*\.(?:dist|egg)-info", re.IGNORECASE)
@@ -95,4 +81,4 @@ _DIST_INFO = re.compile(rf"({'|'.join(PACKAGES)})-[^-]*\.(?:dist|egg)-info", re.
 
 def _same_named_distributions(root: str) -> list[str]:
     """Find distributions named like our packages in our own folder, where two packages would mix their files."""
-    return sorted({match[1].lower() for entry in _listdir(root) if (match := _DIST_INFO.fullmatch(entry))})
+    return sorted({match[1].lower() for entry in os.listdir(root) if (match := _DIST_INFO.fullmatch(entry))})

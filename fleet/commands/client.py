@@ -1,11 +1,21 @@
-"""Talks to a fleet's controller over HTTP. Every failure is an error of one line that says what to do."""
+"""Talks to a fleet's controller over HTTP, also while it restarts, perhaps elsewhere.
 
+Every failure is an error of one line that says what to do.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+import click
 from msgspec import Struct
 
-from fleet.commands.local_fleets import listed, running_fleets
+from fleet.commands.local_fleets import Where, listed, running_fleets
 from fleet.commands.view import ModelView, View
 from fleet.plan import FleetPlan
-from router.asking import Client, Server
+from router.asking import Client, Server, Unreachable
+
+T = TypeVar("T")
 
 CONTROLLER = Server(
     "controller",
@@ -21,8 +31,6 @@ class _Names(Struct):
 
 
 class Fleet(Client):
-    """One fleet's controller."""
-
     def __init__(self, url: str, key: str | None = None) -> None:
         super().__init__(url, key, CONTROLLER, TIMEOUT_S)
 
@@ -30,7 +38,6 @@ class Fleet(Client):
         return self.read(self.answer())
 
     def answer(self) -> bytes:
-        """The bytes that `read` decodes."""
         return self.ask("GET", "/fleet")
 
     def read(self, answer: bytes) -> View:
@@ -58,3 +65,56 @@ class Fleet(Client):
 
     def end(self) -> None:
         self.ask("POST", "/end", {})
+
+
+class Poller:
+    """A fleet that is polled; to be closed, or used as a context manager."""
+
+    def __init__(self, locate: Callable[[], Where]) -> None:
+        self.why = ""  # why there is no answer
+        self.is_news = False  # the last question was the first without an answer
+        self.answer = b""  # the last one, as it came
+        self._locate = locate
+        self._away_since_s: float | None = None
+        where = locate()
+        self.fleet = Fleet(where.url, where.key)
+
+    @property
+    def away_s(self) -> float:
+        """Seconds since the controller answered last."""
+        return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
+
+    def look(self) -> View | None:
+        answer = self.ask(Fleet.answer)
+        if answer is None:
+            return None
+        self.answer = answer
+        return self.fleet.read(answer)
+
+    def ask(self, question: Callable[[Fleet], T]) -> T | None:
+        """Return the answer; None while the controller does not answer."""
+        try:
+            answer = question(self.fleet)
+        except Unreachable as error:
+            self.why = error.reason
+            self.is_news = self._away_since_s is None
+            self._away_since_s = self._away_since_s or time.monotonic()
+            self._find_again()
+            return None
+        self._away_since_s = None
+        return answer
+
+    def _find_again(self) -> None:
+        try:
+            where = self._locate()
+        except click.ClickException:  # none is there now
+            return
+        if where.url != self.fleet.url:
+            self.fleet.close()
+            self.fleet = Fleet(where.url, where.key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fleet.close()

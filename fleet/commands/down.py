@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 import msgspec
@@ -97,9 +98,7 @@ def ask_to_end(fleet: LocalFleet, now: bool) -> None:
     """Send SIGTERM. A second one means at once, so a second `down` only waits, unless with --now."""
     if not fleet.ending:
         if is_running(fleet):
-            record_fleet(
-                msgspec.structs.replace(fleet, ending=True)
-            )  # before it is asked: it removes this file in the end
+            record_fleet(msgspec.structs.replace(fleet, ending=True))  # before: asked, it removes this file in the end
         send_signal(fleet)
         if now:  # two signals that arrive together are one
             time.sleep(BETWEEN_SIGNALS_S)
@@ -157,30 +156,30 @@ def end_there(fleet: Fleet) -> None:
     click.echo(f"The fleet of {fleet.url} has ended")
 
 
+@dataclass
 class Running:
     """Shows what still runs of a fleet that ends."""
 
-    def __init__(self, fleet: Fleet, display: Display) -> None:
-        self._fleet = fleet
-        self._display = display
-        self._seen: View | None = None
-        self._first = 0
-        self._silent_since_s: float | None = None
+    fleet: Fleet
+    display: Display
+    seen: View | None = None
+    first: int = 0
+    silent_since_s: float | None = None
 
     @property
     def silent_s(self) -> float:
-        return 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
+        return 0.0 if self.silent_since_s is None else time.monotonic() - self.silent_since_s
 
     def look(self) -> None:
         try:
-            view = self._fleet.view()
+            view = self.fleet.view()
         except (Unreachable, Refused):
-            self._silent_since_s = self._silent_since_s or time.monotonic()
+            self.silent_since_s = self.silent_since_s or time.monotonic()
             return
-        self._silent_since_s = None
-        if self._seen is None:
-            self._first = len(view.replicas)
-        for line in changes(self._seen, view):
-            self._display.line(line)
-        self._display.step(max(0, self._first - len(view.replicas)), self._first)
-        self._seen = view
+        self.silent_since_s = None
+        if self.seen is None:
+            self.first = len(view.replicas)
+        for line in changes(self.seen, view):
+            self.display.line(line)
+        self.display.step(max(0, self.first - len(view.replicas)), self.first)
+        self.seen = view

@@ -7,10 +7,10 @@ import click
 
 from api.settings import TEXT, FiniteRange
 from fleet.commands.client import Fleet
-from fleet.commands.options import connect, fleet_options
+from fleet.commands.options import fleet_options, locate
 from fleet.commands.view import ReplicaView
-from fleet.commands.words import count
 from router.asking import Refused
+from router.top.formatting import count
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived
@@ -50,7 +50,8 @@ def drain(
         raise click.UsageError("give a REPLICA or --node ADDRESS, one of them")
     if undo and wait_s is not None:
         raise click.UsageError("--undo has nothing to --wait for; leave one of them out")
-    with connect(which, fleet_key) as fleet:
+    where = locate(which, fleet_key)
+    with Fleet(where.url, where.key) as fleet:
 
         def tell() -> Collection[str]:
             if node is not None:

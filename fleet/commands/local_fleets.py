@@ -10,6 +10,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -64,6 +65,7 @@ class Where(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(LocalFleet).decode
+_process_of = attrgetter("pid", "started", "boot", "pid_namespace")
 
 
 # ---- what `warmroute up` does
@@ -135,20 +137,16 @@ def find(which: str | None) -> Where:
     """`which` is a URL, of a controller or of the router of a fleet here; a port; or None: the only fleet here."""
     fleets = running_fleets()
     if which is None:
-        if len(fleets) == 1:
-            return _where(fleets[0])
-        raise click.ClickException(
-            f"several fleets run on this machine: {listed(fleets)}; name one with --fleet PORT"
-            if fleets
-            else "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
-        )
-    found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
-    if len(found) > 1:
-        raise click.ClickException(f"{which} may be one of several: {listed(found)}; name one with --fleet URL")
-    if found:
-        return _where(found[0])
-    if which.isdecimal():
-        raise click.ClickException(f"no fleet of this machine has port {which}; there are {listed(fleets)}")
+        found, several = fleets, f"several fleets run on this machine: {listed(fleets)}; name one with --fleet PORT"
+        none = "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
+    else:
+        found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
+        several = f"{which} may be one of several: {listed(found)}; name one with --fleet URL"
+        none = f"no fleet of this machine has port {which}; there are {listed(fleets)}"
+    if len(found) == 1:
+        return Where(found[0].controller, found[0].key, found[0])
+    if found or which is None or which.isdecimal():
+        raise click.ClickException(several if found else none)
     return Where(which, None, None)
 
 
@@ -228,7 +226,7 @@ def _file_name(fleet: LocalFleet) -> str:
 def _is_of_another(path: Path, fleet: LocalFleet) -> bool:
     """Another container may have the same port and pid."""
     try:
-        return not _same(_decode(_content(path)), fleet)
+        return _process_of(_decode(_content(path))) != _process_of(fleet)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return False
 
@@ -269,11 +267,7 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-# ----
-
-
-def _where(fleet: LocalFleet) -> Where:
-    return Where(fleet.controller, fleet.key, fleet)
+# ---- which one
 
 
 def _at_port(fleets: list[LocalFleet], port: int) -> list[LocalFleet]:
@@ -304,15 +298,6 @@ def _answers(url: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _same(one: LocalFleet, other: LocalFleet) -> bool:
-    return (one.pid, one.started, one.boot, one.pid_namespace) == (
-        other.pid,
-        other.started,
-        other.boot,
-        other.pid_namespace,
-    )
 
 
 def _say(text: str) -> None:

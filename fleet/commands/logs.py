@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
+from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
-from fleet.commands.poller import Poller
 from router.asking import Refused
 
 LINES = 100

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import click
 
 from api.options import SettingOption
-from fleet.commands.client import Fleet
 from fleet.commands.local_fleets import Where, find
 from router.settings import SECRET, Url
 
@@ -52,8 +51,3 @@ def fleet_options(command: Command) -> Command:
 def locate(which: str | None, fleet_key: str | None) -> Where:
     where = find(which)
     return where if fleet_key is None else where._replace(key=fleet_key)
-
-
-def connect(which: str | None, fleet_key: str | None) -> Fleet:
-    where = locate(which, fleet_key)
-    return Fleet(where.url, where.key)

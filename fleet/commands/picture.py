@@ -39,9 +39,15 @@ COLUMNS = (
     Column("replica", lambda each, _: each.name, right=False),
     Column("node", lambda each, _: each.node or UNKNOWN, right=False, dispensable=3, usual=()),
     Column("pid", lambda each, _: str(each.pid or UNKNOWN), dispensable=5, usual=(UNKNOWN,)),
-    Column("incarnation", lambda each, _: incarnation(each), right=False, dispensable=6, usual=(UNKNOWN,)),
+    Column(
+        "incarnation",
+        lambda each, _: (each.incarnation or UNKNOWN)[:INCARNATION_LETTERS],
+        right=False,
+        dispensable=6,
+        usual=(UNKNOWN,),
+    ),
     Column("state", lambda each, _: each.life, right=False),
-    Column("for", lambda each, now_s: age(each, now_s), dispensable=1),
+    Column("for", lambda each, now_s: age_of(now_s - each.since) if each.since else UNKNOWN, dispensable=1),
     Column("starts", lambda each, _: str(each.starts or UNKNOWN), dispensable=4, usual=(UNKNOWN, "1")),
     Column("cached", lambda each, _: cached(each), usual=(UNKNOWN,)),
     Column("hits", lambda each, _: hits(each), dispensable=2, usual=(UNKNOWN,)),
@@ -120,7 +126,8 @@ def autoscaled(model: ModelView) -> str:
 
 def fitting(view: View, now_s: float, console: Console, options: ConsoleOptions) -> Table:
     """Without the columns that say the same of all, and without as many others as do not fit."""
-    replicas = [replica for model in _model_names(view) for replica in view.of(model)]
+    names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
+    replicas = [replica for name in names for replica in view.of(name)]
     columns = [column for column in COLUMNS if tells(column, replicas, now_s)]
     unlimited = options.update(width=UNLIMITED)
     while True:
@@ -151,15 +158,6 @@ def table_of(columns: Sequence[Column], replicas: Sequence[ReplicaView], now_s: 
     return table
 
 
-def incarnation(replica: ReplicaView) -> str:
-    return (replica.incarnation or UNKNOWN)[:INCARNATION_LETTERS]
-
-
-def age(replica: ReplicaView, now_s: float) -> str:
-    """Return the time since its state changed."""
-    return age_of(now_s - replica.since) if replica.since else UNKNOWN
-
-
 def cached(replica: ReplicaView) -> str:
     if not replica.serves or not replica.total_blocks:
         return UNKNOWN
@@ -181,7 +179,6 @@ def figure(replica: ReplicaView, number: int) -> str:
 
 
 def trouble(view: View) -> list[Text]:
-    """Explain what is wrong with replicas, with the last lines of their processes."""
     lines = []
     for replica in view.replicas:
         if not replica.why or replica.life == "ready":
@@ -190,8 +187,3 @@ def trouble(view: View) -> list[Text]:
         words = replica.last_words[-LAST_WORDS:] if replica.life in ("failing", "starting") else ()
         lines += [Text.assemble("  | ", Text.from_ansi(word), style="dim") for word in words]
     return lines
-
-
-def _model_names(view: View) -> list[str]:
-    """Name all models, leaving ones included."""
-    return list(dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)]))

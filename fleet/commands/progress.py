@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from fleet.commands.client import CONTROLLER
-from fleet.commands.poller import Poller
+from fleet.commands.client import CONTROLLER, Poller
 from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
@@ -34,17 +33,14 @@ def follow(poller: Poller, before: View, model: str, title: str, step: Callable[
 
 
 def _follow(poller: Poller, seen: View, model: str, display: Display, step: Callable[[View], Step]) -> None:
-    said = False
     while True:
         view = poller.look()
         if view is None:
             if poller.away_s > MISSING_S:
                 raise Unreachable(CONTROLLER, poller.fleet.url, poller.why)
-            if not said:
+            if poller.is_news:
                 display.line(f"The controller does not answer ({poller.why}); it is asked again")
-            said = True
         else:
-            said = False
             for line in changes(seen, view, model):
                 display.line(line)
             if view.ending:

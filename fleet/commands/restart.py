@@ -2,8 +2,8 @@
 
 import click
 
+from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
-from fleet.commands.poller import Poller
 from fleet.commands.progress import Step, follow
 from fleet.commands.view import View
 

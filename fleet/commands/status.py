@@ -7,9 +7,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from fleet.commands.client import Poller
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.picture import Picture
-from fleet.commands.poller import Poller
 from fleet.commands.view import View
 from fleet.commands.words import age_of
 from fleet.display import has_cursor
@@ -62,15 +62,12 @@ def show(console: Console, what: bytes | Picture) -> None:
 
 def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) -> None:
     """Print it every second, for pipes and files; note once if the controller does not answer."""
-    said = False
     while True:
         view = poller.look()
         if view is None:
-            if not said:
+            if poller.is_news:
                 click.echo(f"Note: {away(poller)}", err=True)
-            said = True
         else:
-            said = False
             show(console, poller.answer if as_json else Picture(view, time.time()))
             if not as_json:
                 click.echo()

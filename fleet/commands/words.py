@@ -1,6 +1,7 @@
 """A fleet's figures and states in words."""
 
 from fleet.commands.view import ReplicaView, View
+from router.top.formatting import count
 
 CAUSES = ("ready", "gone", "leaving")  # when one is ready another may leave, and when it is gone a new one may start
 
@@ -51,10 +52,6 @@ def happened(replica: ReplicaView) -> str:
             return f"is out of sight: {why}"
         case life:
             return f"is {life}: {why}" if why else f"is {life}"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def age_of(seconds: float) -> str:

@@ -62,8 +62,6 @@ class Demand(NamedTuple):
 
 
 class Autoscaler:
-    """The autoscaler of one model."""
-
     def __init__(self, plan: Autoscale) -> None:
         self.plan = plan
         self.why = ""  # of the last change
@@ -174,7 +172,6 @@ def why_full(demand: Demand) -> str:
 
 
 def demand_of(reports: Sequence[Report]) -> Demand:
-    """Sum up the reports of one replica or more."""
     loads = [report.load for report in reports]
     rates = [load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s > 0]
     rate = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_S

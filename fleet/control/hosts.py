@@ -25,9 +25,7 @@ class Host(Protocol):
         """Drain the replica for `limit_s` at most, and end it; return when process and host are gone."""
         ...
 
-    async def log(self, lines: int) -> str:
-        """The last lines of the replica's log."""
-        ...
+    async def log(self, lines: int) -> str: ...
 
 
 class Hosts(Protocol):

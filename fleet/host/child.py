@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from api.lifeline import PARENT_VARIABLE
@@ -80,13 +81,13 @@ class Log:
             self.descriptor = -1
 
 
+@dataclass(frozen=True)
 class Child:
     """A process in a session of its own that dies with this one."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Log, log_begin: int) -> None:
-        self._process = process
-        self._log = log
-        self._log_begin = log_begin
+    process: asyncio.subprocess.Process
+    log: Log
+    log_begin: int
 
     @classmethod
     async def start(cls, command: Sequence[str], log: Log, environment: Mapping[str, str]) -> "Child":
@@ -104,11 +105,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_over(self) -> bool:
-        return self._process.returncode is not None
+        return self.process.returncode is not None
 
     def place(self) -> Place | None:
         """Return where it listens once it is ready; for our own replicas."""
@@ -116,37 +117,31 @@ class Child:
 
     async def ended(self) -> str:
         """Wait for the end, and say which it was."""
-        await self._process.wait()
-        return self.ending
-
-    @property
-    def ending(self) -> str:
-        status = self._process.returncode
-        assert status is not None, "it runs still"
+        status = await self.process.wait()
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with status {status}"
 
     def output(self) -> str:
         """Return this process's output, or the last part of it."""
-        return self._log.tail(self._log_begin)
+        return self.log.tail(self.log_begin)
 
     def last_lines(self) -> list[str]:
         return self.output().splitlines()[-LAST_LINES:]
 
     def notes(self) -> list[str]:
-        """Return its notes about its settings."""
         return [line for line in self.output().splitlines() if line.startswith("Note: ")]
 
     async def stop(self, limit_s: float) -> bool:
         """Ask it to drain and end; False if it had to be killed."""
-        self._signal(signal.SIGTERM)
+        if not self.is_over:
+            self.process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(limit_s):
-                await self._process.wait()
+                await self.process.wait()
         except TimeoutError:
             self.kill()
-            await self._process.wait()
+            await self.process.wait()
             return False
         return True
 
@@ -155,10 +150,6 @@ class Child:
         if not self.is_over:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        if not self.is_over:
-            self._process.send_signal(number)
 
 
 READY_LINE = re.compile(

@@ -29,8 +29,6 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 
 
 class Launch(Struct, frozen=True):
-    """A command to start, and its addresses."""
-
     command: tuple[str, ...]
     environment: dict[str, str]  # beside what is inherited
     place: Place | None  # None: our ready line says it

@@ -12,13 +12,14 @@ import pytest
 
 from fleet.commands import drain as drain_module
 from fleet.commands import progress
+from fleet.commands.client import CONTROLLER, Fleet, Poller
 from fleet.commands.drain import drain
 from fleet.commands.local_fleets import Where
-from fleet.commands.poller import Poller
 from fleet.commands.restart import restart
 from fleet.commands.scale import scale
 from fleet.commands.view import View
 from fleet.commands.words import changes
+from router.asking import Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 
@@ -351,17 +352,16 @@ def test_a_controller_that_came_back_elsewhere_is_found() -> None:
 
 
 def test_waiting_goes_on_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = Poller.look, 0
+    real, asked = Fleet.answer, 0
 
-    def look(poller: Poller) -> View | None:
+    def answer(fleet: Fleet) -> bytes:
         nonlocal asked
         asked += 1
-        if asked in (1, 2):
-            poller.why = "Connection refused"
-            return None
-        return real(poller)
+        if asked in (2, 3):  # after the look before the change
+            raise Unreachable(CONTROLLER, fleet.url, "Connection refused")
+        return real(fleet)
 
-    monkeypatch.setattr(Poller, "look", look)
+    monkeypatch.setattr(Fleet, "answer", answer)
     script.views = [calm(), calm(3)]
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.lines[0] == "The controller does not answer (Connection refused); it is asked again"
