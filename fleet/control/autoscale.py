@@ -123,7 +123,13 @@ class Autoscaler:
             self._patience = min(2 * self._patience, MOST_PATIENCE) if missed else 1
         self._forget()
         self._incomplete_since_s = now_s
-        self.why = why_slow(demand, plan.ttft_target_s) if slow else why_full(demand)
+        self.why = (
+            f"a new prompt would wait {demand.wait_s(demand.replicas):.1f} s, and should {plan.ttft_target_s:g} s at "
+            f"most: {demand.queued_tokens:,.0f} tokens are queued, and {demand.pace:,.0f} are done in a second"
+            f"{' (as is assumed)' if demand.assumed else ''}"
+            if slow
+            else f"every replica has a queue, and {demand.memory:.0%} of the KV memory is in use"
+        )
         return more
 
     def _more_will_come(self, wanted: int, demand: Demand, now_s: float) -> bool:
@@ -157,18 +163,6 @@ class Autoscaler:
     def _forget(self) -> None:
         """Restart all waits after a change."""
         self._short_since_s = self._ample_since_s = None
-
-
-def why_slow(demand: Demand, target_s: float) -> str:
-    return (
-        f"a new prompt would wait {demand.wait_s(demand.replicas):.1f} s, and should {target_s:g} s at most: "
-        f"{demand.queued_tokens:,.0f} tokens are queued, and {demand.pace:,.0f} are done in a second"
-        f"{' (as is assumed)' if demand.assumed else ''}"
-    )
-
-
-def why_full(demand: Demand) -> str:
-    return f"every replica has a queue, and {demand.memory:.0%} of the KV memory is in use"
 
 
 def demand_of(reports: Sequence[Report]) -> Demand:

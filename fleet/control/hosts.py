@@ -19,11 +19,9 @@ class Host(Protocol):
 
     async def report(self, after: tuple[str, int] | None) -> Report:
         """Return the current report; if that is still `after` (host, version), wait for a change for some seconds."""
-        ...
 
     async def stop(self, limit_s: float) -> None:
         """Drain the replica for `limit_s` at most, and end it; return when process and host are gone."""
-        ...
 
     async def log(self, lines: int) -> str: ...
 
@@ -31,12 +29,9 @@ class Host(Protocol):
 class Hosts(Protocol):
     def begin(self, task: Task) -> Host:
         """Return a host that starts this replica and keeps it running; take over one of that name."""
-        ...
 
     async def there(self) -> list[str]:
         """Return the names of all hosts, including those of an earlier controller."""
-        ...
 
     async def missing(self, task: Task) -> str | None:
         """Return what no node has free for a host that does not report; None if one has it."""
-        ...

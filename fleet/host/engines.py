@@ -54,7 +54,9 @@ def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
         )
     if plan.engine == "vllm" and _program("vllm", plan) is None:
         return "this node has no program vllm; install vLLM, or name its folder in environment = {PATH = '...'}"
-    if plan.engine == "sglang" and not _may_have_sglang(plan):
+    # We cannot inspect another interpreter before starting it.
+    python = _python(plan) if "PATH" in plan.environment else find_spec("sglang")
+    if plan.engine == "sglang" and python is None:
         return (
             "this node has no Python with sglang; install SGLang, or name the folder of the Python that has it "
             "in environment = {PATH = '...'}"
@@ -173,10 +175,3 @@ def _python(plan: ModelPlan) -> str | None:
     if "PATH" not in plan.environment:
         return sys.executable
     return _program("python", plan) or _program("python3", plan)
-
-
-def _may_have_sglang(plan: ModelPlan) -> bool:
-    """We cannot inspect another interpreter before starting it."""
-    if "PATH" in plan.environment:
-        return _python(plan) is not None
-    return find_spec("sglang") is not None

@@ -37,23 +37,18 @@ class Launcher(Protocol):
     @property
     def clean(self) -> bool:
         """True if everything ended in order."""
-        ...
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
         """Begin the fleet; again: a controller that is there goes on with what it was told."""
-        ...
 
     async def failed(self) -> str:
         """Returns only if the controller cannot go on, and says why."""
-        ...
 
     async def close(self) -> None:
         """After the fleet has ended, or in its place where it cannot be ended in order."""
-        ...
 
     def kill(self) -> None:
         """Kill all processes of the fleet on this machine."""
-        ...
 
 
 class InThisProcess:

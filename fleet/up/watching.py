@@ -3,14 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable
+from operator import attrgetter
 
 import click
 
 from fleet.commands.client import Fleet
 from fleet.commands.view import ReplicaView, View
+from fleet.commands.words import happened
 
 STARTING_LOOK_S = 0.1
 LOOK_S = 1.0
+STATE = attrgetter("life", "starts", "why")
 
 
 class CannotStart(Exception):
@@ -77,11 +80,7 @@ class Watcher:
         view = self.view = await asyncio.to_thread(self._fleet.view)
         for replica in view.replicas:
             before = self._seen.get(replica.name)
-            if before is None or (before.life, before.starts, before.why) != (
-                replica.life,
-                replica.starts,
-                replica.why,
-            ):
+            if before is None or STATE(before) != STATE(replica):
                 self._changed(replica, before)
             self._seen[replica.name] = replica
         if self._show is not None:
@@ -95,31 +94,22 @@ class Watcher:
         name = replica.name
         if replica.life in ("placing", "starting"):
             self._began_s.setdefault(name, time.monotonic())
-        if replica.why and replica.life == "placing":
-            self._say(f"{name} waits for a place: {replica.why}")
-        elif replica.life == "lost":
-            self._say(f"{name} is out of sight: {replica.why}")
+        if replica.life == "lost" or (replica.why and replica.life == "placing"):
+            self._say(f"{name} {happened(replica)}")
         elif replica.life == "ready":
-            self._say_notes(replica)
+            for note in dict.fromkeys(replica.notes):  # all replicas have the same: each is said once
+                if note not in self._notes:
+                    self._say(note)
+            self._notes.update(replica.notes)
             took_s = time.monotonic() - self._began_s.pop(name, time.monotonic())
             self._say(f"{name} is ready after {took_s:.1f} s" if took_s >= STARTING_LOOK_S else f"{name} is ready")
             self._ready.add(name)
         elif replica.life in ("leaving", "draining"):
             self._say(f"{name} drains")
-        if replica.why and (before is None or replica.why != before.why) and name in self._ready:
-            self._died(replica)
-
-    def _died(self, replica: ReplicaView) -> None:
-        if replica.life in ("failing", "starting"):
+        is_new = replica.why and (before is None or replica.why != before.why)
+        if is_new and name in self._ready and replica.life in ("failing", "starting"):
             self.failed = True
-            self._say(f"{replica.name} {replica.why}; it is started again. Its last words:{_last_words(replica)}")
-
-    def _say_notes(self, replica: ReplicaView) -> None:
-        """Say each note about settings once: all replicas have the same."""
-        for note in replica.notes:
-            if note not in self._notes:
-                self._notes.add(note)
-                self._say(note)
+            self._say(f"{name} {replica.why}; it is started again. Its last words:{_last_words(replica)}")
 
     def _refuse_what_cannot_start(self, view: View) -> None:
         for replica in view.replicas:
