@@ -1,6 +1,6 @@
 """Reads a file's blocks, prompts and request names."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -41,21 +41,14 @@ def prompts(path: Path, tell: Tell) -> Read:
 
 def names(path: Path) -> list[str]:
     """Name all requests: first those of the trace, in its order, then those that it leaves out."""
-    timed = list(_logged(path) if is_log(path) else _numbered(path))
+    if is_log(path):
+        timed = [(line.ts, line.request_id, bool(line.blocks and line.block_tokens)) for line in read_log(path)]
+    else:
+        timed = [(_timed.decode(line).timestamp, str(number), True) for number, line in numbered_lines(path)]
     known = [(at_s, name) for at_s, name, is_known in timed if is_known]
     start_s = min((at_s for at_s, _ in known), default=0.0)
     known.sort(key=lambda each: each[0] - start_s)  # as the trace does, where two may become equal
     return [name for _, name in known] + [name for _, name, is_known in timed if not is_known]
-
-
-def _logged(path: Path) -> Iterator[tuple[float, str, bool]]:
-    for line in read_log(path):
-        yield line.ts, line.request_id, bool(line.blocks and line.block_tokens)
-
-
-def _numbered(path: Path) -> Iterator[tuple[float, str, bool]]:
-    for number, line in numbered_lines(path):
-        yield _timed.decode(line).timestamp, str(number), True
 
 
 def _seldom(tell: Tell) -> Tell:

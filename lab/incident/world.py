@@ -73,7 +73,10 @@ class World:
         self.placement.expire(fact.at_s)
         match fact:
             case Asked():
-                self._is_asked(fact)
+                for one in fact.decided.candidates:
+                    if one.seq is not None:
+                        self.twins[one.name].know(one.seq, fact.at_s + self.offset_s, alone=self._is_damaged)
+                    self.twins[one.name].see(one, fact.at_s)
             case Sent():
                 self._is_sent(fact)
             case Begun(_, at_s, _, sending):
@@ -90,13 +93,6 @@ class World:
                 if record.source == source or record.kind == "session":
                     twin.take(record, self.offset_s, self._reports.get(source, {}))
             self._next = next(self._records, None)
-
-    def _is_asked(self, fact: Asked) -> None:
-        for one in fact.decided.candidates:
-            twin = self.twins[one.name]
-            if one.seq is not None:
-                twin.know(one.seq, fact.at_s + self.offset_s, alone=self._is_damaged)
-            twin.see(one, fact.at_s)
 
     def _is_sent(self, fact: Sent) -> None:
         one, line = fact.sending, fact.line

@@ -1,8 +1,9 @@
 """A request on its way through the simulated fleet, and its results."""
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import count
 
 from msgspec import Struct
 
@@ -69,9 +70,9 @@ class Job(Struct, eq=False):
 
 def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
     """Jobs for the requests of a trace, in order of arrival."""
-    numbers: dict[int, int] = {}
+    numbers: defaultdict[int, int] = defaultdict(count().__next__)
     for number, request in enumerate(trace.requests):
-        ids = array("I", map(numbers.setdefault, request.blocks, _next(numbers)))
+        ids = array("I", map(numbers.__getitem__, request.blocks))
         full = request.input_tokens // trace.block_tokens
         yield Job(
             number,
@@ -79,8 +80,3 @@ def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
             request,
             rank=request.at_s,
         )
-
-
-def _next(numbers: dict[int, int]) -> Iterator[int]:
-    for _ in repeat(None):
-        yield len(numbers)

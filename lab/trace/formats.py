@@ -240,11 +240,9 @@ def _renumbered(requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
 def _begun(line: LogLine, size: int) -> tuple[int, ...]:
     """A log names full blocks; one that is only begun is nobody else's."""
     blocks = tuple(line.blocks)
-    return (
-        (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
-        if line.prompt_tokens > len(blocks) * size
-        else blocks
-    )
+    if line.prompt_tokens <= len(blocks) * size:
+        return blocks
+    return (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
 
 
 def _all_begun(lines: Sequence[MooncakeLine], size: int) -> Iterator[tuple[int, ...]]:
