@@ -140,6 +140,6 @@ def replay_into_view(
     recording: Recording, source: Source, until_time: float | None = None, until_seq: int | None = None
 ) -> CacheView:
     """The replica's cache as the recorder knew it at a moment, or at the end."""
-    view = recording.view(source)
+    view = next(own for own in recording.sources if own.name == source.name).view()
     recording.replay_into(Feed(view), source, until_time=until_time, until_seq=until_seq)
     return view

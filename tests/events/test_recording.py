@@ -268,7 +268,7 @@ def test_a_replayed_view_is_the_recorders_own_at_every_moment(tmp_path: Path, se
         end = summary(line.feed)
         assert line.feed.view.stream.stats.lost_batches > 0
     recording = Recording(tmp_path / "a.wre")
-    feed = Feed(recording.view(SOURCE))
+    feed = Feed(recording.sources[0].view())
     seen: list[Any] = []
     for record in recording.records():
         feed_record(feed, record)

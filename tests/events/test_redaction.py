@@ -33,7 +33,7 @@ def leaks(content: bytes, engine: Engine) -> list[object]:
 
 def states(recording: Recording) -> list[tuple[object, ...]]:
     """The view's state after each record."""
-    feed = Feed(recording.view(SOURCE))
+    feed = Feed(recording.sources[0].view())
     found: list[tuple[object, ...]] = []
     for record in recording.records():
         feed_record(feed, record)
