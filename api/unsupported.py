@@ -1,11 +1,8 @@
-"""Fields of OpenAI's and vLLM's clients that have no effect here, and are refused by name.
+"""Fields of OpenAI's and vLLM's clients that have no effect here, and are refused by name."""
 
-A field is here twice, as a field and in the table; a test compares the two.
-"""
+from typing import TYPE_CHECKING, Any
 
-from typing import Any
-
-from msgspec import Struct
+from msgspec import Struct, defstruct
 
 from api.errors import invalid, quoted
 
@@ -39,34 +36,14 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 
-class Unsupported(Struct, kw_only=True):
-    """The fields of `UNSUPPORTED`, decoded in order to be refused."""
+if TYPE_CHECKING:
+    _Fields = Struct
+else:
+    _Fields = defstruct("_Fields", [(name, Any, None) for name in UNSUPPORTED], kw_only=True)
 
-    allowed_token_ids: Any = None
-    audio: Any = None
-    bad_words: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    echo: Any = None
-    function_call: Any = None
-    functions: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    length_penalty: Any = None
-    logits_processors: Any = None
-    mm_processor_kwargs: Any = None
-    modalities: Any = None
-    priority: Any = None
-    prompt_embeds: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    suffix: Any = None
-    tool_choice: Any = None
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    web_search_options: Any = None
+
+class Unsupported(_Fields, kw_only=True):
+    """The fields of `UNSUPPORTED`, decoded in order to be refused."""
 
     def __post_init__(self) -> None:
         for name, neutral in UNSUPPORTED.items():
