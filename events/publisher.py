@@ -24,7 +24,7 @@ import zmq
 from msgspec import Struct
 
 from events.answers import WAITING_MESSAGES, Answers, Message
-from events.bound import BoundSocket
+from events.bound_socket import BoundSocket
 from events.curve import Curve
 from events.messages import EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
@@ -176,7 +176,7 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(self._wake_read, zmq.POLLIN)
         for bound in self._bound:
-            poller.register(bound.door.monitor, zmq.POLLIN)
+            poller.register(bound.peers.monitor, zmq.POLLIN)
         for asked in (self._replays, self._snapshots):
             if asked is not None and self._answers.may_receive:
                 poller.register(asked.socket, zmq.POLLIN)
@@ -186,14 +186,14 @@ class Publisher:
         if self._queue:
             return 0
         waits = [self._answers.wait_s()]
-        if any(bound.door.peers for bound in self._bound):
+        if any(len(bound.peers) for bound in self._bound):
             waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
         return min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
 
     def _watch_peers(self, ready: Mapping[Any, int]) -> None:
         for bound in self._bound:
-            if bound.door.monitor in ready:
-                bound.door.watch()
+            if bound.peers.monitor in ready:
+                bound.peers.watch()
         now_s = time.monotonic()
         if now_s >= self._inspect_at_s:
             self._inspect_at_s = now_s + INSPECT_S
@@ -301,7 +301,6 @@ class Publisher:
             waiting_messages=waiting_messages,
             most_peers=self.config.max_peers,
             curve=self.config.curve,
-            clock=time.monotonic,
             stats=self.stats,
         )
         self._bound.append(bound)

@@ -1,4 +1,4 @@
-"""What a resolver holds, as tests compare it."""
+"""Copies that a resolver holds, as tests compare them."""
 
 from events.messages import Hash
 from events.resolver import Resolver

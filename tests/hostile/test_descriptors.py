@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import zmq
 
-from events.door import Door
+from events.peers import Peers
 from events.publisher_stats import PublisherStats
 
 
@@ -29,7 +29,7 @@ def is_open(socket: network.socket) -> bool:
 def test_connections_of_others_are_neither_counted_nor_shut() -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as socket, ExitStack() as stack:
         socket.linger = 0
-        door = stack.enter_context(closing(Door(socket, 2, time.monotonic, PublisherStats())))
+        watched = stack.enter_context(closing(Peers(socket, 2, PublisherStats())))
         socket.bind("tcp://127.0.0.1:0")
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         server = stack.enter_context(network.create_server(("127.0.0.1", 0)))
@@ -45,22 +45,22 @@ def test_connections_of_others_are_neither_counted_nor_shut() -> None:
         for _ in range(6):
             mine.append(stack.enter_context(network.create_connection(server.getsockname())))
             mine.append(stack.enter_context(server.accept()[0]))
-        door.watch()
-        assert door.peers == 0
+        watched.watch()
+        assert len(watched) == 0
         assert all(map(is_open, mine))
 
 
 def test_peers_of_a_unix_socket_are_counted() -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as socket, ExitStack() as stack:
         socket.linger = 0
-        door = stack.enter_context(closing(Door(socket, 5, time.monotonic, PublisherStats())))
+        watched = stack.enter_context(closing(Peers(socket, 5, PublisherStats())))
         socket.bind("ipc://*")
         peers = [stack.enter_context(context.socket(zmq.SUB)) for _ in range(2)]
         for peer in peers:
             peer.connect(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
         def counted() -> bool:
-            door.watch()
-            return door.peers == 2
+            watched.watch()
+            return len(watched) == 2
 
         until(counted)

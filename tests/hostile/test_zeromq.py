@@ -14,7 +14,7 @@ import zmq
 from click.testing import CliRunner
 
 from events.answers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Answers
-from events.bound import MOST_TOPICS
+from events.bound_socket import MOST_TOPICS
 from events.curve import load_curve, write_keys
 from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST

@@ -2,12 +2,11 @@
 
 import errno
 import logging
-from collections.abc import Callable
 
 import zmq
 
 from events.curve import Curve, secure_server
-from events.door import Door
+from events.peers import Peers
 from events.publisher_stats import PublisherStats
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ class BoundSocket:
         waiting_messages: int,
         most_peers: int,
         curve: Curve | None,
-        clock: Callable[[], float],
         stats: PublisherStats,
     ) -> None:
         self._context = context
@@ -40,7 +38,6 @@ class BoundSocket:
         self._waiting_messages = waiting_messages
         self._most_peers = most_peers
         self._curve = curve
-        self._clock = clock
         self._stats = stats
         self.endpoint = endpoint
         self._open()
@@ -54,7 +51,7 @@ class BoundSocket:
 
     def _open(self) -> None:
         self.socket: zmq.Socket[bytes] = self._context.socket(self._kind)
-        self.door = Door(self.socket, self._most_peers, self._clock, self._stats)
+        self.peers = Peers(self.socket, self._most_peers, self._stats)
         self.socket.sndhwm = self._waiting_messages
         self.socket.rcvhwm = WAITING_REQUESTS
         self.socket.maxmsgsize = MOST_PART_BYTES
@@ -73,7 +70,7 @@ class BoundSocket:
 
     def inspect(self) -> None:
         """Now and then. Shuts out peers that send too much, and forgets all when they subscribe to too much."""
-        self.door.inspect()
+        self.peers.inspect()
         if not self._bound:
             self._bind_again()
         elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MOST_TOPICS:
@@ -95,5 +92,5 @@ class BoundSocket:
             self._bound = False
 
     def close(self, linger_ms: int | None = None) -> None:
-        self.door.close()  # first: libzmq waits for ever to report to a monitor that nobody reads any more
+        self.peers.close()  # first: libzmq waits for ever to report to a monitor that nobody reads any more
         self.socket.close(linger_ms)

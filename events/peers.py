@@ -8,8 +8,9 @@ takes for a peer that has left.
 import logging
 import os
 import socket as network
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import zmq
@@ -40,21 +41,17 @@ class Connection(Struct):
     since_s: float
 
 
-class Door:
+class Peers:
     """Watches a socket, from before it is bound. Call `watch` when `monitor` has something, `inspect` now and then."""
 
-    def __init__(
-        self, socket: "zmq.Socket[bytes]", most_peers: int, clock: Callable[[], float], stats: PublisherStats
-    ) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", most_peers: int, stats: PublisherStats) -> None:
         self._socket = socket
         self._most_peers = most_peers
-        self._clock = clock
         self._stats = stats
         self._connections: dict[int, Connection] = {}  # by descriptor, the oldest first
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
-    @property
-    def peers(self) -> int:
+    def __len__(self) -> int:
         return len(self._connections)
 
     def close(self) -> None:
@@ -75,13 +72,12 @@ class Door:
                     came[descriptor] = None
         for descriptor in came:
             if (ends := self._ends(descriptor)) is not None:
-                name = ends.peer
-                host = name[0] if isinstance(name, tuple) else ""
-                self._connections[descriptor] = Connection(host, ends, self._clock())
+                host = ends.peer[0] if isinstance(ends.peer, tuple) else ""
+                self._connections[descriptor] = Connection(host, ends, time.monotonic())
                 if len(self._connections) > self._most_peers:
                     self._refuse_one()
 
-    def _ends(self, descriptor: int) -> "Ends | None":
+    def _ends(self, descriptor: int) -> Ends | None:
         """None: it is a connection of somebody else's in this process by now."""
         ends = _ends_of(descriptor)
         if ends is None or not isinstance(ends.own, tuple):
@@ -102,7 +98,7 @@ class Door:
 
     def inspect(self) -> None:
         """Shuts out who has sent more than anybody has reason to."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         for descriptor, connection in list(self._connections.items()):
             allowed = BYTES_AT_ONCE + BYTES_PER_S * (now_s - connection.since_s)
             if _received(descriptor, connection.ends) > allowed:
