@@ -28,7 +28,8 @@ from events.feed import Feed
 from events.messages import Frames
 from events.records import Header, Record
 from events.redaction import Redactor
-from events.subscriber import Source, Tap
+from events.source import Source
+from events.subscriber import Tap
 from events.view import Request
 
 MAGIC = b"\x89WREC1\r\n"

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from events.subscriber import Source
+from events.source import Source
 
 
 class Header(Struct, frozen=True):

@@ -28,7 +28,7 @@ from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStore
 from events.native import decode_snapshot_header
 from events.records import Record
 from events.resolver import Resolver
-from events.subscriber import Source
+from events.source import Source
 
 HOLD_S = 10.0
 HOLD_RECORDS = 50_000

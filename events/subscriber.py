@@ -5,29 +5,22 @@ and a DEALER for snapshots. Every decision is the stream's; here bytes come and 
 """
 
 import asyncio
-import math
-import re
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-import msgspec
 import zmq
-from msgspec import Struct
 
-from events.actions import Action, Replay
+from events.actions import Replay
 from events.connection import Connection
-from events.curve import CurveClient, secure_client
+from events.curve import secure_client
 from events.feed import Feed
-from events.foreign_stream import ForeignStream
-from events.messages import EventBatch, Frames
+from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
-from events.native_stream import NativeStream
-from events.publisher import offset_port
-from events.resolver import Change, Resolver
-from events.stream import Stream, StreamConfig
+from events.socket_reader import Receive, SocketReader, size_of
+from events.source import Source
 from events.view import CacheView, Request
 
 TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
@@ -36,7 +29,6 @@ UNANSWERED_MS = 4000  # what we sent: a request
 RECONNECT_MS = 50
 RECONNECT_TO_ASK_MS = 250  # nobody watches how these connections end, and each request has a new one
 CONNECT_TIMEOUT_MS = 1000  # the system would try for minutes, and less and less often
-MESSAGES_PER_TURN = 200
 # A prompt of a million tokens in one event; ZeroMQ ends the connection of whoever sends more.
 MAX_FRAME_BYTES = 8 * 2**20
 MAX_UNREAD = 2000  # messages that ZeroMQ keeps of each SUB socket; then its publisher has to wait, or drops some
@@ -45,71 +37,11 @@ MAX_WAITING_BYTES = 64 * 2**20  # of messages that wait while a long batch is ap
 # An answer beyond is not read yet: the publisher still has it, but would not send it again.
 MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
 ANSWERS = "replay", "snapshot"
-MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
-
-_TCP = re.compile(r"tcp://[A-Za-z0-9_.:;%\[\]-]+:([0-9]{1,5})")
-_LOCAL = re.compile(r"(?:ipc|inproc)://[^\0]+")
 
 # Called with the socket that frames came by ("events", "replay", "status", "snapshot"; "connected" and "disconnected"
 # without frames, for the event socket) and the frames, before they are acted on; and with "tick" after the passing of
 # time changed something. A feed that is given the same in the same order comes to the same view (recording.py).
 Tap = Callable[[str, Frames], None]
-Receive = Callable[[list[Frames]], object]
-
-
-class Source(Struct, frozen=True):
-    """The endpoints of one replica's stream. With `status` and `snapshot` it is a native one."""
-
-    name: str
-    events: str
-    replay: str | None = None
-    status: str | None = None
-    snapshot: str | None = None
-    topic: str = ""
-    model: str = ""
-    curve: CurveClient | None = None
-    keyed: bool = False  # its hashes are block keys, as a native one's: a redacted recording
-
-    @property
-    def native(self) -> bool:
-        return self.snapshot is not None
-
-    def check(self) -> None:
-        """Refuses what could not be followed."""
-        for field in ("events", "replay", "status", "snapshot"):
-            endpoint = getattr(self, field)
-            if endpoint is not None and not _can_connect(endpoint):
-                raise ValueError(
-                    f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT, ipc://PATH or inproc://NAME"
-                )
-        if self.status is not None and self.snapshot is None:
-            raise ValueError(
-                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: a difference that the"
-                " status shows is repaired from there"
-            )
-
-    def rank(self, rank: int) -> "Source":
-        """The same replica's stream of another data-parallel rank."""
-        moved = {
-            field: offset_port(endpoint, rank)
-            for field in ("events", "replay", "status", "snapshot")
-            if (endpoint := getattr(self, field)) is not None
-        }
-        return msgspec.structs.replace(self, name=f"{self.name}/{rank}" if rank else self.name, **moved)
-
-    def stream(self) -> Stream:
-        config = StreamConfig(can_replay=self.replay is not None)
-        return NativeStream(config) if self.native else ForeignStream(config)
-
-    def resolver(self) -> Resolver:
-        return Resolver(self.model, native=self.native or self.keyed)
-
-    def view(
-        self,
-        on_change: Callable[[Change], None] | None = None,
-        on_action: Callable[[Action, EventBatch | None], None] | None = None,
-    ) -> CacheView:
-        return CacheView(self.name, self.stream(), self.resolver(), on_change=on_change, on_action=on_action)
 
 
 class Subscriber:
@@ -171,12 +103,6 @@ class Subscriber:
             sockets.loop.call_soon(sockets.tick)  # one by one: what is raised for one ends nothing of the others
 
 
-def _can_connect(endpoint: str) -> bool:
-    if tcp := _TCP.fullmatch(endpoint):
-        return 1 <= int(tcp[1]) <= 65535
-    return _LOCAL.fullmatch(endpoint) is not None and len(endpoint.encode()) <= len("ipc://") + MAX_IPC_BYTES
-
-
 class _Sockets:
     """The sockets of one replica, and the feed they serve."""
 
@@ -186,7 +112,7 @@ class _Sockets:
         self._feed = feed
         self._tap = tap
         self.loop = asyncio.get_running_loop()
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, SocketReader] = {}
         self._connections = 0
         self._closed = False
         self._subscriptions: dict[str, Connection] = {}
@@ -212,11 +138,11 @@ class _Sockets:
         self, name: str, endpoint: str, topic: str, receive: Receive, monitor: str, observe: Receive
     ) -> None:
         socket = self._socket(zmq.SUB)
-        self._readers[name] = _Reader(self.loop, socket, receive)
+        self._readers[name] = SocketReader(self.loop, socket, receive)
         socket.subscribe(topic.encode())
         connection = Connection(self._source.name, socket, endpoint, time.monotonic())
         self._subscriptions[name] = connection
-        self._readers[monitor] = _Reader(self.loop, connection.monitor, observe)
+        self._readers[monitor] = SocketReader(self.loop, connection.monitor, observe)
         connection.open()
 
     def close(self) -> None:
@@ -273,7 +199,7 @@ class _Sockets:
             self.resync(reason)
         elif self._waiting:
             name, frames = self._waiting.popleft()
-            self._waiting_bytes -= _size(frames)
+            self._waiting_bytes -= size_of(frames)
             self._take_soon()  # first: what is raised for one ends nothing of the others
             self._read_on()
             self._take(name, frames)
@@ -286,7 +212,7 @@ class _Sockets:
 
     def _keep(self, name: str, messages: list[Frames]) -> None:
         for frames in messages:
-            size = _size(frames)
+            size = size_of(frames)
             if name != "events" or self._waiting_bytes + size <= MAX_WAITING_BYTES:
                 self._waiting.append((name, frames))
                 self._waiting_bytes += size
@@ -406,7 +332,7 @@ class _Sockets:
         kept = [one for one in self._waiting if one[0] != name]
         if len(kept) != len(self._waiting):
             self._waiting = deque(kept)
-            self._waiting_bytes = sum(_size(frames) for _, frames in kept)
+            self._waiting_bytes = sum(size_of(frames) for _, frames in kept)
             self._read_on()
 
     def _room_for_answers(self) -> int:
@@ -421,7 +347,7 @@ class _Sockets:
             except zmq.ZMQError:
                 socket.close()
                 raise
-            self._readers[name] = _Reader(self.loop, socket, partial(self._answered, name), self._room_for_answers)
+            self._readers[name] = SocketReader(self.loop, socket, partial(self._answered, name), self._room_for_answers)
         self._feed.asked(name)
         self._readers[name].send([b"", request])
 
@@ -449,79 +375,3 @@ class _Sockets:
         reader = self._readers.pop(name, None)
         if reader is not None:
             reader.close()
-
-
-def _size(frames: Frames) -> int:
-    return sum(map(len, frames))
-
-
-class _Reader:
-    """Calls `receive` with the messages of a socket, some hundred at a time so that others get their turn.
-
-    It reads no more than `room` says, in bytes, and then waits for `read_on`.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        socket: "zmq.Socket[bytes]",
-        receive: Receive,
-        room: Callable[[], float] = lambda: math.inf,
-    ) -> None:
-        self.socket = socket
-        self._loop = loop
-        self._receive = receive
-        self._room = room
-        self._full = False  # there may be more, but no room for it
-        self._fd = socket.FD
-        self._again: asyncio.Handle | None = None
-        loop.add_reader(self._fd, self._drain)
-        self._wake()
-
-    def send(self, frames: Frames) -> None:
-        self.socket.send_multipart(frames)
-        self._wake()  # the descriptor is edge-triggered: a send may have swallowed its edge
-
-    def read_all(self) -> list[Frames]:
-        """Return the messages that are there now, without calling `receive`."""
-        messages: list[Frames] = []
-        while part := self._read(MESSAGES_PER_TURN):
-            messages += part
-        return messages
-
-    def read_on(self) -> None:
-        if self._full:
-            self._wake()
-
-    def close(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        self._loop.remove_reader(self._fd)
-        self.socket.close()
-
-    def _wake(self) -> None:
-        if self._again is None:
-            self._again = self._loop.call_soon(self._drain)
-
-    def _drain(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        room = self._room()
-        messages = self._read(MESSAGES_PER_TURN, room)
-        self._full = sum(map(_size, messages)) >= room
-        if len(messages) == MESSAGES_PER_TURN and not self._full:
-            self._wake()
-        if messages:
-            self._receive(messages)
-
-    def _read(self, limit: int, room: float = math.inf) -> list[Frames]:
-        messages: list[Frames] = []
-        try:
-            while len(messages) < limit and room > 0:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                messages.append(frames)
-                room -= _size(frames)
-        except zmq.Again:
-            pass
-        return messages

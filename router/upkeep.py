@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from events.native import Status
-from events.subscriber import Source
+from events.source import Source
 from router.core import Router
 from router.log_lines import Report
 from router.members.accuracy import Accuracy

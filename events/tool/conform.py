@@ -15,7 +15,8 @@ from events.feed import Feed
 from events.messages import EventBatch
 from events.recording import Recording
 from events.records import Record
-from events.subscriber import MAX_FRAME_BYTES, Source
+from events.source import Source
+from events.subscriber import MAX_FRAME_BYTES
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
 from events.tool.watch import CannotTell, note_damage

@@ -3,7 +3,7 @@
 import click
 
 from events.analysis.compare import compare
-from events.subscriber import Source
+from events.source import Source
 from events.tool.comparison import show_comparison
 from events.tool.options import StreamOptions, Target, json_option, open_targets, stream_options, timeout_option
 from events.tool.output import Output

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from events.messages import Frames
 from events.native import Status
-from events.subscriber import Source, Subscriber, Tap
+from events.source import Source
+from events.subscriber import Subscriber, Tap
 from events.view import CacheView
 
 NOTICE_AFTER_S = 3.0

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from events.curve import CurveClient, load_curve_client
 from events.recording import BadRecording, Recording
-from events.subscriber import Source
+from events.source import Source
 from events.tool.replica_address import source_at
 
 Command = Callable[..., Any]

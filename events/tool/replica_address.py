@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from events.publisher import Endpoints
-from events.subscriber import Source
+from events.source import Source
 
 TIMEOUT_S = 5.0
 KEY = "WARMROUTE_API_KEY"

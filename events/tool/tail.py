@@ -12,7 +12,7 @@ from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
 from events.records import Record
 from events.resolver import Change, Stored
-from events.subscriber import Source
+from events.source import Source
 from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, plain

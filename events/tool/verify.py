@@ -17,7 +17,8 @@ from events.messages import Frames
 from events.native import SnapshotHeader, decode_snapshot_header
 from events.pool import Digest
 from events.records import Record
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 from events.tool.comparison import grid, show_comparison
 from events.tool.live import LOOK_EVERY_S, settled
 from events.tool.options import (

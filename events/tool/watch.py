@@ -13,7 +13,7 @@ from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.records import Record
 from events.resolver import Change
-from events.subscriber import Source
+from events.source import Source
 from events.tool.live import Ending, Followed, follow, settled
 from events.tool.options import Target
 from events.tool.words import Decode

@@ -14,8 +14,7 @@ from events.feed import Feed
 from events.native import Status
 from events.recording import feed_record
 from events.records import Record
-from events.subscriber import Source
-from lab.incident.sources import status_of
+from events.source import Source
 from router.log_lines import Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.ages import CacheAges

@@ -11,7 +11,8 @@ from events.actions import Action, Apply, Reset
 from events.messages import EventBatch
 from events.native import Status
 from events.resolver import Change, Cleared, Removed, Resolver, Stored
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 from events.view import CacheView
 from router.members.spec import MOST_BLOCK_TOKENS
 from router.placement.index import PrefixIndex

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from events.curve import load_curve_client
-from events.subscriber import Source
+from events.source import Source
 from router.members.target import Target, parse_target
 
 Engine: TypeAlias = Literal["auto", "warmroute", "vllm", "sglang", "openai"]

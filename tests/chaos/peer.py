@@ -21,7 +21,8 @@ from events.messages import BlockRemoved, BlockStored, KnownEvent
 from events.native import Load
 from events.pool import fold
 from events.publisher import Publisher, PublisherConfig
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 
 BLOCK = 16
 ROOT = root_key("m", None, None, BLOCK)

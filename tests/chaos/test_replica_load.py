@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from tests.chaos.crowd import Asked, Crowd, as_http
 from tests.chaos.replicas import Command, command, open_files, resident_bytes, until

@@ -18,8 +18,8 @@ from events.messages import EventBatch, encode_batch
 from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
+from events.source import Source
 from events.stream import StreamConfig
-from events.subscriber import Source
 from events.view import CacheView
 from router.front import Front
 from router.members.spec import spec_of

@@ -18,8 +18,9 @@ import pytest
 from events.foreign_stream import ForeignStream
 from events.native_stream import NativeStream
 from events.resolver import Resolver
+from events.source import Source
 from events.stream import Stream, StreamConfig
-from events.subscriber import Source, Subscriber
+from events.subscriber import Subscriber
 from events.tool.verify import Witness
 from events.view import CacheView
 from router.front import Front

@@ -11,7 +11,7 @@ from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEv
 from events.publisher import END_OF_REPLAY
 from events.recording import Recorder, Recording
 from events.records import Record
-from events.subscriber import Source
+from events.source import Source
 from events.view import CacheView, Request
 
 BLOCK_SIZE = 4

@@ -15,7 +15,8 @@ from events.player import Player, PlayerConfig
 from events.publisher import END_OF_REPLAY
 from events.recording import Recorder, Recording, redacted_copy
 from events.records import Record
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 from tests.events.resident import copies

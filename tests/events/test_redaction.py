@@ -15,7 +15,7 @@ from events.pool import fold
 from events.recording import Recorder, Recording, feed_record, redacted_copy
 from events.records import Record
 from events.redaction import HOLD_S
-from events.subscriber import Source
+from events.source import Source
 from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 

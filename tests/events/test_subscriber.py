@@ -12,7 +12,8 @@ from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockStored
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 
 ANY = "tcp://127.0.0.1:0"
 ROOT = root_key("m", None, None, 4)

@@ -16,7 +16,8 @@ from events.messages import EventBatch, Frames, encode_batch
 from events.native import Load
 from events.publisher import END_OF_REPLAY, Publisher
 from events.resolver import Resolver
-from events.subscriber import Source, Subscriber, _Sockets
+from events.source import Source
+from events.subscriber import Subscriber, _Sockets
 from events.view import CacheView
 from tests.events.test_subscriber import config, native, stored, until
 

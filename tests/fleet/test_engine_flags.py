@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from events.subscriber import Source, Subscriber
+from events.source import Source
+from events.subscriber import Subscriber
 from fleet.host.engines import SGLANG_MODULE, Launch, launch
 from fleet.plan import Engine, Task
 from fleet.toml.plan_file import parse_fleet

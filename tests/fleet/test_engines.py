@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from events.subscriber import Source
+from events.source import Source
 from fleet.host.engines import SGLANG_MODULE, Launch, engine_missing, launch
 from fleet.plan import Engine, ModelPlan, Resources, Task
 from replica.cli import replica

@@ -9,7 +9,7 @@ from events.blocks import block_keys, root_key
 from events.messages import BlockStored, EventBatch, KnownEvent, encode_batch
 from events.native import SNAPSHOT_REQUEST, Load, Status, encode_native
 from events.pool import Digest
-from events.subscriber import Source
+from events.source import Source
 from tests.events.test_subscriber import until
 
 ANY = "tcp://127.0.0.1:0"

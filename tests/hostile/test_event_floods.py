@@ -19,7 +19,8 @@ from events.native import Load, SnapshotHeader, Status, decode_status, encode_na
 from events.native_stream import NativeStream
 from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver
 from events.slices import SLICE_BLOCKS, slices
-from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD, Source
+from events.source import Source
+from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD
 from events.view import CacheView, Request
 from router.members.feeds import MOST_SIZES
 from tests.events.test_subscriber import until

@@ -19,8 +19,8 @@ from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
-from events.subscriber import Source
-from router.log_lines import Decided, LogLine, Report, Sending, Weighed
+from events.source import Source
+from router.log_lines import Decided, LogLine, Sending, Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex

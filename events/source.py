@@ -1,0 +1,83 @@
+"""The endpoints of one replica's stream, and the views made of it."""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from events.actions import Action
+from events.curve import CurveClient
+from events.foreign_stream import ForeignStream
+from events.messages import EventBatch
+from events.native_stream import NativeStream
+from events.publisher import offset_port
+from events.resolver import Change, Resolver
+from events.stream import Stream, StreamConfig
+from events.view import CacheView
+
+MAX_IPC_BYTES = 107  # what the address of a Unix socket has room for
+
+_TCP = re.compile(r"tcp://[A-Za-z0-9_.:;%\[\]-]+:([0-9]{1,5})")
+_LOCAL = re.compile(r"(?:ipc|inproc)://[^\0]+")
+
+
+class Source(Struct, frozen=True):
+    """The endpoints of one replica's stream. With `status` and `snapshot` it is a native one."""
+
+    name: str
+    events: str
+    replay: str | None = None
+    status: str | None = None
+    snapshot: str | None = None
+    topic: str = ""
+    model: str = ""
+    curve: CurveClient | None = None
+    keyed: bool = False  # its hashes are block keys, as a native one's: a redacted recording
+
+    @property
+    def native(self) -> bool:
+        return self.snapshot is not None
+
+    def check(self) -> None:
+        """Refuses what could not be followed."""
+        for field in ("events", "replay", "status", "snapshot"):
+            endpoint = getattr(self, field)
+            if endpoint is not None and not _can_connect(endpoint):
+                raise ValueError(
+                    f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT, ipc://PATH or inproc://NAME"
+                )
+        if self.status is not None and self.snapshot is None:
+            raise ValueError(
+                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: a difference that the"
+                " status shows is repaired from there"
+            )
+
+    def rank(self, rank: int) -> "Source":
+        """The same replica's stream of another data-parallel rank."""
+        moved = {
+            field: offset_port(endpoint, rank)
+            for field in ("events", "replay", "status", "snapshot")
+            if (endpoint := getattr(self, field)) is not None
+        }
+        return msgspec.structs.replace(self, name=f"{self.name}/{rank}" if rank else self.name, **moved)
+
+    def stream(self) -> Stream:
+        config = StreamConfig(can_replay=self.replay is not None)
+        return NativeStream(config) if self.native else ForeignStream(config)
+
+    def resolver(self) -> Resolver:
+        return Resolver(self.model, native=self.native or self.keyed)
+
+    def view(
+        self,
+        on_change: Callable[[Change], None] | None = None,
+        on_action: Callable[[Action, EventBatch | None], None] | None = None,
+    ) -> CacheView:
+        return CacheView(self.name, self.stream(), self.resolver(), on_change=on_change, on_action=on_action)
+
+
+def _can_connect(endpoint: str) -> bool:
+    if tcp := _TCP.fullmatch(endpoint):
+        return 1 <= int(tcp[1]) <= 65535
+    return _LOCAL.fullmatch(endpoint) is not None and len(endpoint.encode()) <= len("ipc://") + MAX_IPC_BYTES
