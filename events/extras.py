@@ -1,8 +1,8 @@
-"""An event's fields besides its hashes: tokens of other engines, salt, images, prompt embeds."""
+"""Block keys from an event's fields besides its hashes: tokens of any engine, adapter, salt, images, prompt embeds."""
 
 from collections.abc import Iterable
 
-from events.blocks import ExtraKey, Extras
+from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, pack_tokens, root_key
 from events.messages import BlockStored, Token
 
 
@@ -22,6 +22,34 @@ def chain_salt(event: BlockStored) -> str | None:
     if event.lora_name is not None and strings and strings[0] == event.lora_name:
         del strings[0]
     return strings[0] if strings else None
+
+
+def chain_root(event: BlockStored, model: str) -> int:
+    """The root key of a chain that starts with this event."""
+    lora = event.lora_name
+    if lora is None and event.lora_id is not None:
+        lora = f"#{event.lora_id}"  # vLLM before 0.14 names adapters by number only
+    return root_key(model, lora, chain_salt(event), event.block_size)
+
+
+def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
+    """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
+    try:
+        packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
+    except ValueError:
+        packed = packed_tokens(event) or b""
+    if event.block_size < 1 or len(packed) != TOKEN_BYTES * event.block_size * len(event.block_hashes):
+        return None
+    extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
+    return extend_keys(parent_key, packed, event.block_size, extras)
+
+
+def packed_tokens(event: BlockStored) -> bytes | None:
+    """The event's token ids of any form, packed; None if they are none."""
+    try:
+        return pack_tokens(plain_tokens(event.token_ids))
+    except ValueError:
+        return None
 
 
 def block_extras(event: BlockStored) -> Extras | None:

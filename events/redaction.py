@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 
+from events.extras import chain_keys, chain_root
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.records import Record
-from events.resolver import Resolver
 from events.source import Source
 
 HOLD_S = 10.0
@@ -83,7 +83,7 @@ class Names:
     def __init__(self, model: str, native: bool, secret: bytes) -> None:
         self._secret = secret
         self._native = native
-        self._resolver = Resolver(model)
+        self._model = model
         self._known: dict[Hash, int] = {}
         self._gone: dict[Hash, int] = {}  # removed, and perhaps needed again; the oldest are forgotten
         self._digested: set[Hash] = set()
@@ -139,7 +139,7 @@ class Names:
         parent = event.parent_block_hash
         return BlockStored(
             block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-            parent_block_hash=self._resolver.root(event) if parent is None else self._name(parent),
+            parent_block_hash=chain_root(event, self._model) if parent is None else self._name(parent),
             token_ids=[0] * len(event.token_ids),
             block_size=event.block_size,
             lora_id=event.lora_id,
@@ -155,7 +155,7 @@ class Names:
 
     def _learn_stored(self, event: BlockStored) -> None:
         parent = event.parent_block_hash
-        parent_key = self._resolver.root(event) if parent is None else self._key(parent)
+        parent_key = chain_root(event, self._model) if parent is None else self._key(parent)
         if parent_key is None:
             assert parent is not None
             self._waiting.setdefault(parent, []).append(event)
@@ -168,7 +168,7 @@ class Names:
         pending = [(event, parent_key)]
         while pending:
             event, parent_key = pending.pop()
-            keys = self._resolver.chain(event, parent_key)
+            keys = chain_keys(event, parent_key)
             for block_hash, key in zip(event.block_hashes, keys or (), strict=False):
                 if block_hash not in self._digested:
                     self._known[block_hash] = key

@@ -11,6 +11,7 @@ key of each. It never guesses: what cannot be given a key is counted and waits, 
     holders[key]   = hashes beyond the first with this key (an engine that salts its hashes without saying so)
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import reduce
 from itertools import takewhile
@@ -19,8 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from events.blocks import extend_keys, pack_tokens, root_key
-from events.extras import block_extras, chain_salt, plain_tokens
+from events.extras import chain_keys, chain_root
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -31,6 +31,7 @@ from events.messages import (
     UnknownEvent,
     decode_tokens,
 )
+from events.orphans import Orphans
 from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
 from events.slices import StoredPiece
 
@@ -40,7 +41,6 @@ MOST_POOLS = 64
 MOST_MEDIA = 8  # every prompt is looked up in each of them
 MOST_MEDIUM_CHARS = 64
 SLACK_BLOCKS = 64  # beside a twentieth: what an engine announces before it has evicted for it
-ORPHAN_TOKENS = 16  # so many count as a block
 
 # Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
 PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
@@ -108,18 +108,14 @@ class Resolver:
         self.model = model
         self.native = native
         self.reannounces = reannounces
-        self.orphan_limit = orphan_limit
         self.stats = ResolverStats()
         self.lost: str | None = None
         self.overclaim: str | None = None  # it has claimed more than it can hold
         self.full: str | None = None  # it has more than is kept
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.pools: dict[tuple[str, int], Pool] = {}
-        # Stored events that wait for the key of a hash: their parent's, or (without tokens) of their own blocks.
-        self._waiting: dict[Hash, list[BlockStored]] = {}
-        self._waiting_blocks = 0
+        self._orphans = Orphans(orphan_limit)
         self._intern = intern
-        self._gone = 0  # blocks removed without a key: some of them still wait
         self._verified: bool | None = None
 
     @property
@@ -134,7 +130,7 @@ class Resolver:
     @property
     def orphan_blocks(self) -> int:
         """The number of blocks that wait for their parent."""
-        return self._waiting_blocks
+        return self._orphans.blocks
 
     def held(self) -> tuple[tuple[str, set[int]], ...]:
         """The keys of every pool, by its medium."""
@@ -143,8 +139,7 @@ class Resolver:
     def reset(self) -> Cleared:
         cleared = Cleared(self.held())
         self.pools.clear()
-        self._waiting.clear()
-        self._waiting_blocks = 0
+        self._orphans.clear()
         self._verified = None
         self.lost = self.overclaim = self.full = None
         return cleared
@@ -204,7 +199,7 @@ class Resolver:
         if trusted and self._are_keys(event):
             keys: list[int] = hashes  # type: ignore[assignment]
             parent = event.parent_block_hash
-            parent_key = parent if isinstance(parent, int) else self.root(event)
+            parent_key = parent if isinstance(parent, int) else chain_root(event, self.model)
         else:
             named = None if trusted else self._resolve(event, pool, changes)
             if named is None:
@@ -212,7 +207,7 @@ class Resolver:
             parent_key, keys = named
         new = self._only_here(pool, self._name(pool, hashes, keys))
         changes.append(Stored(pool.medium, new, keys, parent_key, event))
-        if self._waiting:
+        if self._orphans:
             self._wake(hashes, keys, changes)
 
     def _resolve(self, event: BlockStored, pool: Pool, changes: list[Change]) -> tuple[int, list[int]] | None:
@@ -228,15 +223,17 @@ class Resolver:
         else:
             parent = event.parent_block_hash
             if parent is None:
-                parent_key: int | None = self.root(event)
+                parent_key: int | None = chain_root(event, self.model)
             elif isinstance(event, StoredPiece) and event.start:
                 parent_key = event.whole.last_key if event.whole.named_blocks == event.start else None
             elif (parent_key := pool.named.get(parent)) is None and (parent_key := self._key(parent)) is None:
                 self._wait(parent, event.whole.event if isinstance(event, StoredPiece) else event)
-            if parent_key is not None and (keys := self.chain(event, parent_key)) is not None:
-                if isinstance(event, StoredPiece):
-                    event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
-                return parent_key, keys
+            if parent_key is not None:
+                if (keys := chain_keys(event, parent_key)) is not None:
+                    if isinstance(event, StoredPiece):
+                        event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
+                    return parent_key, keys
+                self.stats.unpaired_blocks += len(hashes)
         self._announce(pool, hashes)
         return None
 
@@ -307,12 +304,6 @@ class Resolver:
                 new = self._only_here(pool, self._assign(pool, block_hash, key))
                 changes.append(Stored(pool.medium, new, [key], 0, event))
 
-    def root(self, event: BlockStored) -> int:
-        lora = event.lora_name
-        if lora is None and event.lora_id is not None:
-            lora = f"#{event.lora_id}"  # vLLM before 0.14 names adapters by number only
-        return root_key(self.model, lora, chain_salt(event), event.block_size)
-
     def _key(self, block_hash: Hash) -> int | None:
         for pool in self.pools.values():
             key = pool.key(block_hash)
@@ -320,28 +311,12 @@ class Resolver:
                 return key
         return None
 
-    def chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
-        """The keys of the event's blocks, or None (counted) if its tokens cannot be paired with its hashes."""
-        try:
-            packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
-        except ValueError:
-            try:
-                packed = pack_tokens(plain_tokens(event.token_ids))
-            except ValueError:
-                packed = b""
-        hashes = len(event.block_hashes)
-        if event.block_size < 1 or len(packed) != 4 * event.block_size * hashes:
-            self.stats.unpaired_blocks += hashes
-            return None
-        extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
-        return extend_keys(parent_key, packed, event.block_size, extras)
-
     def _are_keys(self, event: BlockStored) -> bool:
         """Checks a native replica's word on the first chain that starts at a root; if it is wrong, nothing is named."""
         if self._verified is None and event.parent_block_hash is None:
             try:
                 full = decode_tokens(event)
-                self._verified = self.chain(full, self.root(full)) == event.block_hashes
+                self._verified = chain_keys(full, chain_root(full, self.model)) == event.block_hashes
             except ValueError:
                 self._verified = False
         if self._verified is False or not _can_be_keys(event.block_hashes):
@@ -353,50 +328,25 @@ class Resolver:
 
     def _wait(self, for_hash: Hash, event: BlockStored) -> None:
         self.stats.orphan_blocks += len(event.block_hashes) if event.token_ids else 1
-        self._waiting.setdefault(for_hash, []).append(event)
-        self._waiting_blocks += _weight(event)
-        if self._waiting_blocks > self.orphan_limit and self._gone > self.orphan_limit // 10:
-            self._purge_gone()
-        while self._waiting_blocks > self.orphan_limit:
-            oldest = next(iter(self._waiting))
-            for dropped in self._waiting.pop(oldest):
-                self._forget_waiting(dropped)
-                self.stats.orphans_dropped += len(dropped.block_hashes)
-            self.lost = f"more than {self.orphan_limit} blocks waited for their parent; the oldest were dropped"
-
-    def _purge_gone(self) -> None:
-        """Forgets orphans that were removed while they waited."""
-        self._gone = 0
-        for awaited, events in list(self._waiting.items()):
-            kept = []
-            for event in events:
-                if self._is_resident(event):
-                    kept.append(event)
-                else:
-                    self._forget_waiting(event)
-            if kept:
-                self._waiting[awaited] = kept
-            else:
-                del self._waiting[awaited]
+        if dropped := self._orphans.add(for_hash, event, self._is_resident):
+            self.stats.orphans_dropped += dropped
+            self.lost = f"more than {self._orphans.limit} blocks waited for their parent; the oldest were dropped"
 
     def _is_resident(self, event: BlockStored) -> bool:
         pool = self._pool(event.medium, event.group_idx)
         return any(block_hash in pool for block_hash in event.block_hashes)
-
-    def _forget_waiting(self, event: BlockStored) -> None:
-        self._waiting_blocks -= _weight(event)
 
     def _wake(self, hashes: list[Hash], keys: list[int], changes: list[Change]) -> None:
         """Names what waited for these hashes, and what waited for those in turn."""
         todo = list(zip(hashes, keys, strict=True))
         while todo:
             block_hash, key = todo.pop()
-            for event in self._waiting.pop(block_hash, ()):
-                self._forget_waiting(event)
+            for event in self._orphans.take(block_hash):
                 self.stats.orphans_resolved += 1
                 pool = self._pool(event.medium, event.group_idx)
-                chain = self.chain(event, key) if event.token_ids else [key]
+                chain = chain_keys(event, key) if event.token_ids else [key]
                 if chain is None:
+                    self.stats.unpaired_blocks += len(event.block_hashes)
                     continue
                 named = event.block_hashes if event.token_ids else [block_hash]
                 new: list[int] = []
@@ -433,7 +383,7 @@ class Resolver:
             if self.native:
                 pool.xor ^= low64(block_hash)
             if key is None:
-                self._gone += 1
+                self._orphans.gone += 1
             elif pool.drop(key):
                 keys.append(key)
         if keys and (gone := self._only_here(pool, keys)):
@@ -509,21 +459,13 @@ class Resolver:
         for pool in self.pools.values():
             keys = [key for key in map(pool.key, pool.resident) if key is not None]
             assert pool.held == set(keys), f"{pool.medium}: held keys are not those of the resident blocks"
-            extra = {key: count - 1 for key, count in _counts(keys).items() if count > 1}
+            extra = {key: count - 1 for key, count in Counter(keys).items() if count > 1}
             assert pool.holders == extra, f"{pool.medium}: holders {pool.holders} but {extra} was counted"
             assert pool.copies.keys() <= pool.resident, f"{pool.medium}: copies of a block that is not resident"
             assert len(pool) == len(pool.resident), f"{pool.medium}: a hash is counted twice"
             assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
             assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
-        waiting = sum(_weight(event) for events in self._waiting.values() for event in events)
-        assert waiting == self._waiting_blocks <= self.orphan_limit, (
-            f"{waiting} blocks wait, {self._waiting_blocks} counted"
-        )
-
-
-def _weight(event: BlockStored) -> int:
-    """An orphan's share of the limit, in blocks."""
-    return max(len(event.block_hashes), len(event.token_ids) // ORPHAN_TOKENS) if event.token_ids else 1
+        self._orphans.check()
 
 
 def _can_be_keys(hashes: list[Hash]) -> bool:
@@ -536,10 +478,3 @@ def _can_be_keys(hashes: list[Hash]) -> bool:
 def _indexable(event: BlockStored) -> bool:
     kind = event.kv_cache_spec_kind
     return kind is None or not kind.startswith(PARTIAL_KINDS)
-
-
-def _counts(keys: Iterable[int]) -> dict[int, int]:
-    counted: dict[int, int] = {}
-    for key in keys:
-        counted[key] = counted.get(key, 0) + 1
-    return counted

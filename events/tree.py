@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from events.blocks import TOKEN_BYTES, ExtraKey, pack_tokens
-from events.extras import block_extras, chain_salt, plain_tokens
+from events.blocks import TOKEN_BYTES, ExtraKey
+from events.extras import block_extras, chain_salt, packed_tokens
 from events.messages import BlockStored, decode_tokens
 from events.resolver import Change, Cleared, Removed, Resolver, Stored
 
@@ -234,10 +234,7 @@ def subtree(top: Node) -> Iterator[Node]:
 def _packed_blocks(event: BlockStored) -> list[bytes]:
     """The packed tokens of each block; empty where tokens and hashes cannot be paired."""
     stride, blocks = event.block_size * TOKEN_BYTES, len(event.block_hashes)
-    try:
-        packed = pack_tokens(plain_tokens(event.token_ids))
-    except ValueError:  # only from a native replica: there the resolver does not read the tokens
-        packed = b""
+    packed = packed_tokens(event) or b""  # none only from a native replica, whose tokens the resolver does not read
     if len(packed) != stride * blocks:
         return [b""] * blocks
     return [packed[start : start + stride] for start in range(0, len(packed), stride)]

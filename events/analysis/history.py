@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-from events.blocks import extend_keys, pack_tokens, root_key
-from events.extras import block_extras, chain_salt, plain_tokens
+from events.extras import chain_keys, chain_root
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
 from events.resolver import PARTIAL_KINDS
 
@@ -38,15 +37,11 @@ class History:
 
     def chain(self, event: BlockStored) -> list[int] | None:
         """The event's blocks named by content, or None if its tokens cannot be paired or the parent's are unknown."""
-        tokens = packed_tokens(event)
-        if tokens is None or event.block_size < 1 or len(tokens) != 4 * event.block_size * len(event.block_hashes):
-            return None
-        if event.parent_block_hash is None:
-            lora = "" if event.lora_id is None else str(event.lora_id)
-            parent: int | None = root_key(lora, event.lora_name, chain_salt(event), event.block_size)
-        else:
+        # The names of adapters may be given again, so their numbers stand for a model.
+        parent: int | None = chain_root(event, "" if event.lora_id is None else str(event.lora_id))
+        if event.parent_block_hash is not None:
             parent = self.group(event).key_of.get(event.parent_block_hash)
-        return None if parent is None else extend_keys(parent, tokens, event.block_size, block_extras(event))
+        return None if parent is None else chain_keys(event, parent)
 
     def add_batch(self, batch: EventBatch) -> None:
         self.ts = batch.ts
@@ -78,13 +73,6 @@ class History:
                 group.key_of[block_hash] = key
             if key is not None:
                 group.hash_of.setdefault(key, block_hash)
-
-
-def packed_tokens(event: BlockStored) -> bytes | None:
-    try:
-        return pack_tokens(plain_tokens(event.token_ids))
-    except ValueError:
-        return None
 
 
 def whole_prefix(event: BlockStored) -> bool:

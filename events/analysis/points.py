@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from events.analysis.history import History, kind_of, packed_tokens, show, whole_prefix
+from events.analysis.history import History, kind_of, show, whole_prefix
+from events.extras import packed_tokens
 from events.messages import BadBatch, BlockRemoved, BlockStored, EventBatch, RejectedEvent, UnknownEvent
 
 SKIP = "skip"

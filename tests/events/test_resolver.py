@@ -263,7 +263,7 @@ def test_only_what_can_be_named_one_day_waits() -> None:
     nothing = [stored([], [1, 2], parent=-number) for number in range(1, 100)]
     too_long = [stored([number], [1, 2, 3], parent=-number) for number in range(1, 100)]
     resolver = resolved(*nothing, *too_long)
-    assert resolver._waiting == {}
+    assert resolver._orphans == {}
     assert resolver.stats.unpaired_blocks == 99
 
 

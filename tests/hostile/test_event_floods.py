@@ -529,7 +529,7 @@ def test_orphans_weigh_what_their_tokens_do() -> None:
     for number in range(100):
         resolver.apply([stored([2 * number], 2 * number + 10**6, [1] * 8000, block_size=8000)])
     assert resolver.orphan_blocks <= 1000
-    kept = sum(len(event.token_ids) for events in resolver._waiting.values() for event in events)
+    kept = sum(len(event.token_ids) for events in resolver._orphans.values() for event in events)
     assert kept <= 16_000
     resolver.check()
 
