@@ -1,19 +1,13 @@
-"""Jinja's sandbox for chat templates, with a budget for the output and time of a template.
+"""Jinja's sandbox for chat templates, in which a template has a budget (`api.template_budget`).
 
-A template is a program of a model's author, run on a client's data. It has a budget of characters: every round of a
-loop, every call of a macro, and every value that is made costs some. The clock is looked at as the budget is spent.
-Nothing that takes long or grows stands between two costs: numbers, widths and repetitions are looked at before.
+A template is a program of a model's author, run on a client's data.
 """
 
 import json
 import operator
-import re
-import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache, wraps
-from string import Formatter
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -26,98 +20,24 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
-MOST_CHARACTERS = 128 * 1024 * 1024  # made by one rendering, in all
-MOST_SECONDS = 2.0
-STEP_CHARACTERS = 64  # the cost of a round or a call
-LOOK_EVERY = 4096  # characters: then the clock is looked at
-LARGEST_INTEGER_BITS = 4096
-LARGEST_WIDTH = 4096  # of what is padded, indented or wrapped
-LARGEST_INDENT = 16  # of JSON
-DEEPEST_INDENTED = 32  # values in values: each line begins with as many indents
-_WIDE = re.compile(r"\d{5,}|\*")  # a width in a format
-
-
-class TooMuch(jinja2.TemplateError):
-    """The template exceeded its budget."""
-
-
-class Budget:
-    """The budget left to one rendering."""
-
-    __slots__ = ("left", "look_at", "until_s")
-
-    def __init__(self) -> None:
-        self.left = MOST_CHARACTERS
-        self.look_at = MOST_CHARACTERS - LOOK_EVERY
-        self.until_s = time.monotonic() + MOST_SECONDS
-
-    def look(self, wanted: int = 0) -> None:
-        if self.left < wanted:
-            raise TooMuch(f"it makes more than {MOST_CHARACTERS} characters of them")
-        if time.monotonic() > self.until_s:
-            raise TooMuch(f"it takes longer than {MOST_SECONDS:g} s")
-        self.look_at = self.left - LOOK_EVERY
-
-
-_budget: ContextVar[Budget] = ContextVar("budget")
-_current = _budget.get
-
-
-def grant() -> None:
-    """Start the budget of a rendering or compilation on this thread."""
-    _budget.set(Budget())
-
-
-def charge(characters: int) -> None:
-    budget = _current()
-    left = budget.left = budget.left - characters
-    if left < budget.look_at:
-        budget.look()
-
-
-def sized(value: Any) -> Any:
-    """Charge for a value: a text, or a container of values charged before."""
-    if isinstance(value, (str, *_CONTAINERS)):
-        charge(len(value))
-    return value
-
-
-def built(value: Any) -> Any:
-    """Charge for a new container, including its nested containers: none can double without end."""
-    charge(_weight(value))
-    return value
-
-
-_CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView)
-
-
-def _weight(value: Any, *, texts: bool = False) -> int:
-    """The number of nested values, counted repeatedly; with `texts`, about the length of the written value."""
-    weight, look_at, pending = 0, LOOK_EVERY, [value]
-    while pending:
-        each = pending.pop()
-        weight += len(each) + 4 if texts and isinstance(each, str) else 1
-        if isinstance(each, jinja2.utils.Namespace):
-            each = each._Namespace__attrs
-        if isinstance(each, dict):
-            pending += each.values()
-            if texts:
-                pending += each
-        elif isinstance(each, _CONTAINERS):
-            pending += each
-        elif isinstance(each, int) and each.bit_length() > LARGEST_INTEGER_BITS:
-            raise TooMuch("it makes an integer of more than a thousand digits")
-        if weight > look_at:
-            _current().look(weight)
-            look_at = weight + LOOK_EVERY
-    return weight
-
-
-def _size(value: Any) -> int:
-    """The cost of comparing or hashing the value."""
-    if type(value) is str:
-        return len(value) + 1
-    return _weight(value, texts=True) if isinstance(value, (str, *_CONTAINERS)) else 1
+from api.template_budget import (
+    CONTAINERS,
+    STEP_CHARACTERS,
+    WIDE,
+    TooMuch,
+    built,
+    charge,
+    check_arguments,
+    check_format,
+    check_layout,
+    check_power,
+    check_product,
+    check_sum,
+    current,
+    size_of,
+    sized,
+    weight_of,
+)
 
 
 def _paid(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -125,8 +45,8 @@ def _paid(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         if type(left) is str:
             if type(right) is str:
                 charge(min(len(left), len(right)))
-        elif isinstance(left, _CONTAINERS) and isinstance(right, _CONTAINERS):
-            charge(_size(left))
+        elif isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS):
+            charge(size_of(left))
         return compare(left, right)
 
     return compared
@@ -138,11 +58,11 @@ def contained(value: Any, among: Any) -> bool:
         charge(len(among))
     elif kind is dict:
         if type(value) is not str:
-            charge(_size(value))
+            charge(size_of(value))
     elif isinstance(among, Iterator):
         return any(COMPARISONS["eq"](value, each) for each in among)
-    elif isinstance(among, (str, *_CONTAINERS)):
-        charge(len(among) * _size(value))
+    elif isinstance(among, (str, *CONTAINERS)):
+        charge(len(among) * size_of(value))
     return value in among
 
 
@@ -154,22 +74,13 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "notin": lambda value, among: not contained(value, among),
 }
 _TESTS = {
-    "==": "eq",
-    "eq": "eq",
-    "equalto": "eq",
-    "!=": "ne",
-    "ne": "ne",
-    "in": "in",
-    ">": "gt",
-    "gt": "gt",
-    "greaterthan": "gt",
-    "ge": "gteq",
-    ">=": "gteq",
-    "<": "lt",
-    "lt": "lt",
-    "lessthan": "lt",
-    "le": "lteq",
-    "<=": "lteq",
+    "eq": ("==", "eq", "equalto"),
+    "ne": ("!=", "ne"),
+    "in": ("in",),
+    "gt": (">", "gt", "greaterthan"),
+    "gteq": (">=", "ge"),
+    "lt": ("<", "lt", "lessthan"),
+    "lteq": ("<=", "le"),
 }
 
 
@@ -188,12 +99,12 @@ def chained(value: Any, *others: tuple[str, Callable[[], Any]]) -> Any:
 def shown(value: Any) -> str:
     """A value as text: every expression that is output or joined by `~` passes through here."""
     if type(value) is str:
-        budget = _current()  # as in `charge`: nothing is done as often
+        budget = current()  # as in `charge`: nothing is done as often
         left = budget.left = budget.left - len(value)
         if left < budget.look_at:
             budget.look()
         return value
-    charge(_weight(value, texts=True))
+    charge(weight_of(value, texts=True))
     return str(value)
 
 
@@ -336,11 +247,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
-            _check_product(left, right)
+            check_product(left, right)
         elif operator == "**":
-            _check_power(left, right)
+            check_power(left, right)
         elif isinstance(left, str):
-            _check_format(left, "%", (right,))
+            check_format(left, "%", (right,))
         return sized(super().call_binop(context, operator, left, right))
 
     def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -351,68 +262,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(of, str):
             charge(len(of))
         elif isinstance(of, (list, tuple, jinja2.runtime.LoopContext)):  # `index`, `count` and `changed` compare
-            charge(sum(map(_size, args)) * (1 if isinstance(of, jinja2.runtime.LoopContext) else len(of)))
+            charge(sum(map(size_of, args)) * (1 if isinstance(of, jinja2.runtime.LoopContext) else len(of)))
         if method.__name__ == "join" and args:
             args = (list(args[0]), *args[1:])
-        _check_arguments(method.__name__, of, args, kwargs)
+        check_arguments(method.__name__, of, args, kwargs)
         return sized(super().call(context, obj, *args, **kwargs))
-
-
-def _check_product(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > LARGEST_INTEGER_BITS:
-            raise TooMuch("it multiplies integers to more than a thousand digits")
-        return
-    for repeated, times in ((left, right), (right, left)):
-        if isinstance(times, int) and isinstance(repeated, (str, list, tuple)):
-            charge(max(0, times) * max(1, len(repeated)))  # before it is made
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > LARGEST_INTEGER_BITS:
-        raise TooMuch("it computes a power of more than a thousand digits")
-
-
-def _check_format(text: str, mark: str, values: Iterable[Any]) -> None:
-    if _WIDE.search(text):
-        raise TooMuch(f"it formats with {text[:80]!r}; a width has at most 4 digits")
-    if mark == "{" and any("{" in (form or "") for _, _, form, _ in Formatter().parse(text)):
-        raise TooMuch(f"it formats with {text[:80]!r}; a width is a number, not a field")
-    charge(text.count(mark) * sum(_weight(value, texts=True) for value in values))
-
-
-def _check_arguments(name: str, of: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Charge for the result of a method or filter that may be much larger than its input."""
-    values = (*args, *kwargs.values())
-    if any(isinstance(value, int) and value > LARGEST_WIDTH for value in values):
-        raise TooMuch(f"it calls {name} with a number above {LARGEST_WIDTH}")
-    if not isinstance(of, str):
-        return
-    if name in ("format", "format_map"):
-        _check_format(of, "%" if name == "format" and "{" not in of else "{", values)
-    elif name == "replace" and values[1:] and isinstance(values[0], str):
-        charge(of.count(values[0]) * len(str(values[1])))
-    elif name == "join" and args and isinstance(args[0], list):
-        charge(len(args[0]) * len(of) + _weight(args[0], texts=True))
-    elif name == "translate" and args:
-        charge(len(of) * _longest(args[0]))
-    elif name in ("indent", "wordwrap", "expandtabs"):
-        widest = max((len(value) if isinstance(value, str) else LARGEST_WIDTH for value in values), default=8)
-        charge((of.count("\n") + of.count("\t") + 1) * widest)
-
-
-def _check_sum(_attribute: Any = None, start: Any = 0) -> None:
-    """Require numbers in a sum that starts with a number: adding lists would copy them again and again."""
-    if not isinstance(start, (int, float)):
-        raise TooMuch(f"it sums from {type(start).__name__}; give a number")
-
-
-def _longest(table: Any) -> int:
-    """The length of the longest text that `translate` may substitute for a character."""
-    if not isinstance(table, dict):
-        raise TooMuch(f"it translates with {type(table).__name__}; give a dict")
-    charge(len(table))
-    return max((len(text) for text in table.values() if isinstance(text, str)), default=1)
 
 
 _MISSING = object()
@@ -429,25 +283,10 @@ _LOOKS = frozenset(("get", "items", "keys", "values"))
 _ANY_NUMBER = frozenset(("float", "int", "string"))
 _ORDERED = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _FREE = frozenset(("count", "d", "default", "first", "items", "last", "length"))
-_AS_LONG = frozenset(
-    ("capitalize", "lower", "safe", "string", "title", "trim", "upper")
-)  # no longer than what comes in
-_SHALLOW = frozenset(
-    (
-        "attr",
-        "batch",
-        "list",
-        "map",
-        "random",
-        "reject",
-        "rejectattr",
-        "reverse",
-        "select",
-        "selectattr",
-        "slice",
-        "sum",
-    )
-)
+# No longer than what comes in.
+_AS_LONG = frozenset(("capitalize", "lower", "safe", "string", "title", "trim", "upper"))
+_SHALLOW = frozenset(("attr", "batch", "list", "map", "random", "reverse", "slice", "sum"))
+_SHALLOW |= {"reject", "rejectattr", "select", "selectattr"}
 
 
 def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -461,16 +300,16 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if as_long and type(value) is str:
             charge(len(value))
             return function(*args, **kwargs)
-        if (name in ("join", "sum") or name in _ORDERED) and not isinstance(value, (str, *_CONTAINERS)):
+        if (name in ("join", "sum") or name in _ORDERED) and not isinstance(value, (str, *CONTAINERS)):
             value = list(value)
             args = (*args[:at], value, *others)
-        shallow = name in _SHALLOW and isinstance(value, _CONTAINERS)
-        weight = len(value) if shallow else _weight(value, texts=True)
+        shallow = name in _SHALLOW and isinstance(value, CONTAINERS)
+        weight = len(value) if shallow else weight_of(value, texts=True)
         charge(weight * len(value).bit_length() if name in _ORDERED else weight)
         if name == "sum":
-            _check_sum(*others, **{key: kwargs[key] for key in kwargs if key == "start"})
+            check_sum(*others, **{key: kwargs[key] for key in kwargs if key == "start"})
         if name not in _ANY_NUMBER:
-            _check_arguments(name, value, others, kwargs)
+            check_arguments(name, value, others, kwargs)
         if name == "join":
             charge(len(value) * sum(len(str(each)) for each in (*others, *kwargs.values())))
         return sized(function(*args, **kwargs))
@@ -494,7 +333,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    if _WIDE.search(format):
+    if WIDE.search(format):
         raise TooMuch(f"it formats the time with {format[:80]!r}")
     return datetime.now().strftime(format)
 
@@ -509,29 +348,6 @@ def _dict(*args: Any, **kwargs: Any) -> Any:
     return built(dict(*args, **kwargs))
 
 
-def _check_layout(value: Any, indent: int | None, separators: tuple[str, str] | None) -> None:
-    """Charge for the separators in JSON; the values are charged, so their number is bounded."""
-    if indent is None and separators is None:
-        return
-    if isinstance(indent, str) or (isinstance(indent, int) and indent > LARGEST_INDENT):
-        raise TooMuch(f"it indents JSON by {str(indent)[:80]!r}; give a number of at most {LARGEST_INDENT}")
-    between = sum(map(len, separators)) if separators else len(", : ")
-    indent = max(0, indent) if isinstance(indent, int) else 0
-    level, depth = [value], 0
-    while level:
-        if indent and depth > DEEPEST_INDENTED:
-            raise TooMuch(f"it indents JSON that is nested deeper than {DEEPEST_INDENTED}; nest less")
-        charge(len(level) * (between + indent * depth))
-        level = [child for each in level for child in _children(each)]
-        depth += 1
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else ()
-
-
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -540,7 +356,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own escapes HTML.
-    _check_layout(value, indent, separators)
+    check_layout(value, indent, separators)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -552,7 +368,7 @@ def environment() -> Environment:
         finalize=shown,
     )
     made.filters["tojson"] = _tojson
-    made.tests |= {name: COMPARISONS[how] for name, how in _TESTS.items()}
+    made.tests |= {name: COMPARISONS[how] for how, names in _TESTS.items() for name in names}
     made.filters |= {name: _counted(name, made.filters[name]) for name in made.filters.keys() - _FREE}
     del made.globals["lipsum"]
     made.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "range": _range, "dict": _dict}

@@ -1,6 +1,7 @@
 """Chat templates, rendered as transformers does, in Jinja's sandbox.
 
-The sandbox keeps a template from Python's internals, and from taking more time and memory than `api.sandbox` grants.
+The sandbox keeps a template from Python's internals, and from taking more time and memory than
+`api.template_budget` grants.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ import jinja2
 from msgspec import Struct
 
 from api.errors import invalid
-from api.sandbox import TooMuch, environment, grant
+from api.sandbox import environment
+from api.template_budget import TooMuch, grant
 
 MOST_BYTES = 1024 * 1024  # of a template; the largest in use have some ten thousand
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.sandbox import MOST_SECONDS
+from api.template_budget import MOST_SECONDS
 from api.templates import MOST_BYTES, ChatTemplate, Conversation
 
 USER = {"role": "user", "content": "Hello\nyou"}
