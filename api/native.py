@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from api.errors import ApiError, invalid
+from api.errors import invalid
 
 REQUEST_TYPE = "application/x-warmroute-request"
 FRAMES_TYPE = "application/x-warmroute-frames"
@@ -74,13 +74,9 @@ def _check(native: Native) -> None:
     for name in ("prompts", "resume_token_ids"):
         for i, packed in enumerate(getattr(native, name)):
             if len(packed) % 4:
-                raise _bad(f"{name}[{i}]", f"has {len(packed)} bytes; token ids take 4 bytes each")
+                raise invalid(f"{name}[{i}] has {len(packed)} bytes; token ids take 4 bytes each", f"{name}[{i}]")
     if not abs(native.priority) < float("inf"):
-        raise _bad("priority", f"is {native.priority}; it must be finite")
-
-
-def _bad(param: str, why: str) -> ApiError:
-    return invalid(f"{param} {why}", param)
+        raise invalid(f"priority is {native.priority}; it must be finite", "priority")
 
 
 class Frame(Struct, frozen=True):

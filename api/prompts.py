@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api import chatml
-from api.errors import ApiError, invalid, too_long
+from api.errors import invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
@@ -122,7 +122,8 @@ class Prompts:
             raise invalid("tools or tool_calls are nested too deeply; flatten them", "tools") from None
 
     def _conversation(self, request: ChatRequest | TokenizeRequest) -> Conversation:
-        return _conversation(request, self._writes_developer(request))
+        template = self._template_for(request)
+        return _conversation(request, template is not None and "developer" in template.source)
 
     def _template_for(self, request: ChatRequest | TokenizeRequest) -> ChatTemplate | None:
         template = self._tool_template if request.tools else self._template
@@ -130,10 +131,6 @@ class Prompts:
             fix = "use /v1/completions, or start the server with a --chat-template"
             raise invalid(f"the tokenizer {self.tokenizer.name} has no chat template; {fix}", "messages")
         return template
-
-    def _writes_developer(self, request: ChatRequest | TokenizeRequest) -> bool:
-        template = self._template_for(request)
-        return template is not None and "developer" in template.source
 
     def _check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
         """Refuse a prompt that is certainly too long, before it is encoded."""
@@ -146,7 +143,9 @@ class Prompts:
 
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         self._check_ids(token_ids, param)
-        return _not_empty(token_ids, param)
+        if not token_ids:
+            raise invalid(f"{param} is empty; send at least one token", param)
+        return token_ids
 
     def _check(self, request: Sampled) -> None:
         self._check_ids(request.stop_token_ids, "stop_token_ids")
@@ -176,12 +175,6 @@ def _compiled(source: str | None, tokenizer: Tokenizer, name: str) -> ChatTempla
 
 def _params(prompts: int) -> list[str]:
     return [f"prompt[{i}]" for i in range(prompts)] if prompts > 1 else ["prompt"]
-
-
-def _not_empty(token_ids: list[int], param: str) -> list[int]:
-    if not token_ids:
-        raise invalid(f"{param} is empty; send at least one token", param)
-    return token_ids
 
 
 def _conversation(request: ChatRequest | TokenizeRequest, developer: bool) -> Conversation:
@@ -215,15 +208,11 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str, call: str) -> dict[str, Any]:
-    param = f"{call}.function.arguments"
     try:
         arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise _bad_arguments(text, param) from error
+    except (ValueError, RecursionError):
+        arguments = None
     if not isinstance(arguments, dict):
-        raise _bad_arguments(text, param)
+        param = f"{call}.function.arguments"
+        raise invalid(f"{param} is {text[:80]!r}; it must be the JSON of an object", param)
     return arguments
-
-
-def _bad_arguments(text: str, param: str) -> ApiError:
-    return invalid(f"{param} is {text[:80]!r}; it must be the JSON of an object", param)

@@ -7,14 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from api.requests import (
-    MAX_PROMPTS,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    Tool,
-)
+from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
 

@@ -16,13 +16,7 @@ from msgspec import Struct, field
 
 from events.actions import Action, Apply, Replay, Reset, Snapshot
 from events.feed import Feed
-from events.messages import (
-    AllBlocksCleared,
-    BadBatch,
-    BlockRemoved,
-    BlockStored,
-    decode_batch,
-)
+from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, decode_batch
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, SnapshotHeader, encode_native
 from events.publisher import END_OF_REPLAY

@@ -7,15 +7,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from events.messages import (
-    BadBatch,
-    BlockRemoved,
-    BlockStored,
-    Decoder,
-    Event,
-    RejectedEvent,
-    UnknownEvent,
-)
+from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 from events.tool.output import plain, to_json
 
 

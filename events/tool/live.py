@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 import click
-from msgspec import Struct
+from msgspec import Struct, field
 
 from events.messages import Frames
 from events.native import Status
@@ -54,25 +54,16 @@ def follow(
     return asyncio.run(_Follow(streams, until, for_s, timeout_s, every, every_s).run())
 
 
-class _Follow:
-    def __init__(
-        self,
-        streams: Sequence[Followed],
-        until: Callable[[], bool] | None,
-        for_s: float | None,
-        timeout_s: float | None,
-        every: Callable[[], None] | None,
-        every_s: float,
-    ) -> None:
-        self._streams = streams
-        self._until = until
-        self._every = every
-        self._every_s = every_s
-        self._for_s = for_s
-        self._timeout_s = timeout_s
-        self._connected: set[str] = set()
-        self._stopped = False
-        self._failure: BaseException | None = None
+class _Follow(Struct):
+    streams: Sequence[Followed]
+    until: Callable[[], bool] | None
+    for_s: float | None
+    timeout_s: float | None
+    every: Callable[[], None] | None
+    every_s: float
+    connected: set[str] = field(default_factory=set)
+    stopped: bool = False
+    failure: BaseException | None = None
 
     async def run(self) -> Ending:
         loop = asyncio.get_running_loop()
@@ -80,27 +71,27 @@ class _Follow:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         async with Subscriber() as subscriber:
-            for stream in self._streams:
+            for stream in self.streams:
                 subscriber.add(stream.source, stream.view, on_status=stream.on_status, tap=self._tap(stream))
             return await self._wait()
 
     def _tap(self, stream: Followed) -> Tap:
         def tap(socket: str, frames: Frames) -> None:
             if socket == "connected":
-                self._connected.add(stream.source.name)
+                self.connected.add(stream.source.name)
             if stream.tap is not None:
                 stream.tap(socket, frames)
 
         return tap
 
     def _stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of the loop raised: without this, asyncio would only log it."""
         error = context.get("exception")
         if isinstance(error, BaseException):
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         else:
             loop.default_exception_handler(context)
 
@@ -109,27 +100,27 @@ class _Follow:
         noticed = False
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             now_s = time.monotonic()
-            if self._every is not None and now_s - called_s >= self._every_s:
+            if self.every is not None and now_s - called_s >= self.every_s:
                 called_s = now_s
-                self._every()
-            if self._stopped:
+                self.every()
+            if self.stopped:
                 return Ending.STOPPED
-            if self._until is not None and self._until():
+            if self.until is not None and self.until():
                 return Ending.DONE
-            if self._for_s is not None and now_s - started_s >= self._for_s:
+            if self.for_s is not None and now_s - started_s >= self.for_s:
                 return Ending.TIME
-            if self._timeout_s is not None and now_s - started_s >= self._timeout_s:
+            if self.timeout_s is not None and now_s - started_s >= self.timeout_s:
                 return Ending.TIMEOUT
             if not noticed and now_s - started_s >= NOTICE_AFTER_S:
                 noticed = True
                 self._notice()
 
     def _notice(self) -> None:
-        for stream in self._streams:
-            if stream.source.name not in self._connected:
+        for stream in self.streams:
+            if stream.source.name not in self.connected:
                 keys = ", and do the keys fit" if stream.source.curve is not None else ""
                 click.echo(
                     f"nothing answers at {stream.source.events}; is the engine started with KV events on{keys}?",

@@ -15,7 +15,7 @@ from events.publisher import is_local
 from events.recording import Recording
 from events.source import Source
 from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
-from events.tool.output import Output, count
+from events.tool.output import Output, count, plain
 from events.tool.watch import Moment, MomentType
 
 
@@ -130,7 +130,7 @@ def _play(player: Player, offset: int, wait: bool, loop: bool, stay: float, outp
 
 def _report(player: Player, finished: bool, output: Output) -> None:
     if output.json:
-        output.line({"finished": finished, **_fields(player)})
+        output.line({"finished": finished, **plain(player.stats)})
         return
     stats = player.stats
     end = "the end of the recording" if finished else "stopped"
@@ -138,10 +138,6 @@ def _report(player: Player, finished: bool, output: Output) -> None:
         f"{end}: {count(stats.batches, 'batch')} published, {count(stats.replays, 'replay')} and "
         f"{count(stats.snapshots, 'snapshot')} answered"
     )
-
-
-def _fields(player: Player) -> dict[str, int]:
-    return {name: getattr(player.stats, name) for name in player.stats.__struct_fields__}
 
 
 @contextmanager

@@ -114,14 +114,12 @@ class Witness(CacheView):
 class Result(NamedTuple):
     seq: int
     blocks: int
-    compared: int
-    differed: int
-    wrong: tuple[Wrong, ...]
+    digests: Witness
     comparison: Comparison | None
 
     @property
     def equal(self) -> bool:
-        return not self.differed and (self.comparison is None or self.comparison.equal)
+        return not self.digests.differed and (self.comparison is None or self.comparison.equal)
 
 
 # ---- live
@@ -137,14 +135,15 @@ class Verification:
         self._timeout_s = timeout_s
         self._tree = Tree()
         self._stream = Watch(source, name=STREAM, tree=self._tree, view_type=Witness)
+        assert isinstance(self._stream.view, Witness)
+        self._witness = self._stream.view
         again = msgspec.structs.replace(source, name=f"{source.name} again", status=None)
         self._replica = Watch(again, name=REPLICA, tree=self._tree)
         self._result: Result | None = None
         self._failure: CannotTell | None = None
 
     async def run(self) -> Result:
-        name, witness = self._stream.source.name, self._stream.view
-        assert isinstance(witness, Witness)
+        name, witness = self._stream.source.name, self._witness
         async with Subscriber() as subscriber:
             subscriber.add(self._stream.source, witness, tap=self._tap(self._stream))
             if not await self._until(lambda: settled(witness), self._timeout_s):
@@ -156,7 +155,7 @@ class Verification:
             if self._stream.source.status is not None:
                 await self._until(lambda: witness.compared > 0, self._timeout_s)
         assert self._result is not None
-        return self._result._replace(compared=witness.compared, differed=witness.differed, wrong=witness.wrong)
+        return self._result
 
     def _tap(self, watch: Watch) -> Callable[[str, Frames], None]:
         def tap(socket: str, frames: Frames) -> None:
@@ -176,7 +175,7 @@ class Verification:
             self._failure = CannotTell(f"{name}: what the replica says of itself is inexact: {replica.inexact}")
         elif replica.stream.next_seq == stream.stream.next_seq:
             comparison = compare(self._tree, STREAM, REPLICA)
-            self._result = Result(stream.stream.last_seq, stream.resolver.resident_blocks(), 0, 0, (), comparison)
+            self._result = Result(stream.stream.last_seq, stream.resolver.resident_blocks(), self._witness, comparison)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         ends_s = time.monotonic() + timeout_s
@@ -212,14 +211,7 @@ def _recorded(target: Target, source: Source) -> Result:
     if not witness.compared:
         raise CannotTell(f"{source.name}: no digest in {target.name}; record a warmroute replica, with --status")
     comparison = _next_snapshot(target, source, witness.wrong[0].at_s) if witness.wrong else None
-    return Result(
-        witness.stream.last_seq,
-        witness.resolver.resident_blocks(),
-        witness.compared,
-        witness.differed,
-        witness.wrong,
-        comparison,
-    )
+    return Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, comparison)
 
 
 def _next_snapshot(target: Target, source: Source, after_s: float) -> Comparison | None:
@@ -261,13 +253,14 @@ def snapshots(records: Iterable[Record]) -> Iterator[tuple[SnapshotHeader, list[
 def show(output: Output, name: str, result: Result, top: int) -> None:
     if output.json:
         digests_wrong = [
-            {"seq": one.seq, "stream": one.ours._asdict(), "replica": one.theirs._asdict()} for one in result.wrong
+            {"seq": one.seq, "stream": one.ours._asdict(), "replica": one.theirs._asdict()}
+            for one in result.digests.wrong
         ]
         fields = {
             "seq": result.seq,
             "blocks": result.blocks,
-            "digests_compared": result.compared,
-            "digests_differed": result.differed,
+            "digests_compared": result.digests.compared,
+            "digests_differed": result.digests.differed,
         }
         output.line(
             {"kind": "verify", "replica": name, "equal": result.equal, **fields, "digests_wrong": digests_wrong}
@@ -284,8 +277,8 @@ def _table(name: str, result: Result) -> Table:
     table = grid()
     table.add_row("replica", Text.assemble((name, "bold"), "  ", verdict))
     table.add_row("held", f"{count(result.blocks, 'block')} at batch {result.seq}, by the stream")
-    table.add_row("digests", f"{result.compared:,} compared, {result.differed:,} wrong")
-    for wrong in result.wrong[:3]:
+    table.add_row("digests", f"{result.digests.compared:,} compared, {result.digests.differed:,} wrong")
+    for wrong in result.digests.wrong[:3]:
         table.add_row("", f"batch {wrong.seq}: {_digest(wrong.ours)} by the stream, {_digest(wrong.theirs)} by itself")
     return table
 
