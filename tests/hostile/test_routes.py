@@ -27,7 +27,7 @@ from replica.http import app as replica_app
 from router.http import app as router_app
 from router.http import routes as router_routes
 from router.proxy.keys import Key, keys_from_options
-from tests.hostile import who_may_ask
+from tests.hostile import route_tables
 from tests.replica.http.test_app import SILENT_ENGINE
 from tests.replica.http.test_app import serving as replica_serving
 from tests.replica.serving import config
@@ -360,4 +360,4 @@ async def test_every_route_of_the_framework_is_a_row_of_the_table(tmp_path: Path
 
 
 def test_the_page_on_security_has_these_tables() -> None:
-    assert who_may_ask.written() == who_may_ask.page(), "run `python -m tests.hostile.who_may_ask`"
+    assert route_tables.written() == route_tables.page(), "run `python -m tests.hostile.route_tables`"

@@ -1,4 +1,4 @@
-"""`python -m tests.hostile.who_may_ask`: the tables of routes as docs/security.md has them."""
+"""`python -m tests.hostile.route_tables`: write the tables of routes in docs/security.md."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def page() -> str:
 
 def _section(title: str, table: Table, callers: dict[Role, str]) -> str:
     rows = [f"| `{', '.join(route.methods)} {route.template}` | {callers[route.who]} |" for route in table.routes]
-    return "\n".join([f"### {title}", "", "| route | who may ask |", "| --- | --- |", *rows, ""])
+    return "\n".join([f"### {title}", "", "| route | open to |", "| --- | --- |", *rows, ""])
 
 
 def written() -> str:
