@@ -85,7 +85,7 @@ def test_no_text_has_fewer_tokens_than_the_bound_says(kind: str, text: str) -> N
     assert len(text.encode()) <= bound * len(token_ids)
 
 
-def test_no_character_shrinks_more_than_is_said() -> None:
+def test_no_character_shrinks_more_than_is_reported() -> None:
     for character in map(chr, range(sys.maxunicode + 1)):
         if not 0xD800 <= ord(character) < 0xE000:
             size = len(character.encode())

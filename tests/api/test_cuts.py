@@ -19,12 +19,12 @@ def test_special_tokens_and_others_are_cuts() -> None:
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "single_word", "normalized"])
-def test_a_token_that_depends_on_what_stands_before_it_is_none(flag: str) -> None:
+def test_a_token_that_depends_on_its_left_context_is_no_cut(flag: str) -> None:
     assert cuts("<s>", **{flag: True}) == ()
 
 
 @pytest.mark.parametrize("content", ["word", "_x", "9", "\n\n", " <s>", "é", "東", "::", "<a<", ""])
-def test_a_token_that_may_belong_to_what_stands_before_it_is_none(content: str) -> None:
+def test_a_token_that_may_join_its_left_context_is_no_cut(content: str) -> None:
     assert cuts(content) == ()
 
 

@@ -41,7 +41,7 @@ def test_lost_event_is_seen_as_a_gap_and_its_repair(page: Visit, world: World) -
     expect(troubles.get_by_role("row").filter(has_text=name).filter(has_text="gap").first).to_be_visible()
 
 
-def test_router_that_is_gone_is_said_so_and_found_again(world: World, browser: Browser) -> None:
+def test_router_that_is_gone_is_reported_and_found_again(world: World, browser: Browser) -> None:
     port = steady_port()
     with another_router(world, port=port) as running:
         url = running.url

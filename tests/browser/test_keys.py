@@ -69,7 +69,7 @@ def test_reader_sees_the_fleet_and_changes_nothing(keyed: Visit) -> None:
     assert keyed.page.get_by_role("dialog").count() == 0
 
 
-def test_who_writes_is_not_asked_for_a_key(keyed: Visit) -> None:
+def test_typing_is_not_interrupted_by_a_question_for_a_key(keyed: Visit) -> None:
     """Else the dialog would take further keystrokes for the key, and send them as one."""
     keyed.open("/playground")
     give(keyed.page, READER)
@@ -101,7 +101,7 @@ def test_key_is_kept_until_another_one_is_good(keyed: Visit) -> None:
     assert stored(keyed.page) == READER
 
 
-def test_who_gives_no_key_is_left_alone_until_asking(keyed: Visit) -> None:
+def test_a_page_without_a_key_is_left_alone_until_it_asks(keyed: Visit) -> None:
     keyed.open()
     keyed.page.get_by_role("button", name="Cancel").click()
     expect(keyed.page.locator("#live")).to_have_text("key wanted")

@@ -145,7 +145,7 @@ def test_tree_is_zoomed_by_pointer_and_keyboard(page: Visit) -> None:
     expect(crumbs).to_have_count(1)
 
 
-def test_tree_keeps_its_place_when_it_is_read_anew(page: Visit) -> None:
+def test_tree_keeps_its_place_when_it_is_read_again(page: Visit) -> None:
     page.open("/tree")
     wait_shown(page.page, "tree")
     page.page.locator(".icicle .node").nth(1).click()
@@ -184,7 +184,7 @@ def test_replica_page_has_its_stream_and_what_it_holds(page: Visit, world: World
     expect(page.page.get_by_role("img", name=re.compile("^Last asked for, within a minute: "))).to_be_visible()
 
 
-def test_replica_that_is_not_there_is_said_so(page: Visit) -> None:
+def test_replica_that_is_not_there_is_reported(page: Visit) -> None:
     page.open("/replica/nobody")
     expect(page.page.get_by_role("alert").filter(has_text="nobody")).to_contain_text("no replica named 'nobody'")
     assert len(page.blame()) >= 1  # the browser itself writes status 404 to the console
@@ -331,6 +331,6 @@ def test_colours_are_chosen_and_remembered(page: Visit) -> None:
     assert page.page.evaluate(background) == dark != "rgb(244, 246, 249)"
 
 
-def test_address_that_is_none_is_said_so(page: Visit) -> None:
+def test_an_invalid_address_is_reported(page: Visit) -> None:
     page.open("/nowhere")
     expect(page.heading("There is no such page")).to_be_visible()

@@ -262,7 +262,7 @@ async def test_the_head_is_lost_and_comes_back(served: Served) -> None:
     await unblocked(cluster.wait_ready)
 
 
-def test_who_launches_again_finds_the_fleet(served: Served) -> None:
+def test_a_second_launch_finds_the_fleet(served: Served) -> None:
     before = served.cluster.pids()
     found = served.cluster.launch()
     assert isinstance(found, Launched) and found.found

@@ -89,7 +89,7 @@ def test_the_router_decides_again_as_it_did(incident: Incident) -> None:
     assert not told.missing and not told.from_log and not told.damage
 
 
-def test_another_policy_decides_otherwise_and_it_is_said_where(incident: Incident) -> None:
+def test_another_policy_decides_otherwise_and_a_message_says_where(incident: Incident) -> None:
     told = replay(incident.recording, incident.log, policy="round-robin")
     assert set(told.kinds) == {"policy"} and len(told.differences) >= told.compared / 3, shown(told)
     assert told.replayed.cached_tokens < told.logged.cached_tokens

@@ -347,7 +347,7 @@ async def test_a_replica_that_is_killed_while_it_drains_leaves_nothing() -> None
 # ---- SIGSTOP
 
 
-async def test_streams_go_on_after_the_engine_was_stopped_for_two_seconds() -> None:
+async def test_streams_continue_after_the_engine_was_stopped_for_two_seconds() -> None:
     with command(*SLOW) as served:
         async with streaming(served, 100) as tasks, client(served) as http:
             served.signal(signal.SIGSTOP, engine=True)
@@ -376,7 +376,7 @@ async def slowest_answer_s(http: httpx2.AsyncClient, for_s: float) -> float:
     return slowest_s
 
 
-async def test_streams_go_on_after_the_http_process_was_stopped() -> None:
+async def test_streams_continue_after_the_http_process_was_stopped() -> None:
     with command(*SLOW) as served:
         async with streaming(served, 100) as tasks:
             served.signal(signal.SIGSTOP)

@@ -299,7 +299,7 @@ replica.client.engine_command = lambda: [sys.executable, "-c", {program!r}]
 """
 
 
-def test_an_invariant_that_does_not_hold_is_said_and_the_engine_goes_on() -> None:
+def test_an_invariant_that_does_not_hold_is_reported_and_the_engine_continues() -> None:
     with command(program=("-c", OTHER_ENGINE.format(program=MISCOUNTED) + RUN)) as served:
         served.signal(signal.SIGUSR1, engine=True)
         wait_until(lambda: "check failed: 8192 blocks queue, 8191 are counted" in served.error_text(), "it says so")

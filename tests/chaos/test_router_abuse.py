@@ -175,7 +175,7 @@ async def test_what_is_hardly_http_is_refused(served: RouterProcess, raw: bytes,
 # ---- slow and idle clients
 
 
-async def test_slow_clients_are_told_so_and_harm_nobody(served: RouterProcess) -> None:
+async def test_slow_clients_get_an_error_and_do_no_harm(served: RouterProcess) -> None:
     """Half of them send their headers a byte at a time, the others their bodies."""
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n".encode()
     files = open_files(served.process.pid)
@@ -212,7 +212,7 @@ async def trickle(client: Client, raw: bytes) -> None:
         await asyncio.sleep(0.5)
 
 
-async def test_idle_connections_cost_little_and_harm_nobody(served: RouterProcess) -> None:
+async def test_idle_connections_cost_little_and_do_no_harm(served: RouterProcess) -> None:
     """Some have asked before, the others never say a word."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(IDLE, hard - 500)

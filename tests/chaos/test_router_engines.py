@@ -214,7 +214,7 @@ def seeded() -> list[Chain]:
     return [chain for chain in VLLM if SEEDED in chain.name][: None if ALL else 4]
 
 
-async def test_engines_with_other_hash_seeds_are_matched_alike(tmp_path: Path) -> None:
+async def test_engines_with_other_hash_seeds_match_the_same(tmp_path: Path) -> None:
     chains = seeded()
     assert len({tuple(chain.ints) for chain in chains}) == len(chains) > 1, "their hashes are the same"
     for number, chain in enumerate(chains):

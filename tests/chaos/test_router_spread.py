@@ -66,7 +66,7 @@ async def test_a_warm_prompt_stays_where_it_is(replicas: Fleet) -> None:
     assert len(went) == 1, went
 
 
-async def test_a_shared_system_prompt_does_not_pull_everybody_to_one_replica(replicas: Fleet) -> None:
+async def test_a_shared_system_prompt_does_not_pull_all_requests_to_one_replica(replicas: Fleet) -> None:
     system = cold(2000, SHARED_TOKENS)
     with router(*replicas.as_options, *QUIET) as served:
         async with http_client(served.url) as http:

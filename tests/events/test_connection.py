@@ -52,7 +52,7 @@ def test_a_handshake_that_never_succeeds_counts_as_a_short_connection() -> None:
     assert reconnects.lost(2.0) is not None
 
 
-def test_a_connection_that_zeromq_has_given_up_is_made_anew() -> None:
+def test_a_connection_that_zeromq_has_given_up_is_made_again() -> None:
     reconnects = Reconnects(0.0)
     assert not reconnects.is_due(RECONNECT_S - 0.1)
     assert reconnects.is_due(RECONNECT_S + 0.1)

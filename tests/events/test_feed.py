@@ -36,7 +36,7 @@ def native_feed(model: str = "") -> Feed:
         ("snapshot", [b"", encode_native(SnapshotHeader(1, 1, 0.0, 0, "mmmm")).replace(b"mmmm", b"\xff\xff\xff\xff")]),
     ],
 )
-def test_strange_frames_are_said_and_ignored(
+def test_strange_frames_are_reported_and_ignored(
     socket: str, frames: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = native_feed()

@@ -87,7 +87,7 @@ def test_force_replaces_it(tmp_path: Path) -> None:
     assert list(Recording(path).records()) == RECORDS
 
 
-def test_append_goes_on_after_what_is_whole(tmp_path: Path) -> None:
+def test_append_continues_after_what_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
     write(path, RECORDS[:5])
     with open(path, "r+b") as file:

@@ -56,7 +56,7 @@ def test_a_foreign_stream_starts_with_a_replay_of_everything() -> None:
     assert stream.exact
 
 
-def test_a_replay_that_starts_late_is_said_to_be_partial() -> None:
+def test_a_replay_that_starts_late_is_labelled_partial() -> None:
     stream = ForeignStream()
     stream.connected(0.0)
     actions = stream.replayed(34, payload(34), 0.0)
@@ -441,7 +441,7 @@ def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> N
         assert stream.connected(2.0) == [request]
 
 
-def test_a_stream_that_can_ask_nobody_starts_from_nothing_and_says_so() -> None:
+def test_a_stream_without_replay_or_snapshot_starts_empty_and_partial() -> None:
     stream = ForeignStream(StreamConfig(can_replay=False))
     stream.connected(0.0)
     stream.live(0, payload(0), 0.0)

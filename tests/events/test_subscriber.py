@@ -149,7 +149,7 @@ async def test_a_native_replica_says_which_model_its_keys_are_of() -> None:
             assert not wrong.resolver.keys()
 
 
-async def test_a_view_that_is_doubted_is_read_anew() -> None:
+async def test_a_view_that_is_doubted_is_read_again() -> None:
     with Publisher(config()) as publisher:
         publisher.publish([stored(1)])
         ends = publisher.endpoints

@@ -51,7 +51,7 @@ def test_a_recording_equals_its_redacted_copy(tmp_path: Path) -> None:
     assert run("diff", str(tmp_path / "plain"), str(tmp_path / "redacted")).status == 0
 
 
-def test_what_cannot_be_told_exits_with_2(tmp_path: Path) -> None:
+def test_an_unknown_result_exits_with_2(tmp_path: Path) -> None:
     record_incident(tmp_path / "r")
     ran = run("diff", str(tmp_path / "r"), "tcp://127.0.0.1:1", "--timeout", "0.2")
     assert ran.status == 2

@@ -88,7 +88,7 @@ def test_keys_are_loaded(tmp_path: Path) -> None:
     assert open_target("tcp://a:1", options).sources[0].curve is not None
 
 
-def test_a_recording_knows_its_sources_and_the_model_can_be_given_anew(tmp_path: Path) -> None:
+def test_a_recording_knows_its_sources_and_the_model_can_be_given_again(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
     path = str(tmp_path / "a.wre")
     assert open_target(path, StreamOptions()).sources[0].model == "m"

@@ -109,7 +109,7 @@ def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
     assert f"cannot bind {engine.events}: Address already in use" in result.stderr
 
 
-def test_a_bind_for_everybody_is_warned_of(tmp_path: Path) -> None:
+def test_a_bind_to_all_addresses_logs_a_warning(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre", steps=40)
     options = ["--bind", "tcp://*:*", "--no-wait", "--speed", "max", "--stay", "0"]
     assert "the recording holds prompts" in run("replay", tmp_path / "a.wre", *options).stderr

@@ -36,7 +36,7 @@ def test_a_live_stream_is_reported_as_it_is() -> None:
     assert hot["trunk_token_ids"] == prompt(1, 2)
 
 
-def test_why_a_view_is_inexact_is_said() -> None:
+def test_why_a_view_is_inexact_is_reported() -> None:
     with replica(native=False, replay_batches=1) as engine:
         engine.store(prompt(1))
         engine.store(prompt(2))

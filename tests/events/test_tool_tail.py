@@ -135,7 +135,7 @@ def test_a_cleared_cache_and_what_cannot_be_read_are_shown() -> None:
         assert tail.end() == 0
 
 
-def test_several_streams_are_told_apart() -> None:
+def test_several_streams_are_distinguished() -> None:
     with (
         replica() as a,
         replica() as b,

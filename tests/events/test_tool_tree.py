@@ -67,7 +67,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
     assert "name a folder with a tokenizer.json" in run("tree", str(tmp_path / "r"), "--tokenizer", "nowhere").notes
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_a_silent_server_is_named() -> None:
     ran = run("tree", "tcp://127.0.0.1:1", "--timeout", "0.2")
     assert (ran.status, ran.lines) == (2, [])
     assert "tcp://127.0.0.1:1: nothing came within 0.2 s" in ran.notes

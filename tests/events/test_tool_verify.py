@@ -98,7 +98,7 @@ def test_a_replay_that_does_not_go_back_to_the_beginning_proves_nothing() -> Non
     assert "joined at batch 2: what came before is not known" in ran.notes
 
 
-def test_with_nobody_to_ask_nothing_can_be_told() -> None:
+def test_without_a_server_there_is_no_diagnosis() -> None:
     with replica(native=False) as engine:
         ran = run("verify", engine.events)
     assert ran.status == 2

@@ -329,7 +329,7 @@ def test_a_deep_chain_needs_no_recursion(tree: Tree) -> None:
     assert not tree.nodes
 
 
-def test_blocks_that_two_replicas_hold_in_different_media_are_said_so(tree: Tree) -> None:
+def test_blocks_that_two_replicas_hold_in_different_media_are_reported_so(tree: Tree) -> None:
     here, there = Cache(tree), Cache(tree, "other")
     here.store((1, 2))
     there.apply(there.stored((1,)), there.stored((1, 2), 1, "CPU"))

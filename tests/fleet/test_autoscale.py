@@ -297,7 +297,7 @@ def test_an_engine_that_does_not_say_how_fast_it_is_is_assumed_to_be_usual() -> 
     )
 
 
-def test_who_does_not_know_its_speed_yet_is_taken_to_be_as_fast_as_the_others() -> None:
+def test_a_replica_of_unknown_speed_counts_as_fast_as_the_others() -> None:
     demand = demand_of([report(), report(prefill_tokens_per_s=0.0)])
     assert (demand.tokens_per_s, demand.assumed) == (2 * RATE, True)
 

@@ -15,7 +15,7 @@ def write(log: Log, text: str) -> None:
     subprocess.run([sys.executable, "-c", f"print({text!r}, flush=True)"], stdout=log.descriptor, check=True)
 
 
-def test_a_log_that_is_too_long_begins_anew_and_keeps_what_there_was(
+def test_a_log_that_is_too_long_starts_over_and_keeps_what_there_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "LONGEST_LOG_BYTES", 10)
@@ -35,7 +35,7 @@ def test_a_log_that_is_too_long_begins_anew_and_keeps_what_there_was(
     log.close()
 
 
-def test_a_log_whose_folder_is_gone_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_without_its_folder_is_still_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "LONGEST_LOG_BYTES", 10)
     folder = tmp_path / "logs"
     folder.mkdir()

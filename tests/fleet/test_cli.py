@@ -190,7 +190,7 @@ def test_closed_streams_are_no_reason_to_fail(closed: str) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_is_said_in_one_line(unbuffered: str) -> None:
+def test_a_full_disk_is_reported_in_one_line(unbuffered: str) -> None:
     command = [sys.executable, "-m", "fleet", "--help"]
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:

@@ -48,7 +48,7 @@ def demos(*is_running: str, **more: Any) -> list[dict[str, Any]]:
 # ---- what has happened
 
 
-def test_only_what_is_new_is_said() -> None:
+def test_only_what_is_new_is_reported() -> None:
     before = typed(view([model()], demos("ready", "starting", "ready")))
     now = typed(view([model()], [*demos("ready", "ready"), replica("demo-3", "placing")]))
     assert changes(before, now) == ["demo-1 is ready", "demo-2 is gone", "demo-3 is being placed"]
@@ -60,7 +60,7 @@ def test_at_the_first_look_what_is_ready_is_no_news() -> None:
     assert changes(None, now) == ["demo-1 finishes 2 requests and leaves"]
 
 
-def test_other_models_are_passed_over() -> None:
+def test_other_models_are_skipped() -> None:
     before = typed(view([], [replica("other-1")]))
     now = typed(view([], [replica("other-0", "starting"), replica("demo-0", "starting")]))
     assert changes(before, now, "demo") == ["demo-0 starts"]
@@ -128,7 +128,7 @@ def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:
     assert ran.lines == ["Scaling demo: 2 of 2", "demo: 2 of 2 ready"]
 
 
-def test_somebody_else_who_scales_ends_the_waiting(script: Script) -> None:
+def test_another_scale_command_ends_the_waiting(script: Script) -> None:
     script.views = [calm(), view([model(wanted=5, autoscale_why="4,000 tokens wait")], demos("ready", "ready"))]
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert (ran.status, ran.errors) == (1, "demo was set to 5 replicas meanwhile, instead of 3: 4,000 tokens wait")
@@ -292,7 +292,7 @@ def test_a_controller_that_does_not_know_yet_is_asked_again(script: Script) -> N
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("now", [{"life": "starting"}, {"incarnation": "another"}])
-def test_nobody_waits_for_what_was_cut(script: Script, now: dict[str, Any]) -> None:
+def test_no_request_waits_for_a_cut_one(script: Script, now: dict[str, Any]) -> None:
     what: dict[str, Any] = {"life": "draining", "open_requests": 2} | now
     cut = replica("demo-0", **what)
     script.views = [view([model()], demos("draining", open_requests=2)), view([model()], [cut])]
@@ -308,7 +308,7 @@ def test_waiting_has_an_end_that_says_what_is_left(script: Script, running: int,
     assert f"after 0.01 s demo-0 {said}; --wait longer, or let them be cut" in ran.errors
 
 
-def test_who_was_drained_by_name_stays_so_when_its_node_does_after_all(script: Script) -> None:
+def test_a_replica_drained_by_name_stays_drained_when_its_node_stays(script: Script) -> None:
     script.answers["/nodes/drain"] = 200, {"replicas": ["demo-0", "demo-1"]}
     script.views = [view([model()], demos("ready", "draining"))]
     assert run(drain, "--node", "10.0.0.7", "--undo", "--fleet", script.url).lines == [
@@ -351,7 +351,7 @@ def test_a_controller_that_came_back_elsewhere_is_found() -> None:
         assert poller.away_s == 0
 
 
-def test_waiting_goes_on_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_continues_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     real, asked = Fleet.answer, 0
 
     def answer(fleet: Fleet) -> bytes:

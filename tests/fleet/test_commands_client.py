@@ -36,7 +36,7 @@ def test_a_key_that_no_header_can_carry_is_refused_before_anybody_is_asked(scrip
     assert script.asked == []
 
 
-def test_a_view_is_typed_and_fields_of_newer_controllers_are_passed_over(script: Script) -> None:
+def test_a_view_is_typed_and_fields_of_newer_controllers_are_skipped(script: Script) -> None:
     script.views = [calm(new_field=[1])]
     with Fleet(script.url) as fleet:
         view = fleet.view()
@@ -78,7 +78,7 @@ def test_names_are_quoted_in_urls(script: Script) -> None:
     assert parse_qsl(urlsplit(script.asked[0].path).query) == [("replica", "a&lines=9 /ü"), ("lines", "3")]
 
 
-def test_nobody_there_says_what_there_is() -> None:
+def test_an_unknown_replica_lists_the_known_ones() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with Fleet(url) as fleet, pytest.raises(Unreachable) as caught:
@@ -106,7 +106,7 @@ def test_the_controllers_own_words_are_shown(script: Script) -> None:
 
 @pytest.mark.parametrize("body", ["<html>", "[]", {"models": 5}, {"status": "ok"}])
 @pytest.mark.parametrize("status", [200, 404, 500])
-def test_what_is_no_controller_is_told_apart(script: Script, body: object, status: int) -> None:
+def test_other_servers_are_distinguished_from_controllers(script: Script, body: object, status: int) -> None:
     script.answers["/fleet"] = status, body
     with Fleet(script.url) as fleet, pytest.raises(click.ClickException) as caught:
         fleet.view()

@@ -152,7 +152,7 @@ def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
     assert running_fleets() == []
 
 
-def test_where_the_router_only_joined_a_fleet_that_goes_on(start: Start) -> None:
+def test_a_fleet_outlives_a_router_that_only_joined_it(start: Start) -> None:
     with serving(Script(calm())) as script:
         start(controller=script.url, found=True)
         ran = run(down)
@@ -183,7 +183,7 @@ def test_nothing_to_end_is_an_error() -> None:
     assert run(down, "--all") == (1, "", "no fleet runs on this machine; there is nothing to end")
 
 
-def test_a_pid_that_was_given_anew_gets_no_signal() -> None:
+def test_a_pid_that_was_given_again_gets_no_signal() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         started = process_started(stranger.pid)
         assert started is not None

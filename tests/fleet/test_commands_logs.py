@@ -52,7 +52,7 @@ def test_following_prints_what_is_new_until_the_replica_is_gone(script: Script) 
     assert ran.errors == "Note: demo-0 is gone\n"
 
 
-def test_following_goes_on_when_its_host_answers_again(script: Script) -> None:
+def test_following_continues_when_its_host_answers_again(script: Script) -> None:
     away = refusal(503, "its host does not answer: x")
     script.logs = ["1\n", away, away, "1\n2\n", away, "1\n2\n3\n", GONE]
     ran = run(logs, "demo-0", "--follow", "--fleet", script.url)
@@ -60,7 +60,7 @@ def test_following_goes_on_when_its_host_answers_again(script: Script) -> None:
     assert ran.errors.count("Note: no answer (its host does not answer: x); asking again\n") == 2
 
 
-def test_a_log_that_began_anew_is_shown_from_its_beginning() -> None:
+def test_a_log_that_restarted_is_shown_from_its_beginning() -> None:
     assert news("a\nb\n", "x\ny\n") == "x\ny\n"
     assert news("", "x\n") == "x\n"
     assert news("a\n", "") == ""

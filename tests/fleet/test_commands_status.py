@@ -86,7 +86,7 @@ def test_it_fits_in_the_columns_there_are(width: int, terminal: bool) -> None:
     assert sum(name in shown for name in ("a-rather-long-name-11", "a-rather-long-name-0")) == 2
 
 
-def test_where_nobody_sits_at_a_terminal_it_is_plain() -> None:
+def test_output_is_plain_without_a_terminal() -> None:
     shown = drawn(calm())
     assert shown.isascii()
     assert "\x1b" not in shown
@@ -142,7 +142,7 @@ def test_replicas_that_fail_say_why_and_what_they_said_last() -> None:
     ]
 
 
-def test_figures_of_who_does_not_serve_are_not_shown() -> None:
+def test_figures_of_replicas_that_do_not_serve_are_hidden() -> None:
     shown = drawn(view([model()], [replica("demo-0", "failing", why="x", pid=None), replica("demo-1")]), 60)
     assert shown.splitlines()[3].split() == ["demo-0", "failing", "1h2m", "-", "-", "-", "-", "-"]
 
@@ -261,7 +261,7 @@ class Terminal:
         return status
 
 
-def test_watching_draws_anew_on_a_screen_of_its_own(script: Script) -> None:
+def test_watching_draws_again_on_a_screen_of_its_own(script: Script) -> None:
     terminal = Terminal("--watch", "--fleet", script.url)
     try:
         until(lambda: terminal.shown.count("2 of 2 ready") > 2)
@@ -273,7 +273,7 @@ def test_watching_draws_anew_on_a_screen_of_its_own(script: Script) -> None:
     assert terminal.shown.rpartition("\x1b[?1049l")[2].count("2 of 3") == 1  # the last picture stays
 
 
-def test_watching_says_when_nobody_answers() -> None:
+def test_watching_reports_a_silent_controller() -> None:
     with serving(Script(calm())) as script:
         terminal = Terminal("--watch", "--fleet", script.url)
         until(lambda: "2 of 2 ready" in terminal.shown)

@@ -98,7 +98,7 @@ async def test_a_fleet_is_begun_scaled_restarted_and_ended(tmp_path: Path) -> No
         assert running.replaced == 0
 
 
-async def test_routers_hear_at_once_who_dies_and_who_drains(tmp_path: Path) -> None:
+async def test_routers_hear_of_deaths_and_drains_at_once(tmp_path: Path) -> None:
     async with controller(tmp_path, plan("m", replicas=2)) as (client, _):
         view = await client.ready(2)
         known = await client.get("/members")

@@ -144,7 +144,7 @@ async def test_while_ray_is_away_the_file_is_read_again(tmp_path: Path) -> None:
         assert counts(ray.plans) == [22]
 
 
-async def test_where_no_controller_comes_back_the_fleet_begins_anew_with_the_newest_plan(tmp_path: Path) -> None:
+async def test_without_a_controller_the_fleet_restarts_with_the_newest_plan(tmp_path: Path) -> None:
     with serving(Script(calm(1))) as second:
         with serving(Script(calm(1))) as first:
             ray = Ray(first.url, second.url)

@@ -73,7 +73,7 @@ def test_what_was_noted_is_known_and_can_be_forgotten(noted_in: Path) -> None:
     assert not noted_in.exists()
 
 
-def test_nobody_else_can_read_the_key(noted_in: Path) -> None:
+def test_only_the_owner_can_read_the_key(noted_in: Path) -> None:
     path = record_fleet(fleet_of(key="secret"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(noted_in.stat().st_mode) == 0o700
@@ -142,7 +142,7 @@ def test_a_file_of_another_container_with_the_same_port_and_pid_stays() -> None:
     assert theirs.exists()
 
 
-def test_what_cannot_be_removed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_removal_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     path = record_fleet(fleet_of())
     path.unlink()
     path.mkdir()
@@ -166,7 +166,7 @@ def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("runtime", ["", "not/absolute", "/does/not/exist"])
-def test_a_runtime_folder_that_cannot_be_used_is_passed_over(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_folder_that_cannot_be_used_is_skipped(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     assert record_fleet(fleet_of()).parent.name == f"warmroute-{os.geteuid()}"
 
@@ -242,7 +242,7 @@ def test_no_content_of_a_file_stops_the_others(noted_in: Path, content: bytes) -
     assert running_fleets() == [fleet]
 
 
-def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_files_are_skipped(noted_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record_fleet(fleet_of())
     path.rename(noted_in / "elsewhere")
     (noted_in / "1.json").symlink_to(noted_in / "elsewhere")
@@ -256,7 +256,7 @@ def test_what_is_no_file_of_ours_is_passed_over(noted_in: Path, capsys: pytest.C
     assert [name in said for name in ("1.json", "2.json", "3.json", "4.json", "5.txt")] == [True] * 4 + [False]
 
 
-def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
+def test_fields_of_newer_versions_are_skipped(noted_in: Path) -> None:
     record_fleet(fleet_of(port=9999))
     (noted_in / f"9999-{os.getpid()}.json").write_text(json.dumps(good_fields() | {"new": [1]}))
     assert [fleet.port for fleet in running_fleets()] == [9999]
@@ -265,7 +265,7 @@ def test_fields_of_newer_versions_are_passed_over(noted_in: Path) -> None:
 # ---- life and death
 
 
-def test_a_process_lives_until_it_ends_even_if_nobody_asks_how(process: subprocess.Popen[bytes]) -> None:
+def test_a_process_lives_until_it_ends_without_being_polled(process: subprocess.Popen[bytes]) -> None:
     fleet = fleet_of(process.pid)
     assert is_running(fleet)
     process.kill()
@@ -288,7 +288,7 @@ def test_a_name_with_spaces_and_parentheses_confuses_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", [{"started": 1.0}, {"boot": "another"}])
-def test_a_pid_that_was_given_anew_is_not_taken_for_the_fleet(change: dict[str, Any]) -> None:
+def test_a_pid_that_was_given_again_is_not_taken_for_the_fleet(change: dict[str, Any]) -> None:
     fleet = msgspec.structs.replace(fleet_of(), **change)
     assert not is_running(fleet)
     assert was_killed(fleet)
@@ -302,7 +302,7 @@ def test_of_another_containers_fleet_nothing_is_known(tmp_path: Path) -> None:
     assert folder.exists() and path.exists()
 
 
-def test_what_a_killed_fleet_has_left_is_removed_and_that_is_said(
+def test_the_remains_of_a_killed_fleet_are_removed_with_a_note(
     process: subprocess.Popen[bytes], noted_in: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "warmroute-logs"
@@ -318,7 +318,7 @@ def test_what_a_killed_fleet_has_left_is_removed_and_that_is_said(
     assert capsys.readouterr().err == ""
 
 
-def test_a_controller_that_outlived_its_fleet_is_said(
+def test_a_controller_that_outlived_its_fleet_is_reported(
     process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -390,7 +390,7 @@ def test_a_fleet_is_found_by_its_routers_and_its_controllers_address(which: str)
 
 
 @pytest.mark.parametrize("which", ["http://10.0.0.5:8000", "http://127.0.0.1:7000", "http://127.0.0.1:99999"])
-def test_a_url_that_is_none_of_them_is_taken_as_it_is(which: str) -> None:
+def test_an_unknown_url_is_used_as_given(which: str) -> None:
     record_fleet(fleet_of())
     assert find(which) == Where(which, None, None)
 
@@ -411,7 +411,7 @@ def test_errors_say_what_there_is() -> None:
         find("7000")
 
 
-def test_a_controllers_url_is_rather_that_of_who_started_the_fleet_than_of_who_joined_it(
+def test_a_controllers_url_belongs_to_the_command_that_started_the_fleet(
     process: subprocess.Popen[bytes],
 ) -> None:
     started = fleet_of(port=9000, controller="http://10.0.0.5:8790")

@@ -305,7 +305,7 @@ def test_a_stopped_replica_leaves_neither_process_nor_actor(local: Local) -> Non
 
 
 @mark
-def test_what_no_node_has_is_said(local: Local) -> None:
+def test_a_missing_resource_is_reported(local: Local) -> None:
     _, _, fleet = local
     fleet.ready(2)
     needy = ModelPlan(name="big", model=MODEL, engine="simulated", resources=Resources(custom={"moon": 1.0}))
@@ -365,7 +365,7 @@ def test_an_actor_that_cannot_begin_is_not_made_again_and_again(acts: dict[str, 
 
 
 @mark
-def test_one_of_which_nobody_heard_that_it_cannot_begin_is_not_either(acts: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_host_without_news_of_failure_is_not_failed(acts: dict[str, list[dict[str, Any]]]) -> None:
     cannot_begin(acts["dies_unheard"])
 
 
@@ -383,7 +383,7 @@ def test_an_actor_without_a_place_is_silent_until_it_is_stopped(acts: dict[str, 
 
 
 @mark
-def test_resources_that_ray_refuses_are_said(acts: dict[str, list[dict[str, Any]]]) -> None:
+def test_resources_that_ray_refuses_are_reported(acts: dict[str, list[dict[str, Any]]]) -> None:
     [said] = acts["is_refused"]
     assert said["error"] == "HostLost"
     assert said["why"].startswith("Ray does not take its actor: GPU resource quantities >1 must be whole numbers")
@@ -439,7 +439,7 @@ def test_a_fleet_that_was_told_to_end_leaves_its_ray_empty() -> None:
 
 
 @mark
-def test_the_death_of_the_raylet_is_said_and_is_the_end() -> None:
+def test_the_death_of_the_raylet_is_reported_and_is_the_end() -> None:
     with launcher() as running:
         running.launched()
         os.kill(running.server("raylet/raylet"), signal.SIGKILL)
@@ -543,7 +543,7 @@ NO_NODE = (
         (ValueError("something\nelse"), "something else"),
     ],
 )
-def test_why_a_ray_cannot_be_joined_is_said_with_the_fix(error: Exception, said: str) -> None:
+def test_why_a_ray_cannot_be_joined_is_reported_with_the_fix(error: Exception, said: str) -> None:
     assert said in explained(error, "set a token")
 
 
@@ -565,5 +565,7 @@ OTHER = Free("10.0.0.2", {"CPU": 4.0}, {"CPU": 4.0})
         ({"CPU": 1.0}, [], "Ray has no node"),
     ],
 )
-def test_what_is_lacking_is_said_in_one_clause(needed: dict[str, float], found: list[Free], said: str | None) -> None:
+def test_missing_parts_are_reported_in_one_clause(
+    needed: dict[str, float], found: list[Free], said: str | None
+) -> None:
     assert lacking(needed, found) == said

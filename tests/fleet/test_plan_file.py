@@ -120,12 +120,12 @@ def test_options_of_other_engines_are_passed_on_whatever_they_are() -> None:
     )
 
 
-def test_options_that_go_on_after_one_of_the_fleets_or_are_short_are_other_ones() -> None:
+def test_options_that_continue_after_one_of_the_fleets_or_are_short_are_other_ones() -> None:
     words = ("--host-cache", "1", "--chat-template-content-format", "openai", "-pp", "2", "-O3", "-h")
     assert model(f"model = 'a/b'\nengine = 'vllm'\noptions = {list(words)}").options == words
 
 
-def test_gpus_follow_tensor_parallel_where_nothing_is_said() -> None:
+def test_gpus_follow_tensor_parallel_where_nothing_is_reported() -> None:
     assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.gpus == 4
     assert model("model = 'a/b'\nengine = 'sglang'").resources.gpus == 1
     assert model("model = 'a/b'\nengine = 'vllm'\nresources = {gpus = 0.5}").resources.gpus == 0.5  # two share one
@@ -286,7 +286,7 @@ def test_the_line_is_that_of_the_mistake_not_that_of_the_model() -> None:
     assert said == "fleet.toml, line 9: 'gpu' is not known here; did you mean 'gpus'?"
 
 
-def test_all_mistakes_are_said_in_the_order_of_their_lines() -> None:
+def test_all_mistakes_are_reported_in_the_order_of_their_lines() -> None:
     said = wrong("[[models]]\nmodel = 'demo'\nreplicas = -1\nengine = 'x'\n[router]\npolicy = 'fast'\n")
     assert [line.partition(":")[0] for line in said.splitlines()] == [f"fleet.toml, line {n}" for n in (3, 4, 6)]
 
@@ -322,7 +322,7 @@ def test_what_the_fleet_says_to_its_router_is_refused(key: str) -> None:
     assert f"{key} is set by the fleet; " in wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'x'\n")
 
 
-def test_keys_are_refused_where_everybody_could_read_them_and_not_shown() -> None:
+def test_keys_in_readable_places_are_refused_and_not_shown() -> None:
     for key in ("api_key", "admin_key", "replica_api_key"):
         said = wrong(f"[[models]]\nmodel = 'demo'\n[router]\n{key} = 'hidden'\n")
         assert f"export WARMROUTE_{key.upper()} instead" in said

@@ -66,7 +66,7 @@ def test_replicas_on_other_machines_are_told_the_key_that_they_demand(monkeypatc
     assert plan.environment == {"BIG_KEY": "secret"}
 
 
-def test_who_the_replicas_are_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMROUTE_REPLICA", "http://127.0.0.1:1")
     monkeypatch.setenv("WARMROUTE_MODEL_DIR", "nowhere")
     monkeypatch.setenv("WARMROUTE_QUEUE_SIZE", "7")

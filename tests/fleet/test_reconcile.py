@@ -42,7 +42,7 @@ def test_scaled_to_none_and_back() -> None:
     assert fleet.settle() == ["+m-0"]
 
 
-def test_who_does_not_serve_leaves_first_then_whose_cache_is_worth_least() -> None:
+def test_idle_replicas_leave_first_then_the_least_valuable_caches() -> None:
     fleet = Fleet(but(M, replicas=6))
     for name, hits in (("m-0", 0.1), ("m-1", 0.9), ("m-2", 0.5), ("m-3", 0.9), ("m-4", 0.9), ("m-5", 0.9)):
         load = Load(cached_blocks=10_000)
@@ -108,7 +108,7 @@ def test_a_replica_that_was_gone_and_then_is_not_wanted_is_not_begun_to_be_stopp
     assert told(fleet.decide()) == ["-m-0"]
 
 
-def test_of_two_models_whose_names_fall_together_each_has_its_own_replicas() -> None:
+def test_models_with_colliding_names_have_their_own_replicas() -> None:
     fleet = Fleet(but(M, name="a/b", replicas=2), but(M, name="a-b", replicas=2))
     assert [(name, task.plan.name) for name, task in fleet.there.items()] == [
         ("a-b-0", "a/b"),
@@ -151,7 +151,7 @@ def member(fleet: Fleet, name: str) -> dict[str, Any]:
     return found
 
 
-def test_routers_hear_of_those_that_have_a_place_and_who_drains() -> None:
+def test_routers_hear_of_placed_and_draining_replicas() -> None:
     fleet = Fleet(M, ready=False)
     fleet.decide()
     assert fleet.it.members() == []
@@ -173,7 +173,7 @@ def test_routers_hear_of_those_that_have_a_place_and_who_drains() -> None:
     assert [each["name"] for each in fleet.it.members()] == ["m-1"]
 
 
-def test_who_leaves_drains_until_it_is_gone() -> None:
+def test_a_leaving_replica_drains_until_it_is_gone() -> None:
     fleet = Fleet(M)
     fleet.it.scale("m", 2)
     fleet.decide()
@@ -190,7 +190,7 @@ def test_a_replica_whose_host_does_not_answer_stays_a_member() -> None:
     assert fleet.decide() == []
 
 
-def test_of_another_engine_routers_are_told_what_it_cannot_say_itself() -> None:
+def test_routers_get_the_facts_that_another_engine_does_not_report() -> None:
     plan = but(M, name="k", replicas=1, engine="vllm", api_key_env="KEY", adapters=("a", "b"), resume=True)
     fleet = Fleet(plan, ready=False)
     fleet.decide()

@@ -78,7 +78,7 @@ def test_an_old_replica_that_fails_is_replaced_first_for_nothing_is_lost_with_it
     assert fleet.settle() == ["-m-0", "+m-0", "-m-2", "+m-2", "-m-1", "+m-1"]
 
 
-def test_an_old_replica_whose_host_does_not_answer_may_serve_all_the_same() -> None:
+def test_an_old_replica_whose_host_does_not_answer_may_serve_anyway() -> None:
     fleet = Fleet(M)
     fleet.it.restart("m")
     fleet.decide()
@@ -157,7 +157,7 @@ def test_of_replicas_that_are_not_heard_of_yet_no_more_new_ones_stay_than_are_wa
     assert sorted(each.task.generation for each in staying) == [0, 1]
 
 
-def test_who_is_too_many_leaves_before_the_next_one_is_restarted() -> None:
+def test_an_excess_replica_leaves_before_the_next_restart() -> None:
     fleet = Fleet(but(M, replicas=4))
     fleet.it.restart("m")
     fleet.it.scale("m", 3)
@@ -171,7 +171,7 @@ def test_who_is_too_many_leaves_before_the_next_one_is_restarted() -> None:
     assert told(fleet.decide()) == ["-m-2"], "it does not serve yet, and nobody else leaves with it"
 
 
-def test_a_restart_during_a_restart_begins_anew() -> None:
+def test_a_restart_during_a_restart_starts_over() -> None:
     fleet = Fleet(M)
     fleet.it.restart("m")
     fleet.decide()
@@ -309,7 +309,7 @@ def test_a_node_that_stays_after_all_gets_requests_again() -> None:
 # ---- a controller that comes back
 
 
-def test_a_restored_controller_begins_nothing_that_there_is_and_says_again_who_is_to_stop() -> None:
+def test_a_restored_controller_restarts_nothing_and_repeats_its_stops() -> None:
     fleet = Fleet(M)
     fleet.it.scale("m", 2)
     fleet.decide()
@@ -322,7 +322,7 @@ def test_a_restored_controller_begins_nothing_that_there_is_and_says_again_who_i
     assert fleet.decide() == []
 
 
-def test_a_restored_controller_takes_nobody_away_of_whom_it_has_not_heard() -> None:
+def test_a_restored_controller_keeps_members_it_has_not_heard_from() -> None:
     """In the middle of a restart, while the new one starts: whoever looks unready then may be all that serves."""
     fleet = Fleet(M)
     fleet.it.restart("m")
@@ -341,7 +341,7 @@ def test_a_restored_controller_takes_nobody_away_of_whom_it_has_not_heard() -> N
 
 @pytest.mark.parametrize("surge", [0, 1, 2])
 @pytest.mark.parametrize("restored_at", range(12))
-def test_a_restart_goes_on_wherever_the_controller_was_restarted(surge: int, restored_at: int) -> None:
+def test_a_restart_continues_wherever_the_controller_was_restarted(surge: int, restored_at: int) -> None:
     undisturbed, fleet = Fleet(M), Fleet(M)
     stories = []
     for each in (undisturbed, fleet):

@@ -121,7 +121,7 @@ async def test_what_cannot_start_is_tried_again_and_its_last_words_are_kept(tmp_
             assert log.last(0) == ""
 
 
-async def test_an_engine_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_not_installed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     async with supervised(tmp_path, engine="vllm") as supervisor:
         failing = await seen(supervisor, "failing", starts=0)
@@ -148,7 +148,7 @@ async def test_a_start_that_the_system_refuses_is_tried_again(tmp_path: Path, mo
         assert ready.why == ""
 
 
-async def test_what_no_process_can_be_given_is_said(tmp_path: Path) -> None:
+async def test_impossible_environment_values_are_reported(tmp_path: Path) -> None:
     async with supervised(tmp_path, environment={"A": "b\0"}) as supervisor:
         failing = await seen(supervisor, "failing", starts=0)
         assert failing.why == "cannot be started: embedded null byte"
@@ -162,7 +162,7 @@ async def test_it_starts_also_when_the_current_folder_is_gone(tmp_path: Path, mo
         await seen(supervisor, "ready")
 
 
-async def test_a_mistake_of_ours_is_raised_and_the_host_can_be_stopped_all_the_same(
+async def test_a_mistake_of_ours_is_raised_and_the_host_can_be_stopped_anyway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistaken(*_: object) -> str:

@@ -172,7 +172,7 @@ def test_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing() -> None:
 
 
 @pytest.mark.chaos
-def test_what_is_served_unless_told_otherwise_is_the_demo_model_computed(tmp_path: Path) -> None:
+def test_the_default_is_the_demo_model_computed(tmp_path: Path) -> None:
     with starting(*FREE, "--replicas", "1", WARMROUTE_CACHE_DIR=str(tmp_path)) as running:
         running.wait_for("Ctrl-C ends everything")
         assert "it babbles" in running.output
@@ -380,7 +380,7 @@ def test_the_api_key_is_demanded_and_on_no_command_line_of_a_replica() -> None:
 
 
 @pytest.mark.chaos
-def test_a_replica_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
+def test_a_replica_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
     plan = tmp_path / "fleet.toml"
     plan.write_text('[[models]]\nmodel = "demo"\nengine = "simulated"\nenvironment = {PYTHONHOME = "/nowhere"}\n')
     with starting("--config", str(plan), *FREE) as running:
@@ -446,7 +446,7 @@ def test_up_takes_its_options_from_the_environment_too() -> None:
     assert f"cannot listen on 127.0.0.2:{port}: Address already in use" in result.stderr
 
 
-def test_a_port_in_use_is_said_in_one_line_and_leaves_nothing() -> None:
+def test_a_port_in_use_is_reported_in_one_line_and_leaves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with starting(*SIMULATED, "--port", str(port)) as running:

@@ -56,7 +56,7 @@ def test_a_job_that_fails_is_told_of_with_its_reason() -> None:
     assert ended[0].strip().endswith("ValueError: it is broken") and ended[1] == "well"
 
 
-def test_a_job_that_dies_takes_nobody_along() -> None:
+def test_a_dying_job_takes_no_other_with_it() -> None:
     said, ended = outcomes([dies, well])
     assert said == ["one", "two"] and ended == ["its process died with status -9", "well"]
 

@@ -396,7 +396,7 @@ async def test_a_process_that_dies_takes_one_request_with_it_and_no_other(monkey
         os.kill(first, 0)
 
 
-async def test_a_killed_process_costs_nobody_an_answer() -> None:
+async def test_a_killed_process_costs_no_answer() -> None:
     raw = SPACE + json.dumps(chat()).encode()
     async with served(ours()) as running, connect(running.port) as client:
         assert (await client.post(CHAT, raw)).status == 200
@@ -452,7 +452,7 @@ def test_bodies_may_not_be_allowed_to_outgrow_the_memory_to_read_them() -> None:
         check_limits({"max_body_bytes": LARGEST_BODY_BYTES + 1, "max_bodies_bytes": 4 * LARGEST_BODY_BYTES})
 
 
-async def test_who_leaves_while_a_body_waits_to_be_read_leaves_nothing_behind() -> None:
+async def test_a_client_that_leaves_before_its_body_is_read_leaves_nothing() -> None:
     raw = SPACE + json.dumps(chat()).encode()
     replica = ours()
     async with served(replica) as running, AsyncExitStack() as stack:

@@ -97,7 +97,7 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-async def test_five_thousand_idle_connections_cost_little_and_harm_nobody(both: dict[str, Replica]) -> None:
+async def test_five_thousand_idle_connections_cost_little_and_do_no_harm(both: dict[str, Replica]) -> None:
     server = both["router"]
     files, before = open_files(server.process.pid), resident_bytes(server.process.pid)
     idle: list[asyncio.StreamWriter] = []
@@ -139,7 +139,7 @@ async def trickle(client: Any, raw: bytes) -> None:
         await asyncio.sleep(1.0)
 
 
-async def test_bodies_that_trickle_harm_nobody_and_give_everything_back(server: Replica) -> None:
+async def test_trickling_bodies_do_no_harm_and_return_their_memory(server: Replica) -> None:
     """Each sends a megabyte at once, and then a byte a second."""
     files = open_files(server.process.pid)
     async with beside_a_neighbour(server), AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ async def first_line(clients: list[Any]) -> bytes:
     return line.split()[1]
 
 
-async def test_who_never_reads_an_answer_takes_bounded_memory_and_is_left(both: dict[str, Replica]) -> None:
+async def test_a_client_that_never_reads_takes_bounded_memory(both: dict[str, Replica]) -> None:
     """The streams have more than ten megabytes each; the clients read none of it."""
     server = both["router"]
     files = open_files(server.process.pid)

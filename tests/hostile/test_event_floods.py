@@ -62,7 +62,7 @@ async def test_a_batch_of_very_many_blocks_leaves_others_their_turn(liar: Liar) 
         assert found.longest_s < A_SLICE_S
 
 
-async def test_the_cache_of_a_replica_that_starts_anew_is_forgotten_in_slices(liar: Liar) -> None:
+async def test_the_cache_of_a_replica_that_restarts_is_forgotten_in_slices(liar: Liar) -> None:
     async with routing() as router:
         slot = await exact(router, liar, batch(stored(keys_of(MANY))))
         assert router.index.blocks(slot) == {"GPU": MANY}
@@ -278,7 +278,7 @@ def test_a_native_replica_is_verified_by_the_first_slice_of_its_first_chain() ->
 # ---- long frames
 
 
-async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_goes_on(
+async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_continues(
     liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("events.connection.RECONNECT_S", 0.1)
@@ -296,7 +296,7 @@ async def test_a_frame_that_is_too_long_costs_a_gap_and_the_stream_goes_on(
         assert router.state("r").reconnects == 1
 
 
-async def test_a_status_that_is_too_long_silences_nobody_for_good(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_too_long_status_silences_no_replica_for_good(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("events.connection.RECONNECT_S", -1.9)
     async with routing() as router:
         await exact(router, liar)
@@ -355,7 +355,7 @@ def test_a_batch_of_too_many_events_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize("batches", [-1, 2**40, 2**64 - 1])
-async def test_a_snapshot_that_claims_to_be_endless_is_none(liar: Liar, batches: int) -> None:
+async def test_an_endless_snapshot_is_refused(liar: Liar, batches: int) -> None:
     async with routing() as router:
         router.follow("r", liar.source)
         await liar.answer_snapshot(batches=batches)
@@ -442,7 +442,7 @@ async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> N
             assert router.feeds.overclaims("r") is False
 
 
-async def test_a_replica_is_not_read_anew_again_and_again(liar: Liar) -> None:
+async def test_a_replica_is_not_read_again_again_and_again(liar: Liar) -> None:
     async with routing() as router:
         router.follow("r", Source("?", liar.source.events, model="m"))
         await liar.subscribed()
@@ -456,7 +456,7 @@ async def test_a_replica_is_not_read_anew_again_and_again(liar: Liar) -> None:
         assert found == [True, False, True]  # before the first batch that is known nothing was lost
 
 
-async def test_a_pool_that_turns_out_larger_is_read_anew(liar: Liar) -> None:
+async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
     async with routing() as router:
         slot = await exact(router, liar, batch(stored(keys_of(500))))
         router.feeds.limit("r", 100)

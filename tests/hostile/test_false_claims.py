@@ -42,9 +42,7 @@ def test_trust_is_a_fraction_lost_by_lies_and_won_back_by_truth(history: list[fl
 
 
 @given(st.lists(st.floats(TRUSTED, 1), max_size=100), st.integers(1, 3), st.data())
-def test_whose_claims_are_mostly_true_is_trusted_in_full(
-    history: list[float], misses: int, data: st.DataObject
-) -> None:
+def test_mostly_true_claims_are_trusted_in_full(history: list[float], misses: int, data: st.DataObject) -> None:
     """Blocks that are evicted on the way are missed now and then, also some times in a row."""
     whole = [1.0] * 30
     assert trust_after(history, 1000) == 1
@@ -53,7 +51,7 @@ def test_whose_claims_are_mostly_true_is_trusted_in_full(
 
 
 @given(st.floats(0, 1))
-def test_who_claims_too_much_gains_nothing_in_the_end(share: float) -> None:
+def test_excessive_claims_gain_nothing_in_the_end(share: float) -> None:
     trust = trust_after([share] * 200, 10_000)
     if share < TRUSTED - 0.01:
         assert trust == pytest.approx(share, abs=0.01) or (share < DISBELIEVED + 0.01 and trust == 0)
@@ -66,7 +64,7 @@ def test_an_answer_that_nothing_was_claimed_of_teaches_nothing() -> None:
     assert accuracy.trust == 1
 
 
-def test_reading_the_cache_anew_wins_no_trust() -> None:
+def test_reading_the_cache_again_wins_no_trust() -> None:
     accuracy = Accuracy()
     for _ in range(100):
         accuracy.claimed(10, 0)
@@ -170,7 +168,7 @@ async def scene(**config: Any) -> AsyncIterator[Scene]:
         yield Scene(running, client, one, other)
 
 
-async def test_who_claims_and_does_not_have_draws_no_more_than_who_is_cold() -> None:
+async def test_a_false_claim_attracts_no_more_than_a_cold_replica() -> None:
     async with scene() as it:
         await it.ask(1)
         blocks = await it.claim(it.one)
@@ -181,7 +179,7 @@ async def test_who_claims_and_does_not_have_draws_no_more_than_who_is_cold() -> 
         assert it.running.router.placement.index.match(it.running.router.recent.all()[-1].keys, 0b11).gpu == {0: blocks}
 
 
-async def test_who_is_right_again_is_trusted_again() -> None:
+async def test_correct_answers_regain_trust() -> None:
     async with scene() as it:
         await it.ask(1)
         blocks = await it.claim(it.one)
@@ -201,7 +199,7 @@ async def test_honest_claims_are_counted_in_full() -> None:
         assert it.trust() == 1 and not it.running.router.placement.doubted
 
 
-async def test_more_blocks_than_its_pool_has_draw_nobody_and_are_named() -> None:
+async def test_more_claims_than_its_pool_attract_no_requests_and_are_named() -> None:
     async with scene() as it:
         await it.ask(1)
         await it.claim(it.one)

@@ -52,7 +52,7 @@ def test_a_bomb_is_refused_with_little_time_memory_and_words(text: str) -> None:
     assert len(str(raised.value)) < MOST_WORDS
 
 
-def test_of_many_mistakes_the_first_are_said_and_how_many_more_there_are() -> None:
+def test_of_many_mistakes_the_first_and_the_number_of_the_rest_are_reported() -> None:
     with pytest.raises(BadPlan) as raised:
         parse_fleet("f", MODEL + "".join(f"k{number} = 1\n" for number in range(60)))
     first, *_, last = str(raised.value).splitlines()
@@ -78,7 +78,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_a_word_of_its_own_and_no_path(name: str) -> None:
+def test_a_name_is_a_single_word_and_no_path(name: str) -> None:
     plan = bounded(FleetPlan(models=(ModelPlan(name=name, model="demo"),)))
     stem = name_stem(name)
     assert stem and "/" not in stem and not stem.startswith((".", "-")) and stem.isascii()

@@ -30,7 +30,7 @@ async def test_a_body_after_an_upgrade_is_read(path: str) -> None:
 
 @pytest.mark.parametrize("closing", [b" HTTP/1.0\r\n", b" HTTP/1.1\r\nConnection: close\r\n"])
 @pytest.mark.parametrize("body", [b"", b"abc"])
-async def test_a_client_that_wants_no_other_request_is_answered_too(closing: bytes, body: bytes) -> None:
+async def test_a_client_that_closes_after_one_request_is_answered(closing: bytes, body: bytes) -> None:
     asked = HEAD.replace(b" HTTP/1.1\r\n", closing) + b"Content-Length: %d\r\n\r\n" % len(body)
     async with serving_app() as served_app:
         for pieces in ((asked + body,), (asked, body)):

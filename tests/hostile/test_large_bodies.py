@@ -41,7 +41,7 @@ def served() -> Iterator[tuple[Replica, RouterProcess]]:
         "/v1/embeddings",
     ],
 )
-def test_eight_clients_with_large_bodies_harm_nobody(served: tuple[Replica, RouterProcess], shape: str) -> None:
+def test_eight_clients_with_large_bodies_do_no_harm(served: tuple[Replica, RouterProcess], shape: str) -> None:
     _, running = served
     told = Counter[str]()
     with attackers(running.port, shape, told):

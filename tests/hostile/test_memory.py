@@ -117,7 +117,7 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
             await until(lambda: count_of(Connection) == idle.idle_connections, "those to replicas are forgotten")
 
 
-async def test_what_prompts_share_is_forgotten_when_it_has_been_told() -> None:
+async def test_shared_prefixes_are_forgotten_once_reported() -> None:
     async with served(Scripted("a", say_little)) as running, connect(running.port, 2**20) as client:
         for number in range(20):
             content = f"{number // 2}" * 1000
@@ -128,7 +128,7 @@ async def test_what_prompts_share_is_forgotten_when_it_has_been_told() -> None:
             await until(lambda: not count_of(Run), "the tree is forgotten")
 
 
-def test_messages_of_models_that_nobody_serves_any_more_are_forgotten() -> None:
+def test_messages_of_models_without_replicas_are_forgotten() -> None:
     """Replicas name the models, and a fleet's releases may each have a name of their own."""
     tokenizers = Tokenizers({}, {}, 2**20)
     served = tokenizers.of("served", tokenizer=ByteTokenizer.name, native=True)
@@ -205,7 +205,7 @@ def test_a_mirror_keeps_nothing_of_salts_whose_blocks_are_gone() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "most_bytes"), [(2, 1650), (100, 1600 + 100 * 40)])
-def test_a_decision_takes_as_much_as_is_said(replicas: int, most_bytes: int) -> None:
+def test_a_decision_takes_the_documented_memory(replicas: int, most_bytes: int) -> None:
     candidates = [Candidate(f"r{slot}", slot) for slot in range(replicas)]
     with traced():
         kept = [decided(candidates, number) for number in range(200)]
@@ -248,7 +248,7 @@ def decided(candidates: list[Candidate], number: int) -> PastDecision:
     )
 
 
-def test_a_block_takes_as_much_as_is_said() -> None:
+def test_a_block_takes_the_documented_memory() -> None:
     blocks = 20_000
     with traced():
         pool, mirror = BlockPool(blocks, 16), Mirror()

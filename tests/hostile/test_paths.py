@@ -53,7 +53,7 @@ async def test_a_client_gives_itself_no_priority_and_no_cache_of_others() -> Non
         assert not script.calls
 
 
-async def test_a_refused_path_is_quoted_and_counted_and_the_router_goes_on() -> None:
+async def test_a_refused_path_is_quoted_and_counted_and_the_router_continues() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with connect(running.port) as client:
             answer = await client.get("/replicas%0A", host="localhost")

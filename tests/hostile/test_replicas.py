@@ -119,7 +119,7 @@ async def test_a_compressed_answer_is_passed_on_as_it_is() -> None:
         assert (answer.body, answer.headers["content-encoding"]) == (bomb, "gzip")
 
 
-async def test_a_number_of_cached_tokens_that_is_none_is_passed_over() -> None:
+async def test_an_invalid_number_of_cached_tokens_is_ignored() -> None:
     replica = Scripted("r", says(b'"good"', x_warmroute_cached_tokens="9" * 5000))
     async with served(replica) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat())).json == "good"
@@ -142,7 +142,7 @@ def kept(running: Any) -> int:
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_a_long_whole_answer_goes_on_before_it_is_complete_and_complete(native: bool) -> None:
+async def test_a_long_whole_answer_continues_before_it_is_complete_and_complete(native: bool) -> None:
     body = b"x" * (3 * MAX_KEPT_BYTES)
 
     async def long(call: Call) -> None:
@@ -162,7 +162,7 @@ async def test_a_long_whole_answer_goes_on_before_it_is_complete_and_complete(na
         assert kept(running) == 0
 
 
-async def test_a_whole_answer_without_end_takes_bounded_memory_and_stops_nobody() -> None:
+async def test_an_endless_answer_takes_bounded_memory_and_blocks_no_other() -> None:
     replica = Scripted("r", endless)
     async with served(replica) as running, connect(running.port) as greedy, connect(running.port) as client:
         greedy.send("POST", CHAT, chat())
@@ -263,7 +263,7 @@ async def test_unfinished_frames_count_among_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_frames_that_nobody_asked_for_are_an_answer_like_any(native: bool) -> None:
+async def test_unrequested_frames_are_passed_on_like_any_answer(native: bool) -> None:
     body = head_of_frame(0, 0, 2**20) + bytes(2**19)
     replica = Scripted("r", says(body, content_type=FRAMES_TYPE), native=native)
     async with served(replica) as running, connect(running.port) as client:
@@ -310,7 +310,7 @@ LOADED = {"model": "m", "block_size": 16, "max_model_len": 4096, "incarnation": 
     ],
     ids=lambda field: str(field)[:40],
 )
-async def test_a_replica_whose_figures_cannot_be_serves_nothing_and_harms_nobody(field: dict[str, Any]) -> None:
+async def test_impossible_figures_of_a_replica_do_no_harm(field: dict[str, Any]) -> None:
     assert native_facts(SPEC, json.dumps({**LOADED, **field}).encode()) is None
     odd, good = Scripted("odd", says(), native=True), named("good")
     odd.control["/load"] = (200, {**LOADED, "tokenizer": "bytes", **field})

@@ -88,7 +88,7 @@ async def status_of(client: Client, method: str, target: str, **headers: str) ->
 
 @pytest.mark.parametrize("host", [LOCAL, FOREIGN])
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_the_router_lets_in_whom_the_table_names_and_nobody_else(caller: str, host: str) -> None:
+async def test_the_router_admits_only_the_callers_in_its_table(caller: str, host: str) -> None:
     script = Script(says(b"{}"))
     async with served(*script.replicas(1), keys=keys(), demand_key=True) as running:
         for method, path, route in routes_of(router_routes.TABLE):
@@ -114,7 +114,7 @@ async def test_without_an_admin_key_administration_is_for_this_machine(caller: s
                 assert (status not in (401, 403)) == local, (method, path, host)
 
 
-async def test_whoever_may_not_ask_for_one_method_learns_nothing_from_another() -> None:
+async def test_a_forbidden_method_reveals_nothing_through_another() -> None:
     async with served(*Script(says(b"{}")).replicas(1), keys=keys(), demand_key=True) as running:
         for method, path, route in routes_of(router_routes.TABLE):
             for other in {"GET", "POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"} - {method}:
@@ -155,7 +155,7 @@ async def asked_of(port: int, method: str, target: str, headers: dict[str, str])
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_a_replica_lets_in_whom_the_table_names_and_nobody_else(caller: str) -> None:
+async def test_a_replica_admits_only_the_callers_in_its_table(caller: str) -> None:
     async with replica_serving(SILENT_ENGINE, api_key=ADMIN) as port:
         for method, path, route in routes_of(replica_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])
@@ -164,7 +164,7 @@ async def test_a_replica_lets_in_whom_the_table_names_and_nobody_else(caller: st
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_the_controller_lets_in_whom_the_table_names_and_nobody_else(caller: str, tmp_path: Path) -> None:
+async def test_the_controller_admits_only_the_callers_in_its_table(caller: str, tmp_path: Path) -> None:
     async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), StateStore()), ADMIN)) as port:
         for method, path, route in routes_of(controller_app.TABLE):
             status = await asked_of(port, method, path, CALLERS[caller])

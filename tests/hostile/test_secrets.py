@@ -63,7 +63,7 @@ def attack(server: Replica, key: str) -> list[bytes]:
 
 
 @pytest.mark.chaos
-def test_a_router_and_its_replica_tell_nobody_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_and_its_replica_keep_their_keys_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         monkeypatch.setenv("WARMROUTE_API_KEY", OF_REPLICA)
         replica = stack.enter_context(command("--log-level", "debug"))
@@ -104,7 +104,7 @@ ON_RAY = pytest.param((), marks=pytest.mark.skipif(find_spec("ray") is None, rea
 @pytest.mark.chaos
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", [pytest.param(("--no-ray",), id="processes"), ON_RAY])
-def test_a_fleet_tells_nobody_its_keys(where: tuple[str, ...]) -> None:
+def test_a_fleet_keeps_its_keys_secret(where: tuple[str, ...]) -> None:
     keys = {"WARMROUTE_API_KEY": CLIENT, "WARMROUTE_ADMIN_KEY": ADMIN, "WARMROUTE_FLEET_KEY": OF_FLEET}
     options = ("--replicas", "2", "--port", "0", *SIMULATED, *where)
     with starting(*options, WARMROUTE_LOG_LEVEL="debug", **keys) as up:

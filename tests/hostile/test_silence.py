@@ -120,7 +120,7 @@ def killed(replicas: Fleet) -> Iterator[None]:
 
 
 @pytest.mark.timeout(120)
-async def test_streams_wait_for_replicas_that_were_all_killed_and_are_begun_anew() -> None:
+async def test_streams_wait_for_replicas_that_were_all_killed_and_are_started_over() -> None:
     async with at_work() as (replicas, served, http, undisturbed):
         outcome = await through(killed(replicas), 2.0, http, undisturbed)
         say("every replica killed, and begun anew after 2 s", outcome, served)

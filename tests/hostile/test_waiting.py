@@ -70,7 +70,7 @@ async def test_a_full_replica_beside_one_for_shorter_prompts_is_not_asked_withou
         assert len(full.calls) == 10 and not short.calls
 
 
-async def test_those_who_wait_for_a_model_that_is_away_leave_half_of_the_queue_to_others() -> None:
+async def test_requests_for_an_absent_model_take_at_most_half_of_the_queue() -> None:
     async def slow(call: Call) -> None:
         await asyncio.sleep(0.1)
         call.answer(b'"live"')
@@ -109,7 +109,7 @@ async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_not
         stream.leave()
 
 
-async def test_a_prompt_is_made_anew_if_the_model_comes_back_with_another_tokenizer() -> None:
+async def test_a_prompt_is_made_again_if_the_model_comes_back_with_another_tokenizer() -> None:
     sent: list[list[bytes]] = []
 
     def takes(call: Call) -> None:
@@ -154,7 +154,7 @@ async def test_a_replica_for_shorter_prompts_is_no_better_place_for_a_stream() -
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-async def test_a_stuck_stream_begins_anew_at_a_replica_that_is_at_its_limit(limit: int) -> None:
+async def test_a_stuck_stream_starts_over_at_a_replica_that_is_at_its_limit(limit: int) -> None:
     calls: list[Call] = []
 
     async def begins(call: Call) -> None:
@@ -236,7 +236,7 @@ async def test_what_is_passed_on_and_waits_in_vain_is_refused_like_a_chat() -> N
 
 
 @pytest.mark.parametrize(("path", "body"), [(EMBEDDINGS, {}), (CHAT, chat("hi"))])
-async def test_where_every_breaker_is_open_one_is_tried_all_the_same(path: str, body: dict[str, Any]) -> None:
+async def test_one_replica_is_tried_even_if_every_breaker_is_open(path: str, body: dict[str, Any]) -> None:
     async with served(named("a"), named("b")) as running, connect(running.port) as client:
         for member in running.router.members:
             for _ in range(running.router.config.breaker_faults):
@@ -246,7 +246,7 @@ async def test_where_every_breaker_is_open_one_is_tried_all_the_same(path: str, 
         assert (answer.status, answer.json in ("a", "b")) == (200, True)
 
 
-async def test_what_is_passed_on_to_nobody_is_refused_at_once() -> None:
+async def test_requests_without_a_replica_are_refused_at_once() -> None:
     async with served() as running, connect(running.port) as client:
         answer = await client.post(EMBEDDINGS, {"input": "1"})
         assert (answer.status, answer.error["code"]) == (503, "no_replica")
@@ -266,7 +266,7 @@ async def test_a_mistake_of_ours_is_not_said_to_be_the_clients(monkeypatch: pyte
         await running.idle()
 
 
-async def test_any_number_of_replicas_that_cannot_go_on_with_it_are_passed_over() -> None:
+async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped() -> None:
     """More than Python takes calls within each other."""
     passed_over: list[str] = []
 

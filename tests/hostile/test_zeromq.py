@@ -179,7 +179,7 @@ def test_one_peer_too_many_is_refused_and_room_is_made_when_one_leaves() -> None
 
 
 @pytest.mark.chaos
-def test_who_says_nothing_is_not_waited_for() -> None:
+def test_a_silent_replica_is_not_awaited() -> None:
     with Publisher(config()) as publisher:
         port = int(str(publisher.endpoints.events).rpartition(":")[2])
         with network.create_connection(("127.0.0.1", port)) as opened:
@@ -293,7 +293,7 @@ def test_a_flood_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("is refused") == 1
 
 
-def test_a_secret_key_alone_lets_nobody_in_without_a_word(tmp_path: Path) -> None:
+def test_a_secret_key_alone_is_refused(tmp_path: Path) -> None:
     _, secret = write_keys(str(tmp_path / "replica"))
     made = CliRunner().invoke(replica, ["--model", "m", "--engine", "simulated", "--curve-secret", str(secret)])
     assert made.exit_code == 2
@@ -301,7 +301,7 @@ def test_a_secret_key_alone_lets_nobody_in_without_a_word(tmp_path: Path) -> Non
         assert fix in made.output
 
 
-def test_letting_in_whoever_knows_the_public_key_is_said_loudly(
+def test_admitting_any_holder_of_the_public_key_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, secret = write_keys(str(tmp_path / "replica"))

@@ -125,7 +125,7 @@ def test_as_process_1_it_ends_when_it_is_told_to(started: Callable[..., Containe
     assert (status, "router on http://0.0.0.0:8000\n" in said) == (0, True)
 
 
-def test_it_fetches_a_tokenizer_and_nobody_has_to_be_root(started: Callable[..., Container]) -> None:
+def test_it_fetches_a_tokenizer_without_root(started: Callable[..., Container]) -> None:
     status, said = started("fetch", "demo", "/models/demo", "--tokenizer-only").wait(STARTS_WITHIN_S)
     assert (status, "'/models/demo' holds demo-1: 5 files" in said) == (0, True), said
     status, said = started("fetch", "demo", "/data/demo", "--tokenizer-only").wait(STARTS_WITHIN_S)

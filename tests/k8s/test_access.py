@@ -22,7 +22,7 @@ def too_much(objects: list[Object]) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nobody_may_more_than_look_for_replicas(variant: str) -> None:
+def test_service_accounts_can_only_look_for_replicas(variant: str) -> None:
     assert not too_much(rendered(variant))
 
 

@@ -52,7 +52,7 @@ def test_an_option_that_was_renamed_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variable_of_ours_is_read_by_somebody(variant: str) -> None:
+def test_every_variable_of_ours_is_read(variant: str) -> None:
     known = known_variables()
     for pod in pods(rendered(variant)):
         for each in pod.containers:
@@ -60,7 +60,7 @@ def test_every_variable_of_ours_is_read_by_somebody(variant: str) -> None:
             assert given <= known, (pod.owner, given - known)
 
 
-def test_a_variable_that_nobody_reads_would_be_found() -> None:
+def test_an_unread_variable_would_be_found() -> None:
     assert "WARMROUTE_FLEET_KEY" in known_variables()
     assert "WARMROUTE_FLEETKEY" not in known_variables()
 

@@ -98,7 +98,7 @@ def test_only_the_first_router_needs_the_hub(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_who_fetches_from_the_hub_has_its_token_if_there_is_one(variant: str) -> None:
+def test_pods_that_fetch_from_the_hub_get_its_token(variant: str) -> None:
     fetching = {"model-files", "vllm", "sglang", "fleet", "ray-worker"} if variant in FROM_THE_HUB else set()
     for pod in pods(rendered(variant)):
         for each in pod.containers:
@@ -170,7 +170,7 @@ def test_a_flag_that_the_fleet_has_not_is_found() -> None:
 
 
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ON_RAY])
-def test_routers_understand_what_is_said_of_replicas(variant: str) -> None:
+def test_routers_understand_what_is_reported_of_replicas(variant: str) -> None:
     """The router's own readers of pods and of EndpointSlices read them."""
     [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
     given = values_of(variant, "router")

@@ -65,7 +65,7 @@ def intruders(objects: list[Object]) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nobody_but_routers_reaches_events(variant: str) -> None:
+def test_only_routers_reach_events(variant: str) -> None:
     assert not intruders(rendered(variant))
 
 
@@ -80,7 +80,7 @@ def test_routers_reach_replicas_and_their_events(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nobody_is_free_to_begin_with(variant: str) -> None:
+def test_no_seat_is_free_at_the_start(variant: str) -> None:
     objects = rendered(variant)
     rules = Rules.at_most(objects)
     everybody = [place_of(pod) for pod in pods(objects)]
@@ -93,7 +93,7 @@ def test_nobody_is_free_to_begin_with(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_everybody_can_ask_for_names(variant: str) -> None:
+def test_any_client_can_list_names(variant: str) -> None:
     rules = Rules.at_least(rendered(variant))
     for pod in pods(rendered(variant)):
         for server, port in NAMES:
@@ -153,7 +153,7 @@ def test_metrics_are_for_the_monitoring_namespace_alone(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_api_server_is_for_who_asks_it(variant: str) -> None:
+def test_only_pods_that_use_the_api_server_reach_it(variant: str) -> None:
     objects = rendered(variant)
     for pod in pods(objects):
         asks = pod.spec.get("automountServiceAccountToken") is not False and not pod.is_a(node="redis-cleanup")
@@ -221,7 +221,7 @@ def test_all_ports_of_ray_are_below_those_of_replicas(variant: str) -> None:
         assert ports["min-worker-port"] < ports["max-worker-port"]
 
 
-def test_redis_is_for_the_head_and_for_who_empties_it() -> None:
+def test_only_the_head_and_the_cleanup_job_reach_redis() -> None:
     objects = rendered("ha")
     redis = Place("redis", {"app.kubernetes.io/name": "redis"})
     reached = {
@@ -254,7 +254,7 @@ def test_a_rule_for_a_whole_namespace_is_found() -> None:
     assert {each[:4] for each in intruders(changed("default-deny", egress=[{}]))} == {"out:"}
 
 
-def test_without_the_default_everybody_gets_everywhere() -> None:
+def test_without_the_default_policy_every_connection_is_allowed() -> None:
     """Pods that another policy selects stay protected."""
     objects = [each for each in rendered("kind") if each["metadata"]["name"] != "default-deny"]
     assert Rules.at_least(objects).allow(OTHER, STRANGER, 80)
@@ -262,7 +262,7 @@ def test_without_the_default_everybody_gets_everywhere() -> None:
     assert not intruders(objects)
 
 
-def test_a_policy_that_selects_nobody_is_noticed() -> None:
+def test_a_policy_without_pods_is_noticed() -> None:
     objects = changed("routers-to-replicas", podSelector={"matchLabels": {"app.kubernetes.io/component": "replicas"}})
     [replica] = plain_replicas(objects)
     [router] = routers(objects)

@@ -28,7 +28,7 @@ def mounts(each: Object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", ON_RAY)
-def test_nobody_joins_ray_without_its_token(variant: str) -> None:
+def test_joining_ray_needs_its_token(variant: str) -> None:
     """KubeRay gives it to Ray's own containers, and to no other."""
     assert cluster_of(variant)["authOptions"] == {"mode": "token"}
     [fleet] = [each for each in pod_of(variant, "head").containers if each["name"] == "fleet"]
@@ -38,7 +38,7 @@ def test_nobody_joins_ray_without_its_token(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ON_RAY)
-def test_who_keeps_the_fleet_stays_beside_the_head(variant: str) -> None:
+def test_the_fleets_keeper_stays_beside_the_head(variant: str) -> None:
     """It is started again also where the pod's own containers are not, and finds Ray's files where Ray has them."""
     head = pod_of(variant, "head")
     [fleet] = [each for each in head.spec["initContainers"] if each["name"] == "fleet"]
@@ -51,7 +51,7 @@ def test_who_keeps_the_fleet_stays_beside_the_head(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ON_RAY)
-def test_the_head_takes_no_replicas_and_nobody_reports_usage(variant: str) -> None:
+def test_the_head_takes_no_replicas_and_usage_statistics_are_off(variant: str) -> None:
     spec = cluster_of(variant)
     assert (
         spec["headGroupSpec"]["rayStartParams"]["num-cpus"],

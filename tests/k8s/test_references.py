@@ -48,7 +48,7 @@ def selectors_of(each: Object) -> Iterator[Object]:
             yield constraint["labelSelector"]
 
 
-def test_every_policy_and_monitor_is_about_somebody_in_some_overlay() -> None:
+def test_every_policy_and_monitor_selects_a_pod_in_some_overlay() -> None:
     used: dict[str, bool] = {}
     for variant in VARIANTS:
         objects = rendered(variant)
@@ -123,7 +123,7 @@ def missing(objects: list[Object]) -> list[tuple[str, str, str | None]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_referred_to_is_made_here_or_by_who_is_known(variant: str) -> None:
+def test_references_lead_to_objects_made_here_or_by_known_operators(variant: str) -> None:
     assert list(references(rendered(variant)))
     assert not missing(rendered(variant))
 

@@ -8,7 +8,7 @@ from tests.k8s.scan import EXCEPTIONS, Excepted, Finding, as_object, exceptions,
 FOUND = Finding("CKV_1", "Pod.warmroute.one", "it is open")
 
 
-def test_a_finding_is_said() -> None:
+def test_a_finding_is_reported() -> None:
     assert judged([FOUND], []) == ["CKV_1 Pod.warmroute.one: it is open"]
 
 
@@ -23,7 +23,7 @@ def test_an_exception_of_another_check_covers_nothing() -> None:
     assert unused == "CKV_2 *: nothing is found there any more; take the exception out"
 
 
-def test_a_pattern_without_a_finding_is_said() -> None:
+def test_a_pattern_without_a_finding_is_reported() -> None:
     [unused] = judged([FOUND], [Excepted("CKV_1", ("*.one", "*.two"), "it is meant so")])
     assert unused.startswith("CKV_1 *.two")
 

@@ -65,7 +65,7 @@ def test_nodes_for_gpus_alone_are_no_zone_for_routers() -> None:
     assert open_zones(router(), nodes, ["a", "b"]) == {"a", "b"}
 
 
-def test_nodes_that_are_counted_though_nobody_can_go_there_would_be_found() -> None:
+def test_counting_unusable_nodes_would_be_found() -> None:
     pod = router()
     constraints = [each | {"nodeTaintsPolicy": "Ignore"} for each in pod.spec["topologySpreadConstraints"]]
     counting = pod._replace(spec=pod.spec | {"topologySpreadConstraints": constraints})
@@ -73,7 +73,7 @@ def test_nodes_that_are_counted_though_nobody_can_go_there_would_be_found() -> N
 
 
 @pytest.mark.parametrize("variant", ["ha", f"ha{ALL}"])
-def test_who_has_to_be_spread_counts_only_where_it_can_be(variant: str) -> None:
+def test_pods_count_as_spread_only_where_they_can_be(variant: str) -> None:
     for pod in pods(rendered(variant)):
         for each in pod.spec.get("topologySpreadConstraints", ()):
             assert each["whenUnsatisfiable"] == "ScheduleAnyway" or each["nodeTaintsPolicy"] == "Honor", pod.owner

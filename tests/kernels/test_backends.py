@@ -151,7 +151,7 @@ def test_float32_goes_to_triton_whatever_is_installed(tmp_path: Path, monkeypatc
     assert all("not torch.float32" in reason for reason in choice.passed.values())
 
 
-def test_why_nothing_else_will_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_nothing_else_will_do_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_2024)
     vllm(tmp_path, monkeypatch)
     passed = choose("auto", "cuda", BFLOAT16, 16).passed

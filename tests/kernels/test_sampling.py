@@ -48,7 +48,7 @@ def test_a_row_draws_as_it_does_alone(vocab: int) -> None:
     assert drawn(asked) == one_by_one(asked)
 
 
-def test_broken_rows_go_on_with_their_likeliest_token() -> None:
+def test_broken_rows_continue_with_their_likeliest_token() -> None:
     logits = broken(50)
     asked = at_the_seeds_places(wishes(len(logits), 50, seed=2)._replace(logits=logits))
     assert drawn(asked) == one_by_one(asked)

@@ -206,7 +206,7 @@ def test_a_log_with_prompts_says_what_breaks_sharing(tmp_path: Path) -> None:
     assert finding["advice"] in said
 
 
-def test_a_clean_log_is_said_to_be_clean(tmp_path: Path) -> None:
+def test_a_clean_log_is_reported_clean(tmp_path: Path) -> None:
     path = write_log(tmp_path / "requests.log", logged(chatbot()))
     assert "What breaks sharing: nothing found" in shown(path)
 
@@ -244,7 +244,7 @@ def test_every_fault_can_be_shown(tmp_path: Path) -> None:
         (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is not a folder"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_said_with_a_fix(small: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_a_value_that_cannot_be_used_is_reported_with_a_fix(small: Path, arguments: tuple[str, ...], said: str) -> None:
     result = run(small, "--block-tokens", "4", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -269,7 +269,7 @@ def test_the_help_names_every_model() -> None:
     assert all(name in said for name in SHAPES)
 
 
-def test_a_missing_numpy_is_said_with_its_extra(small: Path) -> None:
+def test_a_missing_numpy_is_reported_with_its_extra(small: Path) -> None:
     code = (
         "import sys\nfor name in ('torch', 'numpy'): sys.modules[name] = None\n"
         f"from fleet.cli import main\nmain(['analyze', {str(small)!r}])"

@@ -146,7 +146,7 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
         ),
     ],
 )
-def test_a_value_that_cannot_be_used_is_said_with_a_fix(arguments: tuple[str, ...], said: str) -> None:
+def test_a_value_that_cannot_be_used_is_reported_with_a_fix(arguments: tuple[str, ...], said: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in result.stderr

@@ -46,7 +46,7 @@ def test_what_a_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path, is_th
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_file_that_cannot_be_written_is_said_with_its_path_and_why(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_with_its_path_and_why(tmp_path: Path) -> None:
     path = tmp_path / "no" / "o.json"
     with pytest.raises(click.ClickException) as raised:
         write_whole(path, "text")

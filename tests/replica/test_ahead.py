@@ -67,7 +67,7 @@ def test_answers_are_those_of_an_engine_that_waits_for_each_step() -> None:
     assert runner.ahead_steps > 5
 
 
-def test_a_request_resumed_elsewhere_goes_on_with_the_same_tokens() -> None:
+def test_a_request_resumed_elsewhere_continues_with_the_same_tokens() -> None:
     whole, _ = generate(engine(), PROMPT, 12, seed=5)
     one, _ = ahead_engine()
     assert generate(one, PROMPT, 12, output=whole[:7], seed=5)[0] == whole[7:]
@@ -101,7 +101,7 @@ def test_resumed_output_beyond_its_own_limit_ends_after_one_token() -> None:
     assert len(generate(one, PROMPT, 2, output=[1] * 5)[0]) == 1
 
 
-def test_a_stop_token_is_known_a_step_late_and_what_was_computed_meanwhile_is_nobodys() -> None:
+def test_a_stop_token_is_known_a_step_late_and_later_work_is_dropped() -> None:
     said, _ = generate(engine(), PROMPT, 9)
     stop = next(token for at, token in enumerate(said) if at and token not in said[:at])
     end = said.index(stop) + 1
@@ -119,7 +119,7 @@ def test_a_stop_token_is_known_a_step_late_and_what_was_computed_meanwhile_is_no
     assert (one.steps, one.scheduler.generated_tokens) == (end + 1, end)
 
 
-def test_the_blocks_of_who_has_stopped_are_anothers_while_the_step_for_nothing_flies() -> None:
+def test_blocks_of_a_stopped_request_are_reused_during_its_last_step() -> None:
     first, _ = generate(engine(), PROMPT, 1)
     one, runner = ahead_engine(num_blocks=6)
     submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))
@@ -189,7 +189,7 @@ def crowd(**changes: Any) -> tuple[Engine, AheadRunner]:
     return one, runner
 
 
-def test_nobody_is_preempted_in_flight() -> None:
+def test_requests_in_flight_are_not_preempted() -> None:
     one, runner = crowd()
     together = drain(one)
     assert one.scheduler.preemptions
@@ -215,7 +215,7 @@ def test_the_last_free_block_is_taken_ahead() -> None:
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_who_is_penalized_draws_when_all_its_tokens_are_known(penalty: str) -> None:
+def test_a_penalized_request_draws_when_all_its_tokens_are_known(penalty: str) -> None:
     one, runner = ahead_engine(max_num_batched_tokens=8)
     assert generate(one, PROMPT, 5, **{penalty: 1.5})[0] == generate(engine(), PROMPT, 5)[0]
     assert runner.ahead_steps == 2  # for the pieces of its prompt
@@ -249,7 +249,7 @@ def test_what_the_host_has_a_hand_in_lets_the_others_have_their_tokens_first(
     assert one.steps == 5
 
 
-def test_who_wants_its_prompts_log_probabilities_goes_ahead_after_its_first_token() -> None:
+def test_a_request_for_prompt_logprobs_runs_ahead_after_its_first_token() -> None:
     one, runner = ahead_engine(max_num_batched_tokens=8)
     submit(one, 1, PROMPT, 4, prompt_logprobs=0)
     outputs = [output for _ in range(8) for output in step(one)]
@@ -294,7 +294,7 @@ def test_a_prefix_is_waited_for_until_it_has_landed_and_computed_once() -> None:
     assert drain(one).keys() == {1, 2}
 
 
-def test_who_waits_for_a_prefix_is_not_forgotten_when_its_owner_has_nothing_more_to_compute() -> None:
+def test_a_wait_for_a_prefix_survives_its_finished_owner() -> None:
     one, _ = ahead_engine(max_num_batched_tokens=64)
     submit(one, 1, [*PROMPT[:20], 1], 1)
     submit(one, 2, [*PROMPT[:20], 2], 2)
@@ -312,7 +312,7 @@ def test_a_fork_copies_what_has_landed_of_a_block_on_which_its_owner_still_write
     assert runner.copied_tokens == 2
 
 
-def test_the_next_turn_goes_on_on_the_block_that_a_step_for_nothing_writes_on() -> None:
+def test_the_next_turn_continues_on_the_block_that_a_step_for_nothing_writes_on() -> None:
     first, _ = generate(engine(), PROMPT, 1)
     one, runner = ahead_engine()
     submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))

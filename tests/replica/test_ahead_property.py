@@ -129,7 +129,7 @@ def play(one: Engine, script: list[tuple[str, Any]]) -> tuple[dict[int, Heard], 
     spare=st.integers(0, 20),
     partial=st.booleans(),
 )
-def test_everybody_is_told_the_same_as_by_an_engine_that_waits_for_each_step(
+def test_answers_equal_those_of_an_engine_that_waits_for_each_step(
     script: list[tuple[str, Any]], room: int, size: int, seqs: int, spare: int, partial: bool
 ) -> None:
     own = {

@@ -441,7 +441,7 @@ def test_a_block_whose_name_is_taken_stays_unnamed_and_all_after_it(at_once: boo
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_two_blocks_of_one_chain_with_the_same_key_are_told_apart(at_once: bool) -> None:
+def test_two_blocks_of_one_chain_with_the_same_key_are_distinguished(at_once: bool) -> None:
     pool = BlockPool(8, SIZE)
     request, again = chain(A + B + C), chain(A + B + C + MORE)
     for one in (request, again):
@@ -707,7 +707,7 @@ def part(pool: BlockPool, tokens: list[int], **extra: Any) -> Part:
     return pool.part(request, pool.match(request))
 
 
-def test_a_block_that_begins_alike_is_found_up_to_where_it_differs() -> None:
+def test_a_block_with_an_equal_beginning_is_found_up_to_its_difference() -> None:
     pool = parts()
     [_, second, _] = serve(pool, chain([*A, 1, 2, 3, 4, *MORE]))
     assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == Part(second, 2, adoptable=False)
@@ -715,7 +715,7 @@ def test_a_block_that_begins_alike_is_found_up_to_where_it_differs() -> None:
     assert part(pool, [1, 2, 3, 4, *MORE]).tokens == 1  # of the first block, which is as far as the texts agree
 
 
-def test_the_longest_run_is_found_among_all_that_begin_alike() -> None:
+def test_the_longest_run_is_found_among_all_with_the_prefix() -> None:
     pool = parts(32)
     for tokens in ([1, 2, 7, 7], [1, 2, 3, 7], [1, 7, 7, 7], [2, 2, 3, 4]):
         serve(pool, chain(A + tokens))

@@ -49,7 +49,7 @@ def replica(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
             process.kill()
 
 
-def test_a_model_that_does_not_exist_is_said_in_one_line() -> None:
+def test_a_model_that_does_not_exist_is_reported_in_one_line() -> None:
     finished = run("--model", "unheard-of")
     assert finished.returncode == 2
     assert finished.stderr == (
@@ -96,7 +96,7 @@ def test_a_real_model_without_a_tokenizer_is_noted_too(tmp_path: Path) -> None:
     assert "prompts of token ids are not touched" in finished.stderr
 
 
-def test_a_port_in_use_is_said_in_one_line() -> None:
+def test_a_port_in_use_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         finished = run(*DEMO, "--port", port)
@@ -143,7 +143,7 @@ def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
     assert (finished.returncode, finished.stdout) == (1, "")
 
 
-def test_a_parent_that_is_no_number_is_said_in_one_line() -> None:
+def test_a_parent_that_is_no_number_is_reported_in_one_line() -> None:
     finished = run(*DEMO, "--die-with-parent", **{PARENT_VARIABLE: "init"})
     assert finished.returncode == 2
     assert finished.stderr == (

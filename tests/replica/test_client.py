@@ -114,7 +114,7 @@ async def test_cancelling_one_leaves_the_others(engine: EngineClient) -> None:
     assert outputs[-1].id == kept.id and outputs[-1].finish_reason == "length"
 
 
-async def test_whoever_waits_is_woken_by_close(slow: EngineClient) -> None:
+async def test_close_wakes_all_waiters(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     await answers.next()
     waiting = asyncio.create_task(answers.next())
@@ -147,7 +147,7 @@ async def test_reset_is_answered(slow: EngineClient) -> None:
     answers.close()
 
 
-async def test_death_reaches_everybody_who_waits(slow: EngineClient) -> None:
+async def test_death_reaches_all_waiters(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     assert await answers.next()
     os.kill(slow.pid, signal.SIGKILL)
@@ -161,12 +161,12 @@ async def test_death_reaches_everybody_who_waits(slow: EngineClient) -> None:
     assert not is_alive(slow.pid)
 
 
-async def test_an_engine_that_ends_before_it_is_ready_is_said() -> None:
+async def test_an_engine_that_ends_before_it_is_ready_is_reported() -> None:
     with pytest.raises(EngineDied, match="ended with status 3"):
         await started(engine_config(), FAILS)
 
 
-def test_an_engine_that_ends_before_it_reads_is_said_on_the_loop_of_the_server() -> None:
+def test_an_engine_that_ends_before_it_reads_is_reported_on_the_loop_of_the_server() -> None:
     """A Ctrl-C can reach it before it has a session of its own; there is more to read than a pipe holds."""
     large = engine_config(topic="x" * 2_000_000)
     for _ in range(5):

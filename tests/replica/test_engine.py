@@ -187,7 +187,7 @@ def test_a_token_id_that_the_model_does_not_know_is_refused_with_the_id(prompt: 
 
 @pytest.mark.parametrize("said", [0, 1, 3, 7, 11])
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_request_resumed_elsewhere_goes_on_with_the_same_tokens(said: int, warm: bool) -> None:
+def test_a_request_resumed_elsewhere_continues_with_the_same_tokens(said: int, warm: bool) -> None:
     whole, _ = generate(engine(), PROMPT, 12, seed=5)
     other = engine(runner=RememberingRunner)
     if warm:
@@ -211,7 +211,7 @@ def test_a_resumed_request_hits_where_it_was_computed_but_never_counts_output_as
     assert generate(one, PROMPT, 12, output=whole[:11])[1] == len(PROMPT)
 
 
-def test_resumed_output_that_cannot_fit_is_refused_and_the_engine_goes_on() -> None:
+def test_resumed_output_that_cannot_fit_is_refused_and_the_engine_continues() -> None:
     one = engine(num_blocks=8)
     refused = submit(one, 1, PROMPT, 2, output=[1] * 20)
     assert refused is not None

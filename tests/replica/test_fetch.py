@@ -112,7 +112,7 @@ def test_a_routers_part_of_the_demo_model_needs_a_base_install(tmp_path: Path) -
     assert HfTokenizer(tmp_path / "demo").chat_template is not None
 
 
-def test_a_folder_is_copied_without_what_nobody_reads(demo: Path, tmp_path: Path) -> None:
+def test_a_folder_is_copied_without_unused_files(demo: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "additional_chat_templates").mkdir(parents=True)
     (source / "onnx").mkdir()
@@ -168,7 +168,9 @@ def test_all_files_that_the_tokenizer_reads_are_fetched() -> None:
 
 
 @pytest.mark.parametrize("tokenizer_only", [[], ["--tokenizer-only"]], ids=["all", "tokenizer"])
-def test_a_second_run_asks_nobody_and_writes_nothing(hub: Standin, tmp_path: Path, tokenizer_only: list[str]) -> None:
+def test_a_second_run_needs_no_network_and_writes_nothing(
+    hub: Standin, tmp_path: Path, tokenizer_only: list[str]
+) -> None:
     folder = tmp_path / "model"
     assert fetch(tmp_path, "org/name", folder, *tokenizer_only, HF_ENDPOINT=hub.url).returncode == 0
     hub.asked.clear()
@@ -235,7 +237,7 @@ def test_what_a_folder_has_got_since_is_copied_too(demo: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_goes_on(
+def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_continues(
     hub: Standin, demo: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     hub.held = "model.safetensors"
@@ -307,7 +309,7 @@ def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_pa
         assert visible(folder) == set(SIZES)
 
 
-def test_what_is_begun_anew_goes_on_at_the_same_commit_and_leaves_no_halves(hub: Standin, tmp_path: Path) -> None:
+def test_a_restarted_fetch_keeps_its_commit_and_leaves_no_halves(hub: Standin, tmp_path: Path) -> None:
     """`main` has moved meanwhile. Halves would take the room of what they are halves of."""
     hub.held = "model.safetensors"
     folder = tmp_path / "model"
@@ -359,7 +361,7 @@ def crash_of_a_copy(source: Path, folder: Path, home: Path) -> Path:
     return folder / ".warmroute" / "files"
 
 
-def test_a_copy_that_crashed_goes_on_with_the_files_that_were_whole(demo: Path, tmp_path: Path) -> None:
+def test_a_copy_that_crashed_continues_with_the_files_that_were_whole(demo: Path, tmp_path: Path) -> None:
     gathered = crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
     os.truncate(gathered / "chat_template.jinja", 10)
     before = {file.name: file.stat().st_mtime_ns for file in gathered.iterdir()}
@@ -443,7 +445,7 @@ def test_of_two_models_for_one_folder_the_second_is_refused(hub: Standin, tmp_pa
     assert second.returncode == 1
 
 
-def test_a_volume_without_locks_is_filled_all_the_same(tmp_path: Path) -> None:
+def test_a_volume_without_locks_is_filled_anyway(tmp_path: Path) -> None:
     """Some file systems of a network have none; it is said, because two at once are then on their own."""
     script = (
         "import errno, fcntl, os, sys\ndef refuse(*_): raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))\n"
@@ -492,7 +494,7 @@ def test_a_hub_that_cannot_be_asked(tmp_path: Path, setting: str, value: str, sa
     assert done.stderr.startswith("Error: cannot get 'org/name' from the hub: ") and said in done.stderr
 
 
-def test_without_the_hubs_library_the_way_to_it_is_said(tmp_path: Path) -> None:
+def test_without_the_hubs_library_the_way_to_it_is_reported(tmp_path: Path) -> None:
     done = fetch(tmp_path, "org/name", tmp_path / "model", without=("huggingface_hub",))
     assert done.returncode == 1
     assert done.stderr == (
@@ -605,7 +607,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         (["demo", "new", "--revision", "v1"], "'demo' has no revisions, and --revision is 'v1'"),
     ],
 )
-def test_what_cannot_be_used_is_said(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_unusable_values_are_reported(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "file.gguf").touch()
     (tmp_path / "model").mkdir()
     done = subprocess.run(

@@ -139,7 +139,7 @@ def test_prompt_logprobs_are_those_of_transformers(name: str, folder: Path) -> N
         assert found.rank == 1 + int((row > row[token]).sum())
 
 
-def test_a_request_that_was_cut_goes_on_elsewhere_with_the_same_bits(folder: Path) -> None:
+def test_a_request_that_was_cut_continues_elsewhere_with_the_same_bits(folder: Path) -> None:
     (prompt,) = prompts([50])
     for sampling in (
         {"temperature": 0.0},

@@ -186,14 +186,14 @@ def test_everything_comes_back_after_storms_of_cancels(folder: Path) -> None:
 # ---- where nothing is said
 
 
-def test_on_a_cpu_the_cache_has_a_gigabyte_if_nothing_is_said(folder: Path) -> None:
+def test_on_a_cpu_the_cache_has_a_gigabyte_if_nothing_is_reported(folder: Path) -> None:
     runner = build(EngineConfig(model="m", model_path=str(folder), num_blocks=0, device="cpu"))
     kv_bytes = runner.num_blocks * 16 * read_config(folder).kv_bytes_per_token("float32")
     assert 0.99e9 < kv_bytes <= 1e9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said(folder: Path) -> None:
+def test_a_gpu_that_is_not_there_is_reported(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"--device cuda: torch .* sees no GPU here; use --device cpu or mend that"):
         engine_of(folder, device="cuda")
     status, said = refused("--model", folder, "--device", "cuda")

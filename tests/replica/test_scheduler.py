@@ -164,7 +164,7 @@ def test_a_better_priority_does_not_compute_again_what_a_prompt_under_way_comput
     assert second.cached_tokens == 24
 
 
-def test_who_waits_for_a_prompt_lends_it_its_place() -> None:
+def test_a_waiting_request_lends_its_place_to_the_prompt_it_needs() -> None:
     one = scheduler(max_num_batched_tokens=8)
     submit(one, 1, [*range(24)], priority=9.0)
     step(one)
@@ -185,7 +185,7 @@ def test_however_many_wait_for_a_prompt_one_of_better_priority_goes_before_them(
     assert computed(one) == [(2, 4), (1, 4)]
 
 
-def test_a_better_priority_that_finds_no_room_holds_nobody_up_who_runs() -> None:
+def test_a_better_priority_without_room_delays_no_running_request() -> None:
     one = scheduler(num_blocks=8, max_num_batched_tokens=8)
     submit(one, 1, 24, max_tokens=1, priority=5.0)
     step(one)
@@ -234,7 +234,7 @@ def test_a_long_prompt_that_goes_first_does_not_stall_answers() -> None:
         assert answering.generated == before + 1
 
 
-def test_those_who_leave_while_they_wait_are_forgotten() -> None:
+def test_clients_that_leave_while_waiting_are_forgotten() -> None:
     one = scheduler(max_num_seqs=1, max_waiting=3)
     submit(one, 1, 2, max_tokens=30)
     step(one)
@@ -337,7 +337,7 @@ def test_two_waiting_requests_with_one_prefix_compute_it_once() -> None:
     assert one.computed_prompt_tokens == 22
 
 
-def test_who_waits_for_a_shared_prefix_holds_up_nobody_else() -> None:
+def test_a_wait_for_a_shared_prefix_delays_no_other_request() -> None:
     one = scheduler(max_num_batched_tokens=64)
     shared = list(range(20))
     submit(one, 1, [*shared, 100])
@@ -363,7 +363,7 @@ def test_only_what_is_really_shared_is_waited_for() -> None:
     assert computed(one) == [(1, 1), (2, SIZE)]
 
 
-def test_the_second_goes_on_alone_when_the_first_is_cancelled_before_it_computed_anything() -> None:
+def test_the_second_continues_alone_when_the_first_is_cancelled_before_it_computed_anything() -> None:
     one = scheduler()
     shared = list(range(40))
     submit(one, 1, shared)
@@ -408,7 +408,7 @@ def test_the_second_does_not_hang_when_the_first_is_preempted_while_it_computes(
     assert third.cached_tokens == 40
 
 
-def test_without_caching_nobody_waits_for_a_shared_prefix() -> None:
+def test_without_caching_no_request_waits_for_a_shared_prefix() -> None:
     one = Scheduler(
         BlockPool(64, SIZE, caching=False), EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
     )
@@ -417,7 +417,7 @@ def test_without_caching_nobody_waits_for_a_shared_prefix() -> None:
     assert computed(one) == [(1, 20), (2, 20)]
 
 
-def test_nobody_waits_for_a_prefix_whose_name_is_taken_by_a_collision() -> None:
+def test_no_request_waits_for_a_prefix_with_a_colliding_name() -> None:
     """A chain that may not be named any further would be waited for in vain."""
     one = scheduler(max_num_batched_tokens=64)
     shared = [5] * 20
@@ -468,7 +468,7 @@ def test_of_a_prompt_that_is_all_cached_one_token_is_computed() -> None:
     assert one.computed_prompt_tokens == 12 + 1
 
 
-def test_the_next_turn_goes_on_in_the_block_where_the_last_one_ended() -> None:
+def test_the_next_turn_continues_in_the_block_where_the_last_one_ended() -> None:
     one = partial_scheduler()
     submit(one, 1, list(range(5)), max_tokens=3)
     finish(one)
@@ -478,7 +478,7 @@ def test_the_next_turn_goes_on_in_the_block_where_the_last_one_ended() -> None:
     assert request.cached_tokens == 7
 
 
-def test_two_that_go_on_from_one_tail_do_not_write_on_it_both() -> None:
+def test_two_that_continue_from_one_tail_do_not_write_on_it_both() -> None:
     one = partial_scheduler()
     submit(one, 1, list(range(6)), max_tokens=1)
     finish(one)
@@ -622,7 +622,7 @@ def test_a_better_priority_keeps_its_blocks_whoever_came_first() -> None:
     assert finish(one) == [2, 1]
 
 
-def test_a_request_that_is_last_itself_gives_way_and_the_others_go_on() -> None:
+def test_a_request_that_is_last_itself_gives_way_and_the_others_continue() -> None:
     one = scheduler(num_blocks=4)
     submit(one, 1, 4, max_tokens=3)
     last = submit(one, 2, 8, max_tokens=5)
@@ -725,7 +725,7 @@ def test_cancel_of_one_of_equal_priority_takes_that_one() -> None:
     assert [request.id for request in one.running] == [1, 3]
 
 
-def test_cancel_of_who_has_finished_or_never_was_is_no_error() -> None:
+def test_cancelling_a_finished_or_unknown_request_is_no_error() -> None:
     one = scheduler()
     submit(one, 1, 4, max_tokens=1)
     finish(one)
@@ -745,7 +745,7 @@ def test_a_cancelled_request_gets_no_more_output() -> None:
 # ---- what it says
 
 
-def test_queued_prefill_counts_what_is_left_before_everybody_has_a_first_token() -> None:
+def test_queued_prefill_counts_tokens_before_all_first_tokens() -> None:
     one = scheduler()
     submit(one, 1, 40)
     submit(one, 2, 10)

@@ -40,7 +40,7 @@ def test_health_ready_version_and_models(served: Replica) -> None:
     assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 8192)
 
 
-def test_load_says_who_and_how_busy(served: Replica) -> None:
+def test_load_names_the_replica_and_its_load(served: Replica) -> None:
     load = served.load()
     assert (load["model"], load["block_size"], load["ready"], load["draining"]) == (MODEL, 16, True, False)
     assert load["endpoints"]["events"].startswith("tcp://127.0.0.1:")
@@ -330,7 +330,7 @@ def test_a_key_is_asked_for_everywhere_but_at_the_probes() -> None:
         assert guarded.post("/v1/completions", completion(), Authorization="Bearer secret").status == 200
 
 
-def test_a_full_queue_is_said_with_the_time_to_come_back() -> None:
+def test_a_full_queue_is_reported_with_the_time_to_come_back() -> None:
     with replica(SLOW, max_num_seqs=1, max_waiting=1) as busy:
         connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
         many = busy.post("/v1/completions", completion(n=2))

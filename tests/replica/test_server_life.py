@@ -173,7 +173,7 @@ def test_the_engine_ends_with_the_http_process() -> None:
         asking.end()
 
 
-def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
+def test_a_port_in_use_is_reported_in_one_line_and_no_engine_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         second = Replica(config(FAST, {"port": port}))
@@ -183,7 +183,7 @@ def test_a_port_in_use_is_said_in_one_line_and_no_engine_is_left() -> None:
     ]
 
 
-def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path) -> None:
+def test_an_engine_that_cannot_start_is_reported_without_a_traceback(temporary: Path) -> None:
     failed = Replica(config(num_blocks=1, block_size=1), TMPDIR=str(temporary))
     assert failed.end(None) == 1
     [line] = failed.err
@@ -198,7 +198,7 @@ def test_an_engine_that_cannot_start_is_said_without_a_traceback(temporary: Path
         ("kill -KILL $$", 1, ["Error: the engine's process was killed by signal 9; the replica ends with it\n"]),
     ],
 )
-def test_the_end_of_an_engine_at_its_very_start_is_said_once(script: str, status: int, said: list[str]) -> None:
+def test_the_end_of_an_engine_at_its_very_start_is_reported_once(script: str, status: int, said: list[str]) -> None:
     command = f"import replica.client; replica.client.engine_command = lambda: ['/bin/sh', '-c', {script!r}]; {SERVE}"
     with subprocess.Popen(
         [sys.executable, "-c", command, msgspec.json.encode(config()).decode()], stderr=subprocess.PIPE, text=True
@@ -207,7 +207,7 @@ def test_the_end_of_an_engine_at_its_very_start_is_said_once(script: str, status
     assert (process.returncode, err.splitlines(keepends=True)) == (status, said)
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_said_with_the_fix(temporary: Path) -> None:
+def test_a_path_that_is_too_long_for_a_socket_is_reported_with_the_fix(temporary: Path) -> None:
     deep = temporary / ("x" * 100)
     deep.mkdir()
     failed = Replica(config(), TMPDIR=str(deep))
@@ -217,7 +217,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_said_with_the_fix(temporary: Pa
     assert not list(deep.iterdir())
 
 
-def test_a_tokenizer_that_is_not_there_is_said_with_its_name() -> None:
+def test_a_tokenizer_that_is_not_there_is_reported_with_its_name() -> None:
     failed = Replica(config(http={"tokenizer": "/nowhere"}))
     assert failed.end(None) == 1
     [line] = failed.err

@@ -105,14 +105,16 @@ def assert_goes_on(origin: Replica, successor: Replica, path: str, body: dict[st
     ],
     ids=["greedy", "seeded", "penalties", "n", "eos"],
 )
-def test_a_stream_goes_on_byte_for_byte(origin: Replica, successor: Replica, path: str, fields: dict[str, Any]) -> None:
+def test_a_stream_continues_byte_for_byte(
+    origin: Replica, successor: Replica, path: str, fields: dict[str, Any]
+) -> None:
     assert_goes_on(origin, successor, path, request(path, stream=True, **fields))
 
 
 @pytest.mark.parametrize(
     ("path", "wanted"), [(COMPLETIONS, {"logprobs": 4}), (CHAT, {"logprobs": True, "top_logprobs": 4})]
 )
-def test_log_probabilities_go_on_to_the_last_digit(
+def test_log_probabilities_continue_to_the_last_digit(
     origin: Replica, successor: Replica, path: str, wanted: dict[str, Any]
 ) -> None:
     body = request(path, stream=True, ignore_eos=True, **wanted, **PENALTIES)
@@ -147,7 +149,7 @@ def test_a_whole_answer_is_the_same_after_a_move(origin: Replica, successor: Rep
 
 
 @pytest.mark.chaos
-def test_a_stream_goes_on_after_its_replica_was_killed(cache: Path, successor: Replica) -> None:
+def test_a_stream_continues_after_its_replica_was_killed(cache: Path, successor: Replica) -> None:
     body = request(COMPLETIONS, stream=True, max_tokens=300, ignore_eos=True, **PENALTIES)
     expected = payload(frames(successor, COMPLETIONS, body))
     with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as dying:

@@ -73,7 +73,7 @@ def in_order(body: bytes, choices: int) -> list[list[bytes]]:
     ],
     ids=["plain", "usage", "stop", "token_ids", "eos"],
 )
-def test_a_stream_cut_at_every_token_goes_on_byte_for_byte(
+def test_a_stream_cut_at_every_token_continues_byte_for_byte(
     origin: Replica, successor: Replica, path: str, fields: dict[str, Any]
 ) -> None:
     body = request(path, stream=True, **fields)
@@ -88,7 +88,7 @@ def test_a_stream_cut_at_every_token_goes_on_byte_for_byte(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_several_choices_go_on_together(origin: Replica, successor: Replica, path: str) -> None:
+def test_several_choices_continue_together(origin: Replica, successor: Replica, path: str) -> None:
     body = request(path, stream=True, n=3, stop=["\ufffd\ufffd"], max_tokens=12)
     whole = frames(origin, path, body)
     for cut in range(len(whole)):
@@ -113,7 +113,7 @@ def test_an_answer_that_is_not_streamed_is_whole_after_a_move(
         assert without_cached(payload(after)) == without_cached(payload(whole))
 
 
-def test_a_tokenizer_of_byte_pairs_goes_on_inside_a_character_too(tmp_path: Path) -> None:
+def test_a_tokenizer_of_byte_pairs_continues_inside_a_character_too(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     http = {"tokenizer": str(tmp_path), "chat_template": str(tmp_path / "template.jinja")}
@@ -137,7 +137,7 @@ def test_a_plain_client_can_resume_too(origin: Replica, successor: Replica) -> N
     assert resumed["usage"]["completion_tokens"] == 24
 
 
-def test_tokens_that_nobody_would_have_generated_are_refused(successor: Replica) -> None:
+def test_impossible_resumed_tokens_are_refused(successor: Replica) -> None:
     native = Native(resume_token_ids=[pack_ids([5000])])
     body = envelope(native) + json.dumps(request("/v1/completions")).encode()
     answer = successor.post("/v1/completions", body, **HEADERS)

@@ -349,7 +349,7 @@ def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: t
     assert said == f"Error: --model: {native[1]} has 512 positions, and --max-model-len 513 is more; give 512 or less\n"
 
 
-def test_a_broken_file_beside_the_model_is_said_with_the_setting_that_named_it(
+def test_a_broken_file_beside_the_model_is_reported_with_the_setting_that_named_it(
     native: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "generation_config.json").write_text("[" * 100_000)
@@ -380,7 +380,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
     ],
 )
-def test_what_the_native_engine_cannot_use_is_said_in_one_line(
+def test_settings_that_the_native_engine_cannot_use_are_reported_in_one_line(
     arguments: tuple[str, ...], said: str, native: tuple[str, ...]
 ) -> None:
     whole = error(*arguments, base=native)

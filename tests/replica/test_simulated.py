@@ -163,7 +163,7 @@ def test_wall_clock_takes_real_time() -> None:
     assert time.monotonic() - began_s >= 0.02
 
 
-def test_only_who_is_computed_to_the_end_gets_a_token() -> None:
+def test_only_a_fully_computed_prompt_gets_a_token() -> None:
     half = Scheduled(request([1, 2, 3, 4]), 0, 2)
     assert [drawn is None for drawn in runner().run([half, *scheduled(3)])] == [True, False]
 

@@ -125,14 +125,14 @@ async def test_the_admin_key_comes_from_the_environment() -> None:
         (FakeRouter(models=()), "serves no model yet; name one with --model"),
     ],
 )
-async def test_what_goes_wrong_is_said_in_one_line(router: FakeRouter, said: str) -> None:
+async def test_errors_are_reported_in_one_line(router: FakeRouter, said: str) -> None:
     result = await explained(router.handle, "x")
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-async def test_a_connection_that_ends_early_is_said_in_one_line() -> None:
+async def test_a_connection_that_ends_early_is_reported_in_one_line() -> None:
     async def drop(_: Request, reply: Reply) -> None:
         reply.drop()
 
@@ -141,7 +141,7 @@ async def test_a_connection_that_ends_early_is_said_in_one_line() -> None:
     assert result.stderr.startswith("Error: no router answers at http://127.0.0.1:")
 
 
-def test_where_no_router_is_that_is_said_in_one_line() -> None:
+def test_a_missing_router_is_reported_in_one_line() -> None:
     finished = run("explain", "x", "--router", "http://127.0.0.1:1")
     assert finished.returncode == 1
     assert finished.stderr.startswith("Error: no router answers at http://127.0.0.1:1: ")

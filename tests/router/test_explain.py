@@ -103,7 +103,7 @@ def test_numbers_of_one_that_cannot_be_chosen_are_left_out() -> None:
     assert line.split()[2:] == ["0", "-", "-", "-", "-"]
 
 
-def test_nobody_may_be_chosen() -> None:
+def test_no_replica_is_eligible() -> None:
     assert "It waits: no replica takes it now (policy cost)" in drawn(chosen=None)
     assert "> " not in drawn(chosen=None)
     assert drawn(chosen=None, candidates=[], hits={}).count("\n") == 2
@@ -120,7 +120,7 @@ def test_a_short_prompt_has_no_bar() -> None:
     assert "#" not in shown and "prompt " not in shown
 
 
-def test_an_answer_that_cannot_be_read_is_said_in_one_line() -> None:
+def test_an_answer_that_cannot_be_read_is_reported_in_one_line() -> None:
     with pytest.raises(click.ClickException, match=r"the router's answer cannot be read: .*; see it with --json"):
         draw(b'{"model": 5}', io.StringIO())
 
@@ -142,7 +142,7 @@ def test_a_router_cannot_take_hold_of_the_terminal() -> None:
         assert all(letter.isprintable() or letter == "\n" for letter in shown)
 
 
-def test_fields_of_newer_routers_are_passed_over() -> None:
+def test_fields_of_newer_routers_are_skipped() -> None:
     assert "replica-1" in drawn(new_field={"x": 1})
 
 

@@ -34,7 +34,7 @@ async def routed(running: Served, *bodies: dict[str, Any], path: str = CHAT, **h
             assert (await client.post(path, body, **headers)).status == 200
 
 
-async def test_what_prompts_share_is_told_with_its_text_and_who_holds_it() -> None:
+async def test_shared_prefixes_have_their_text_and_their_holders() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         assert await told(running) == {"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []}
         await routed(running, asked(SYSTEM, "Why? " * 200), asked(SYSTEM, "Why? " * 200 + "Because. " * 99))
@@ -55,7 +55,7 @@ async def test_what_prompts_share_is_told_with_its_text_and_who_holds_it() -> No
         assert (await told(running, "?limit=1"))["prefixes"][0]["below"] == []
 
 
-async def test_who_does_not_hold_all_of_it_is_not_named() -> None:
+async def test_a_replica_with_part_of_a_prefix_is_not_named() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)
         router = running.router

@@ -37,6 +37,6 @@ def test_they_do_herd_if_each_takes_itself_for_the_only_one(routers: int, monkey
     assert imbalance(routers, 0.2) > counted + 0.06
 
 
-def test_without_reports_nobody_sees_what_comes_from_elsewhere() -> None:
+def test_without_reports_other_routers_requests_are_invisible() -> None:
     assert imbalance(2, 2.0, elsewhere_tokens=80_000) < 1.2
     assert imbalance(2, 2.0, reports=False, elsewhere_tokens=80_000) > 1.3

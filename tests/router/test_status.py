@@ -75,7 +75,7 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
             await exact(running, publisher)
 
 
-async def test_a_replica_that_was_restarted_where_nobody_saw_it_is_listened_to_again() -> None:
+async def test_an_unnoticed_restart_is_followed_again() -> None:
     """The new process answers on the same port before the next poll; its events come from elsewhere."""
     with Publisher(config()) as second:
         second.publish([chain(2)])

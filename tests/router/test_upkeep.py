@@ -195,7 +195,7 @@ async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
         assert (await client.answer()).status in (404, 503)  # long before the 60 s of its drain
 
 
-async def test_a_removed_replica_that_is_only_slow_may_go_on() -> None:
+async def test_a_removed_replica_that_is_only_slow_may_continue() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append, native=True)
     async with leaving.running(), served() as running, connect(running.port) as client:
@@ -412,7 +412,7 @@ async def test_health_checks_that_fail_in_a_row_keep_requests_away() -> None:
 
 
 @pytest.mark.parametrize("drains", [False, True], ids=["at work", "draining"])
-async def test_a_frozen_replica_is_left_and_what_it_was_answering_goes_on_elsewhere(drains: bool) -> None:
+async def test_a_frozen_replica_is_left_and_what_it_was_answering_continues_elsewhere(drains: bool) -> None:
     async def freezes(call: Call) -> None:
         call.begin_frames()
         call.frame(event("one "), 100)
@@ -479,7 +479,7 @@ async def test_without_a_look_at_the_siblings_it_would_leave(monkeypatch: pytest
         client.leave()
 
 
-async def test_a_stream_that_goes_on_stays_though_heartbeats_are_lost() -> None:
+async def test_a_stream_that_continues_stays_though_heartbeats_are_lost() -> None:
     async def speaks(call: Call) -> None:
         call.begin_frames()
         for n in range(30):

@@ -148,7 +148,7 @@ async def test_headers_within_the_limit_and_a_large_body_are_taken() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET /hea", HALF, b"\r\n", HEALTH + b"GET"])
-async def test_a_request_that_does_not_go_on_is_ended(sent: bytes) -> None:
+async def test_a_request_that_does_not_continue_is_ended(sent: bytes) -> None:
     async with serving(SHORT) as served:
         client = await served.connect()
         await client.say(sent)
@@ -191,7 +191,7 @@ async def test_pipelined_requests_are_answered_up_to_a_number_and_then_the_conne
         assert answers.count(b"connection: close") == 1
 
 
-async def test_many_pipelined_requests_hold_up_nobody() -> None:
+async def test_many_pipelined_requests_delay_no_other_client() -> None:
     """One of thousands costs what one of hundreds does; with a list made anew for each it would be 20 times that."""
     async with serving(Limits(pipelined=10_000)) as served:
 
@@ -259,7 +259,7 @@ async def test_garbage_behind_a_request_does_not_cut_its_answer(
 
 
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"])
-async def test_a_transfer_coding_that_nobody_undoes_is_refused(coding: bytes) -> None:
+async def test_an_unknown_transfer_coding_is_refused(coding: bytes) -> None:
     async with serving() as served:
         client = await served.connect()
         await client.say(b"POST /body HTTP/1.1\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\nab\r\n0\r\n\r\n")

@@ -207,7 +207,7 @@ def test_a_hole_that_a_replay_does_not_fill_is_named_and_not_waited_for() -> Non
     assert failures(graded).keys() == {"sequence without holes", "replay in order"}
 
 
-def test_who_joins_late_is_not_told_of_unknown_parents_and_removals() -> None:
+def test_a_late_subscriber_gets_no_unknown_parents_and_removals() -> None:
     late = [message(7, stored(2, parent=1), removed(9)), message(8, stored(3, parent=2))]
     assert failures(grade(late)) == {}
 
@@ -217,7 +217,7 @@ def test_a_cleared_cache_is_known_again() -> None:
     assert failures(grade(late)).keys() == {"parents first"}
 
 
-def test_a_restart_is_noted_and_begins_anew() -> None:
+def test_a_restart_is_noted_and_starts_over() -> None:
     again = [message(0, stored(5, token_ids=[10, 0])), message(1, stored(6, parent=5))]
     graded = grade([*STREAM, *again])
     assert failures(graded) == {}

@@ -56,7 +56,7 @@ def test_so_does_one_in_a_graph(shape: Shape, dtype: torch.dtype, processors: in
 
 @pytest.mark.parametrize("spans", [[(9, 1)], [(9, 1), (1, 1), (30, 1)], [(40, 7)], [(3, 3), (700, 65)]], ids=str)
 @pytest.mark.parametrize("more", [(0, 0), (3, 0), (0, 3), (40, 20)], ids=str)
-def test_all_may_be_of_one_kind_and_much_of_it_nobodys(spans: list[tuple[int, int]], more: tuple[int, int]) -> None:
+def test_all_blocks_may_be_of_one_kind_and_mostly_free(spans: list[tuple[int, int]], more: tuple[int, int]) -> None:
     decoding = sum(rows == 1 for _, rows in spans)
     mine, expected = both(attention_for(MANY), Shape(), spans, decoding, device=DEVICE, more=more)
     torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)

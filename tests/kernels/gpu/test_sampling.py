@@ -43,7 +43,7 @@ def test_more_tokens_than_are_noted_are_left(monkeypatch: pytest.MonkeyPatch) ->
     check(flat._replace(top_ks=flat.top_ks.fill_(100)))
 
 
-def test_broken_rows_go_on_with_their_likeliest_token() -> None:
+def test_broken_rows_continue_with_their_likeliest_token() -> None:
     check(wishes(6, 50, seed=2)._replace(logits=broken(50)))
 
 

@@ -52,7 +52,7 @@ def test_a_prompt_shorter_than_a_block_has_none() -> None:
     assert curve_of(accesses_of(short)).needed(0.9) == 1
 
 
-def test_numbers_that_do_not_name_what_is_before_them_are_named_anew() -> None:
+def test_numbers_that_do_not_name_what_is_before_them_are_named_again() -> None:
     """5 after 1 is not 5 after 2, and 7 twice in one prompt are two blocks."""
     given = trace((1, 5), (2, 5), (1, 5), (7, 7))
     accesses = accesses_of(replace(given, requests=beginnings_named(given.requests)))

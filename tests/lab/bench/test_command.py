@@ -57,7 +57,7 @@ def measured(*arguments: object, **environment: str) -> Any:
         ),
     ],
 )
-def test_a_value_that_cannot_be_used_is_said_with_a_fix(arguments: tuple[str, ...], said: str) -> None:
+def test_a_value_that_cannot_be_used_is_reported_with_a_fix(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments)
 
 
@@ -103,7 +103,7 @@ def test_the_key_of_the_environment_is_sent_and_not_shown() -> None:
     assert "sesame" not in found.output
 
 
-def test_a_key_of_the_environment_that_leaves_the_machine_is_told_of_once() -> None:
+def test_a_key_of_the_environment_that_leaves_the_machine_is_reported_once() -> None:
     away = run("http://nowhere.invalid:1", "--model", "m", "--timeout", 2, OPENAI_API_KEY="sesame").stderr
     assert away.count("a key from the environment, is sent to http://nowhere.invalid:1; unset it") == 1
     assert "sesame" not in away

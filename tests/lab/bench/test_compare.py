@@ -45,7 +45,7 @@ def test_the_same_twice_has_a_ratio_of_exactly_1() -> None:
 
 
 @pytest.mark.chaos
-def test_of_two_that_are_alike_the_interval_holds_1_about_as_often_as_it_says() -> None:
+def test_equal_endpoints_have_1_in_the_interval_as_often_as_claimed() -> None:
     """Not quite 95 %: with few rounds a bootstrap is known to be somewhat too sure."""
     chance, right, trials = Chance(2), 0, 40
     for _ in range(trials):
@@ -86,14 +86,14 @@ def test_equal_seeds_have_equal_intervals() -> None:
     assert ratios(rounds)["TTFT mean"] != ratios(rounds, "2")["TTFT mean"]
 
 
-def test_pairs_are_the_same_request_and_a_failure_is_nobodys() -> None:
+def test_pairs_are_the_same_request_and_failures_are_unpaired() -> None:
     failed = Outcome("1", 0, False, 0.0, error="timeout")
     warm = Outcome("7", 0, True, 0.0)
     first, second = [answered(0, 1.0), answered(1, 1.0), warm], [failed, answered(0, 2.0), answered(2, 3.0)]
     assert paired(first, second) == [Pair(first[0], second[1]), Pair(first[1], None), Pair(None, second[2])]
 
 
-def test_what_nobody_told_has_no_ratio() -> None:
+def test_missing_figures_have_no_ratio() -> None:
     silent = [answered(0, 1.0, cached_tokens=None)]
     cold = [answered(0, 1.0, cached_tokens=0)]
     assert ratios([(silent, silent)])["hit rate"].ratio is None

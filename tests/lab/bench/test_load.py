@@ -114,7 +114,7 @@ def conversation(turns: int, think_s: float = 0.0) -> list[Conversation]:
     return [Conversation("c", (Passage("system", 30),), made)]
 
 
-def test_a_conversation_goes_on_with_the_answers_it_got() -> None:
+def test_a_conversation_continues_with_the_answers_it_got() -> None:
     with endpoint() as server:
         found = outcomes(closed(server.url, conversation(3), clients=2))
     roles = [[message["role"] for message in call.body["messages"]] for call in server.calls]
@@ -133,7 +133,7 @@ def test_between_turns_is_time_to_think_and_a_turn_is_due_then() -> None:
     assert all(after.intended_s == before.end_s + 0.05 for before, after in pairwise(found))
 
 
-def test_a_conversation_whose_turn_fails_goes_on_with_something_made_up() -> None:
+def test_a_conversation_whose_turn_fails_continues_with_something_made_up() -> None:
     with endpoint(lambda call: call.refuse(500, "no") if call.number == 0 else call.answer()) as server:
         found = outcomes(closed(server.url, conversation(2), clients=1))
     assert [one.error for one in found] == ["status 500", None]
@@ -196,7 +196,7 @@ def silent(call: Call) -> None:
         (silent, "timeout", "not complete after 0.3 s"),
     ],
 )
-def test_a_failure_is_known_by_its_kind_and_the_load_goes_on(answer: object, kind: str, detail: str) -> None:
+def test_a_failure_is_known_by_its_kind_and_the_load_continues(answer: object, kind: str, detail: str) -> None:
     def every_other(call: Call) -> None:
         if call.number % 2:
             call.answer()

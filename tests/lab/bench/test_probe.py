@@ -62,7 +62,7 @@ def test_fields_that_are_refused_are_left_out(refused: tuple[str, ...], ignores_
         (404, {"detail": "Not Found"}, "status 404: Not Found; is this the API's root"),
     ],
 )
-def test_without_a_model_it_is_said_what_to_do(status: int, body: object, said: str) -> None:
+def test_without_a_model_a_message_says_what_to_do(status: int, body: object, said: str) -> None:
     with (
         endpoint(on_get=lambda call: call.whole(json.dumps(body).encode(), status)) as server,
         pytest.raises(CannotAsk, match=said),
@@ -120,7 +120,7 @@ def test_the_load_has_the_whole_timeout_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("status", "fix"), [(400, "; see --vocabulary"), (401, "; give --api-key")])
-def test_refused_token_ids_are_said_with_what_may_help(status: int, fix: str) -> None:
+def test_refused_token_ids_are_reported_with_what_may_help(status: int, fix: str) -> None:
     with (
         endpoint(on_probe=lambda call: call.refuse(status, "no")) as server,
         pytest.raises(CannotAsk, match=f"does not take token ids: status {status}: no{fix}$"),

@@ -48,7 +48,7 @@ def test_ids_are_exactly_as_many_as_wanted_and_within_the_vocabulary(passages: l
     assert all(125 <= token < 500 for token in ids)
 
 
-def test_what_begins_alike_has_a_text_that_begins_alike() -> None:
+def test_equal_prefixes_have_equal_texts() -> None:
     shared = [Passage("system", 1000)]
     one, other = (WORDS_OF_1.text([*shared, Passage(name, 50)]) for name in ("a", "b"))
     assert one[: 1000 * 5] == other[: 1000 * 5]

@@ -32,7 +32,7 @@ def test_equal_seeds_ask_the_same_and_others_do_not(workload: str) -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_names_are_different_or_turns_could_not_be_told_apart(workload: str) -> None:
+def test_names_are_different_or_turns_could_not_be_distinguished(workload: str) -> None:
     assert len({talk.name for talk in some(workload, 500)}) == 500
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_shared_in_random_and_only_the_instructions_in_rag() -> None:
     assert len({talk.system for talk in some("rag")}) == 1
 
 
-def test_a_quarter_of_code_goes_on_in_files_that_were_open_before() -> None:
+def test_a_quarter_of_code_continues_in_files_that_were_open_before() -> None:
     seen: set[tuple[Passage, ...]] = set()
     again = 0
     for talk in some("code", 1000):

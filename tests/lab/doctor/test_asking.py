@@ -114,7 +114,9 @@ def test_decisions_that_may_not_be_read_are_none() -> None:
         ({"decisions": "no JSON"}, "is no router: /decisions?limit=2000: JSON is malformed"),
     ],
 )
-def test_what_is_no_router_is_said_in_one_line(paths: dict[str, str | tuple[int, str]], message: str) -> None:
+def test_a_server_that_is_no_router_is_reported_in_one_line(
+    paths: dict[str, str | tuple[int, str]], message: str
+) -> None:
     with serving(knowing(**paths)) as router, Asking(router.url, []) as asking:
         with pytest.raises(click.ClickException) as refused:
             asking.look()

@@ -120,7 +120,7 @@ def routed(
     return figures_of(then, [said(**each) for each in between], now)
 
 
-def test_evictions_that_an_engine_does_not_count_are_told_from_the_index() -> None:
+def test_evictions_that_an_engine_does_not_count_are_distinguished_from_the_index() -> None:
     """Blocks that were computed without growth of the cache replaced others."""
     queries = {"queries": 100_000, "hits": 1_000, "prompts": 100}
     figures = routed(
@@ -176,13 +176,13 @@ def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=2))
-def test_a_counter_that_fell_was_begun_anew(values: list[float]) -> None:
+def test_a_counter_that_fell_was_started_over(values: list[float]) -> None:
     before, now = values
     grown = MetricsDelta(Samples(f"a_total {before}\n"), Samples(f"a_total {now}\n")).grown("a_total")
     assert grown == (now - before if now >= before else now)
 
 
-def test_what_nobody_counts_is_not_0() -> None:
+def test_missing_counters_are_not_0() -> None:
     assert MetricsDelta(Samples(""), Samples("")).grown("a_total", "b_total") is None
 
 
@@ -208,13 +208,13 @@ def test_nothing_wrong_is_one_line_with_the_figures() -> None:
     ]
 
 
-def test_without_requests_it_is_said_what_was_not_judged() -> None:
+def test_without_requests_a_message_says_what_was_not_judged() -> None:
     idle = replace(alone(metrics(VLLM), metrics(VLLM)), notes=("a note",))
     assert list(lines(idle, []))[1:] == ["no requests came: rules that need load were not checked", "note: a note"]
     assert "hit" not in summary(idle)
 
 
-def test_figures_are_said_in_words() -> None:
+def test_figures_are_reported_in_words() -> None:
     told = figures_in_words(
         {"hit_share": 0.123, "evicted_blocks_per_s": 1234.5, "changes": 3.0, "rate": 0.5, "why": ""}
     )

@@ -103,7 +103,7 @@ def doctor(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
-def test_of_replicas_that_are_well_nothing_is_said(running: Fleet) -> None:
+def test_healthy_replicas_have_no_findings(running: Fleet) -> None:
     with traffic(running.well, *(of("demo", 8, first) for first in (0, 10, 20))):
         figures, found = looked(running.well.url)
         told = doctor("--router", running.well.url)
@@ -164,7 +164,7 @@ def test_a_replica_without_a_router_is_looked_at_alone(running: Fleet) -> None:
     assert [one.rule for one in found] == ["no-events"]
 
 
-def test_where_nobody_answers_the_status_is_2(running: Fleet) -> None:
+def test_without_an_answer_the_status_is_2(running: Fleet) -> None:
     [url] = [one["url"] for one in running.faulty.get("/replicas").json["replicas"] if one["name"] == "tiny"]
     told = doctor("--router", url)
     assert told.returncode == 2

@@ -95,7 +95,7 @@ def test_another_policy_differs_and_what_it_would_have_made_of_it_is_told(scene:
     assert told_of(scene, policy="cost").is_same
 
 
-def test_a_policy_that_nobody_knows_is_named_with_those_there_are(scene: Scene) -> None:
+def test_an_unknown_policy_is_named_with_the_known_ones(scene: Scene) -> None:
     with pytest.raises(Unusable, match="the policy 'fastest' is not known; use one of cost, prefix"):
         told_of(scene, policy="fastest")
     first, *others = read_log(scene.log)

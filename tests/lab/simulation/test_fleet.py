@@ -52,7 +52,7 @@ def test_a_prompt_that_comes_while_its_prefix_is_computed_goes_there_and_finds_i
     assert second.uncached_tokens == 16
 
 
-def test_running_requests_hold_their_blocks_and_who_finds_no_room_waits_for_them() -> None:
+def test_running_requests_hold_their_blocks_and_others_wait_for_room() -> None:
     small = Settings(replicas=1, capacity_tokens=2400)
     first, second = alone([one_prompt(0.0), one_prompt(0.1, number=1)], small)
     assert second.first_s == pytest.approx(first.first_s + 40 / 40 + 1600 / RATE)

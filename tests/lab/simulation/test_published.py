@@ -47,7 +47,7 @@ def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, m
         pytest.param("azure_conv_noreuse", 1, 0, 11.95, marks=pytest.mark.grid),
     ],
 )
-def test_the_default_policy_does_what_it_is_said_to_do(
+def test_the_default_policy_does_what_its_docs_say(
     name: str, coarser: int, least_hits: float, most_mean_s: float
 ) -> None:
     found = outcome(coarsened(published(name), coarser), "cost")

@@ -58,7 +58,7 @@ def test_a_first_line_may_say_how_long_blocks_are_and_runs_stand_for_numbers(tmp
     assert [request.blocks for request in trace.requests] == [(7, 8, 40, 41, 42), (7, 8, 9, 10, 11)]
 
 
-def test_a_file_may_name_full_blocks_only_and_those_that_are_begun_are_nobody_elses(tmp_path: Path) -> None:
+def test_a_file_may_name_full_blocks_only(tmp_path: Path) -> None:
     meta = {"meta": {"block_size": 64}}
     lines = [mooncake(0, 130, [1, 2]), mooncake(0, 130, [1, 2]), mooncake(0, 128, [1, 2]), mooncake(0, 10, [])]
     first, second, full, short = (request.blocks for request in read_trace(written(tmp_path, [meta, *lines])).requests)
@@ -116,7 +116,7 @@ def test_gzipped_files_are_read_by_what_they_hold_and_not_by_their_name(tmp_path
     assert len(read_trace(renamed).requests) == 1
 
 
-def test_a_request_log_is_read_and_a_block_that_is_only_begun_is_nobody_elses(tmp_path: Path) -> None:
+def test_a_request_log_is_read_without_unfinished_blocks(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     same = {"output_tokens": 5}
     lines = [
@@ -206,7 +206,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path, text: str
         read_trace(path)
 
 
-def test_a_mark_at_the_beginning_is_passed_over_and_utf_16_is_named(tmp_path: Path) -> None:
+def test_a_mark_at_the_beginning_is_skipped_and_utf_16_is_named(tmp_path: Path) -> None:
     text = json.dumps(mooncake(0, 10, [1]))
     path = tmp_path / "trace.jsonl"
     path.write_text(text, encoding="utf-8-sig")
@@ -222,7 +222,7 @@ def test_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:
         read_trace(tmp_path / "pipe")
 
 
-def test_numbers_that_say_nothing_of_what_was_before_are_numbered_anew(tmp_path: Path) -> None:
+def test_numbers_that_say_nothing_of_what_was_before_are_numbered_again(tmp_path: Path) -> None:
     path = written(tmp_path, [mooncake(0, 2100, [1, 9, 2, 9, 3]), mooncake(1000, 2100, [5, 9, 6, 9, 7])])
     first, second = (set(request.blocks) for request in read_trace(path).requests)
     assert len(first) == len(second) == 5 and not first & second

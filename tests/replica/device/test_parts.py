@@ -57,7 +57,7 @@ def test_a_seat_is_kept_and_gets_only_what_is_new() -> None:
     assert tables.table[number, :3].tolist() == [77, 6, 9]
 
 
-def test_a_request_that_begins_anew_gets_its_new_blocks() -> None:
+def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
     tables = BlockTables(1, 8, HostAccelerator())
     one = request(1, [5, 6, 7])
     (number,) = tables.of([one])
@@ -66,7 +66,7 @@ def test_a_request_that_begins_anew_gets_its_new_blocks() -> None:
     assert row(tables, number, 2) == [3, 4]
 
 
-def test_seats_of_those_who_left_are_given_to_others() -> None:
+def test_seats_of_finished_requests_are_reused() -> None:
     tables = BlockTables(2, 4, HostAccelerator())
     first, second = request(1, [1]), request(2, [2])
     taken = tables.of([first, second])
@@ -180,7 +180,7 @@ def test_what_others_hold_cannot_be_had() -> None:
     assert blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
 
 
-def test_where_nothing_is_left_it_is_said_what_takes_it() -> None:
+def test_without_memory_left_the_error_names_its_users() -> None:
     before, loaded = Memory(free=20 * GB, total=24 * GB), Memory(free=5 * GB, total=24 * GB)
     said = r"0.9 of the GPU's 24.0 GB may be used .* others hold 4.0 GB; weights take 15.0 GB, a step 8.0 GB"
     with pytest.raises(MemoryError, match=said):

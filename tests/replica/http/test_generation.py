@@ -106,7 +106,7 @@ TEXTS = st.text("abé€😀", max_size=20)
 
 
 @given(TEXTS, STOPS, st.booleans(), st.integers(0, 6), st.sampled_from(["stop", "length"]), st.data())
-def test_what_is_said_does_not_depend_on_the_cuts(
+def test_the_text_does_not_depend_on_the_cuts(
     text: str, stops: tuple[str, ...], show: bool, min_tokens: int, reason: str, data: st.DataObject
 ) -> None:
     end = data.draw(st.integers(0, len(ids(text))), label="end")  # maybe inside a character

@@ -112,7 +112,7 @@ async def test_only_so_many_bytes_may_wait(reader: Reader, gate: threading.Event
     assert await reader.aside(client.request, LONG, lambda: "again") == "again"
 
 
-async def test_what_waits_when_the_reader_closes_is_told_so(reader: Reader, gate: threading.Event) -> None:
+async def test_requests_waiting_for_a_closed_reader_are_refused(reader: Reader, gate: threading.Event) -> None:
     tasks = await busy(reader, gate)
     client = await client_that_waits()
     waiting = asyncio.create_task(reader.aside(client.request, LONG, lambda: None))

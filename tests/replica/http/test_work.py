@@ -58,7 +58,7 @@ def test_the_first_choice_of_each_prompt_says_its_log_probabilities() -> None:
     assert seeds(work) == [5, 6, 7] * 2
 
 
-def test_log_probabilities_of_a_prompt_are_computed_anew_where_it_is_resumed() -> None:
+def test_log_probabilities_of_a_prompt_are_computed_again_where_it_is_resumed() -> None:
     work = planned(asked(n=2, max_tokens=1, prompt_logprobs=0, resume_token_ids=[[1], [1]]))
     assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]
 
@@ -94,7 +94,7 @@ def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:
     assert size_of_plan(many) > 100_000
 
 
-def test_usage_is_kept_and_not_counted_anew() -> None:
+def test_usage_is_kept_and_not_counted_again() -> None:
     work = planned(asked(prompt=["a", "b"], n=2, max_tokens=9, stream=True, resume_token_ids=[[1], [], [], []]))
     form = form_of(work, "demo", SERVED.tokenizer)
     for part in work.parts:

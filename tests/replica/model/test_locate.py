@@ -93,7 +93,7 @@ def test_a_file_or_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "a/b/c", "org/", "my model"])
-def test_a_plain_name_is_none(name: str) -> None:
+def test_a_plain_name_is_not_a_path(name: str) -> None:
     assert locate(name) is None
 
 

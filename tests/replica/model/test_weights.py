@@ -110,7 +110,7 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path: Path, file: str | No
     assert advice in message
 
 
-def test_a_folder_or_a_dangling_link_in_the_place_of_the_weights_is_said(tmp_path: Path) -> None:
+def test_a_folder_or_a_dangling_link_in_the_place_of_the_weights_is_reported(tmp_path: Path) -> None:
     place = tmp_path / "model.safetensors"
     place.mkdir()
     assert refusal(tmp_path).startswith(f"{place} is a folder; ")
@@ -168,7 +168,7 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path, shard: str) -> None:
     assert f"names the shard {shard!r}; shards must lie beside it" in refusal(tmp_path)
 
 
-def test_tensors_that_nobody_takes_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_tensors_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     harmless = ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
     one_file(tmp_path, **{name: torch.zeros(1) for name in ("a", "vision.weight", *harmless)})
     with Weights(tmp_path, torch.float32) as weights:
@@ -178,7 +178,7 @@ def test_tensors_that_nobody_takes_are_said_once(tmp_path: Path, caplog: pytest.
     assert said == f"{tmp_path}: 1 tensors are not part of the model and stay unused: vision.weight"
 
 
-def test_nothing_is_said_when_all_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_message_when_all_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = Weights(one_file(tmp_path), torch.float32)
     weights.take("a", *SHAPE)
     weights.finish()

@@ -43,7 +43,7 @@ async def told(page: Page, rule: str) -> dict[str, object]:
                 return dict(alert)
 
 
-async def test_what_is_wrong_already_is_told_at_once() -> None:
+async def test_existing_trouble_is_shown_at_once() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         running.member("r1").health.drain()
         async with watched(running) as page:
@@ -56,7 +56,7 @@ async def test_what_is_wrong_already_is_told_at_once() -> None:
         assert fleet["alerts"]["judged_at"] == pytest.approx(fleet["at"], abs=5)
 
 
-async def test_what_goes_wrong_while_somebody_looks_is_told_and_goes_when_it_is_over() -> None:
+async def test_trouble_during_a_watch_is_shown_until_it_is_over() -> None:
     replicas = (Scripted("r0", says(GOOD)), Scripted("r1", drops))
     async with served(*replicas, breaker_faults=1) as running, watched(running) as page:
         assert "replica-down" not in rules_of(await page.next("fleet"))
@@ -84,7 +84,7 @@ async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
             assert found["figures"] == {"refused": 1000.0, "requests": 0.0, "queue_full": 1000.0}
 
 
-async def test_nothing_is_judged_and_nothing_kept_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_judged_or_kept_without_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "LINGER_S", 0.01)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         judging = running.front.dashboard.broadcast._alerts
@@ -100,7 +100,7 @@ async def test_nothing_is_judged_and_nothing_kept_while_nobody_looks(monkeypatch
         assert not judging._looks and not judging._readings
 
 
-async def test_who_comes_back_at_once_finds_the_alerts_of_before() -> None:
+async def test_a_page_that_reconnects_at_once_finds_the_earlier_alerts() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as page:
             await page.next("fleet")
@@ -229,7 +229,7 @@ async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> No
         assert "/metrics" not in replica.asked
 
 
-async def test_nobody_is_asked_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_are_not_polled_without_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "LINGER_S", 0.01)
     replica = says_of_itself(CACHING_OFF)
     async with served(replica) as running:

@@ -57,7 +57,7 @@ def test_what_was_there_before_does_not_count() -> None:
     assert now.since(now) == Counts()
 
 
-def test_a_stream_that_begins_anew_has_sent_nothing_negative() -> None:
+def test_a_stream_that_starts_over_has_sent_nothing_negative() -> None:
     assert Counts(batches=1, stored_blocks=2).since(Counts(batches=9, stored_blocks=9)).batches == 0
 
 

@@ -103,7 +103,7 @@ async def test_what_happens_is_shown_in_the_next_frames() -> None:
         assert [(row["name"], row["severity"]) for row in fleet["replicas"]] == [("r1", 1), ("r0", 0)]
 
 
-async def test_each_point_of_the_history_is_sent_once_and_all_of_them_to_who_missed_some() -> None:
+async def test_each_history_point_is_sent_once_and_all_after_a_miss() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running, watched(running) as page:
         taken = running.front.dashboard.sampling
         assert (await page.next("history"))["at"] == []
@@ -131,7 +131,7 @@ async def test_errors_and_refusals_are_counted() -> None:
             assert (await page.next("fleet"))["totals"]["errors_per_s"] > 0
 
 
-async def test_a_replica_that_leaves_and_comes_back_is_counted_anew() -> None:
+async def test_a_replica_that_leaves_and_comes_back_is_counted_again() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         taken = running.front.dashboard.sampling
         await ask(running, 4)
@@ -211,7 +211,7 @@ async def test_what_a_replica_or_a_client_is_called_breaks_no_line() -> None:
 # ---- who may watch
 
 
-async def test_who_has_no_key_is_shown_nothing() -> None:
+async def test_a_reader_without_a_key_sees_nothing() -> None:
     async with served(*Script(says(GOOD)).replicas(1), keys=KEYS, demand_key=True) as running:
         for path in ("/dashboard/feed", "/dashboard/replicas/r0", "/decisions/x"):
             async with connect(running.port) as client:
@@ -305,7 +305,7 @@ def fields_of(key: Key) -> dict[str, Any]:
 # ---- many, slow ones, and ends
 
 
-async def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_limit_frees_a_place_for_each_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "MOST_WATCHERS", 2)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as one:
@@ -342,7 +342,7 @@ async def test_readers_leave_room_for_others_and_for_administrators(
             await page.next("fleet")
 
 
-async def test_without_keys_readers_are_told_apart_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_keys_readers_are_distinguished_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "MOST_OF_ONE", 1)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         query, owner = broadcast.FeedQuery(Query(), admin=False), running.front.dashboard.broadcast
@@ -354,7 +354,7 @@ async def test_without_keys_readers_are_told_apart_by_their_addresses(monkeypatc
         await alone(running)
 
 
-async def test_those_who_ask_the_same_are_shown_one_frame() -> None:
+async def test_equal_queries_share_one_frame() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         made = 0
         owner: Any = running.front.dashboard.broadcast
@@ -432,7 +432,7 @@ async def test_a_page_that_does_not_read_is_kept_one_frame_and_then_gets_the_new
         await alone(running)
 
 
-async def test_who_does_not_read_keeps_nobody_waiting_and_leaves_nothing() -> None:
+async def test_a_slow_reader_delays_no_other_and_leaves_nothing() -> None:
     async with served(*large()) as running:
         asking = await stuck(running)
         async with watched(running) as page:
@@ -443,7 +443,7 @@ async def test_who_does_not_read_keeps_nobody_waiting_and_leaves_nothing() -> No
         await alone(running)
 
 
-async def test_who_has_not_read_for_long_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_stops_reading_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "STUCK_S", 1.0)
     async with served(*large()) as running:
         asking = await stuck(running)

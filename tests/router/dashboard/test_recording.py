@@ -122,7 +122,7 @@ def test_marks_beyond_what_is_shown_are_counted(incident: Recording, monkeypatch
 
 
 @pytest.mark.parametrize("file", ["tcp://127.0.0.1:5557", "no-such-file"])
-def test_what_is_no_recording_is_said_so(file: str) -> None:
+def test_a_file_that_is_no_recording_is_reported(file: str) -> None:
     with pytest.raises(click.ClickException, match=file):
         view.main([file], standalone_mode=False)
 
@@ -139,7 +139,7 @@ def test_a_moment_that_failed_half_way_is_played_from_the_beginning(
     assert moments.at(end_s) == TreePlayback(incident, None).at(end_s)
 
 
-def test_playing_stops_when_nobody_waits_for_it_any_more(incident: Recording) -> None:
+def test_playing_stops_without_a_waiting_consumer(incident: Recording) -> None:
     asked = count()
     with pytest.raises(Ended):
         TreePlayback(incident, None, lambda: next(asked) == 9).at(math.inf)
@@ -147,7 +147,7 @@ def test_playing_stops_when_nobody_waits_for_it_any_more(incident: Recording) ->
         about(incident, texts=False, is_ended=lambda: True)
 
 
-async def test_what_fails_while_it_is_played_is_said_as_an_error(
+async def test_a_failure_while_playing_is_reported_as_an_error(
     incident: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incident, "records", failing)

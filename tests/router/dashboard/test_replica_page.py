@@ -83,7 +83,7 @@ async def test_answers_that_report_nothing_make_no_hit_rate_smaller() -> None:
         assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.tokens, 4)
 
 
-async def test_what_it_holds_is_told_by_age_where_its_size_is_known() -> None:
+async def test_a_cache_of_known_size_is_shown_by_age() -> None:
     async with served(*Script(says(GOOD)).replicas(1), policy="cost") as running:
         assert (await page_of(running))["cache"]["ages"] is None
         ages, now_s = running.member("r0").candidate.ages, running.router.now_s()
@@ -100,7 +100,7 @@ async def test_one_that_has_just_come_has_no_past() -> None:
         assert (await page_of(running))["history"]["at"] == []
 
 
-async def test_what_it_holds_of_what_prompts_share_is_told() -> None:
+async def test_its_part_of_shared_prefixes_is_shown() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[asked(SYSTEM, f"{letter} " * 400) for letter in "aabb"])
         for name in ("r0", "r1"):
@@ -139,7 +139,7 @@ async def test_models_of_others_are_no_business_of_it() -> None:
         assert (await page_of(running, "r1"))["cache"]["prefixes"] == []
 
 
-async def test_who_is_not_there_is_not_found() -> None:
+async def test_a_missing_replica_is_not_found() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         answer = await get(running, "/dashboard/replicas/r9")
         assert (answer.status, answer.error["code"]) == (404, "replica_not_found")
@@ -176,7 +176,7 @@ async def test_a_decision_is_found_by_its_request() -> None:
         assert [one["name"] for one in listed["one"]["candidates"]] == ["r0", "r1"]
 
 
-async def test_of_several_with_one_id_the_newest_is_told() -> None:
+async def test_of_equal_ids_the_newest_is_returned() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, chat(), chat(), x_request_id="same")
         newest = (await get(running, "/decisions?limit=1")).json["decisions"][0]

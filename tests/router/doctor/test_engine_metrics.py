@@ -80,7 +80,7 @@ def test_every_name_that_is_read_is_among_those_needed(text: str) -> None:
     assert not [name for name in samples.asked if name.startswith("vllm:time")]
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
+def test_unread_data_is_not_kept() -> None:
     assert "time_to_first_token" not in relevant_lines(FIRST.encode())
     assert "#" not in relevant_lines(FIRST.encode())
     assert relevant_lines(b"\xff\xfe nothing\n") == ""

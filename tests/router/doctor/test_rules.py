@@ -200,7 +200,7 @@ def test_just_below_its_threshold_a_rule_is_silent(rule: str, figures: Figures) 
     assert rule not in named(figures)
 
 
-def test_a_finding_says_whose_it_is_what_to_turn_and_the_figures() -> None:
+def test_a_finding_names_the_replica_the_setting_and_the_figures() -> None:
     [finding] = findings(worse(THRASHING))
     assert (finding.rule, finding.replica, finding.anchor) == ("thrashing", "r0", "docs/troubleshooting.md#thrashing")
     assert "--num-blocks" in finding.turn
@@ -216,7 +216,7 @@ def test_every_finding_has_figures_and_a_knob(rule: str, figures: Figures) -> No
         assert finding.turn, rule
 
 
-def test_without_a_router_thrashing_is_told_from_nothing_but_the_cache() -> None:
+def test_without_a_router_thrashing_is_distinguished_from_nothing_but_the_cache() -> None:
     alone = ReplicaFigures(name="r", block_tokens=16, own=replace(replica().own or EngineFigures(), **THRASHING))
     [finding] = findings(replace(fleet(), router=None, replicas=(alone,)))
     assert finding.rule == "thrashing"
@@ -228,7 +228,7 @@ def test_a_replica_that_says_that_it_sends_no_events_is_named_without_a_router()
     assert named(replace(fleet(), router=None, replicas=(alone,))) == {"no-events"}
 
 
-def test_a_router_that_does_not_go_by_prefix_is_told_from_prompts_that_are_not_alike() -> None:
+def test_a_router_that_ignores_prefixes_is_distinguished_from_unshared_prompts() -> None:
     [unlike] = findings(worse(COLD, resent_tokens=0.0))
     elsewhere = replace(worse(COLD), router=routed_worse(policy="round-robin", missed_tokens=60_000.0).router)
     [not_by_prefix] = findings(elsewhere)

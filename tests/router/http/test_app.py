@@ -385,7 +385,7 @@ async def test_the_last_decisions_are_told_the_newest_first() -> None:
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "%C2%B2", "9" * 5000])
 @pytest.mark.parametrize("path", ["/decisions", "/prefixes"])
-async def test_a_limit_that_is_none_is_refused(path: str, limit: str) -> None:
+async def test_an_invalid_limit_is_refused(path: str, limit: str) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
         answer = await client.get(f"{path}?limit={limit}", **LOCAL)
         assert (answer.status, answer.error["param"]) == (400, "limit")

@@ -10,7 +10,7 @@ from tests.router.scripted import CHAT, DONE, Call, Client, Script, chat, connec
 GOOD = b'{"choices":[]}'
 
 
-async def test_a_router_that_leaves_is_not_ready_and_takes_requests_all_the_same() -> None:
+async def test_a_router_that_leaves_is_not_ready_and_takes_requests_anyway() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as early:
         assert (await early.post(CHAT, chat())).headers.get("connection") is None
         running.front.leave()
@@ -58,7 +58,7 @@ class Slowly:
         assert [part async for part in client.chunks()] == [event("b") + DONE]
 
 
-async def test_who_could_not_be_told_before_is_told_with_the_next_answer() -> None:
+async def test_a_late_notice_comes_with_the_next_answer() -> None:
     """To close its connection after a stream that promised to keep it would cross with its next request."""
     slowly = Slowly()
     script = Script(slowly, says(GOOD))

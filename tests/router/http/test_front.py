@@ -206,7 +206,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_the_access_log_says_who_asked_what_and_how_it_went(tmp_path: Path) -> None:
+async def test_the_access_log_has_client_request_and_outcome(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     script = Script(says(b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'))
     async with served(*script.replicas(1), access_log=str(log)) as running, connect(running.port) as client:

@@ -22,7 +22,7 @@ ORIGIN = "https://page.example"
         "/detokenize",
     ],
 )
-async def test_what_the_router_only_passes_on_goes_on_as_it_came(target: str) -> None:
+async def test_forwarded_requests_are_passed_on_unchanged(target: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(target, {"a": 1})).body == GOOD

@@ -17,7 +17,7 @@ def test_differences_are_counted_with_their_size() -> None:
     assert accuracy.recent == 1 - 2 / 3
 
 
-def test_a_few_differences_are_no_reason_to_read_a_cache_anew() -> None:
+def test_a_few_differences_cause_no_resync() -> None:
     accuracy = Accuracy(0.999)
     for _ in range(FEWEST - 1):
         accuracy.compare(1, 2)
@@ -46,7 +46,7 @@ def test_only_the_last_answers_count() -> None:
     assert accuracy.recent == 1.0 and accuracy.different == 10
 
 
-def test_what_was_before_a_cache_was_read_anew_says_nothing_of_it() -> None:
+def test_figures_before_a_resync_do_not_count() -> None:
     accuracy = Accuracy()
     for _ in range(10):
         accuracy.compare(1, 2)

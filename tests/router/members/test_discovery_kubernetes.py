@@ -231,7 +231,7 @@ def refusing(kind: str, status: int, **headers: str) -> Any:
     return refuses
 
 
-async def test_a_list_and_then_a_watch_tell_who_is_there(tmp_path: Path) -> None:
+async def test_a_list_and_then_a_watch_find_the_members(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     api = api_with("a")
@@ -312,7 +312,7 @@ async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) ->
     assert said == []
 
 
-async def test_a_dropped_watch_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     api = api_with("a")
     async with following(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
@@ -416,7 +416,7 @@ async def test_only_a_line_feed_ends_a_line() -> None:
         ("watch", 500, "status 500: refused with 500"),
     ],
 )
-async def test_a_refusal_is_said_and_tried_again(kind: str, status: int, why: str) -> None:
+async def test_a_refusal_is_reported_and_tried_again(kind: str, status: int, why: str) -> None:
     api = api_with("a")
     api.refusals.append(refusing(kind, status))
     async with following(api) as (watch, said):

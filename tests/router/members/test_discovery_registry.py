@@ -81,7 +81,7 @@ async def test_an_answer_without_news_is_not_told() -> None:
     assert len(said) == 1
 
 
-async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_is_asked_anew(
+async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_is_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")

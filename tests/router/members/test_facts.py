@@ -35,7 +35,7 @@ def test_a_replica_of_ours_says_what_it_is() -> None:
     assert facts.spec.incarnation == 7
 
 
-def test_what_somebody_named_stays() -> None:
+def test_named_values_stay() -> None:
     facts = native_facts(spec(max_model_len=100, block_size=32), load())
     assert facts is not None and (facts.spec.max_model_len, facts.spec.block_size) == (100, 32)
 
@@ -90,7 +90,7 @@ def test_an_engine_says_what_it_serves() -> None:
 @pytest.mark.parametrize(
     ("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("me", "openai"), (None, "openai")]
 )
-def test_an_engine_is_known_by_who_owns_its_models(owner: str | None, engine: str) -> None:
+def test_an_engine_is_known_by_the_owner_of_its_models(owner: str | None, engine: str) -> None:
     assert foreign_facts(spec(), models({"id": "m", "owned_by": owner})).spec.engine == engine
 
 

@@ -241,7 +241,7 @@ async def test_a_replica_may_leave_and_come_back_in_the_callback_of_its_own_stat
 
 
 @pytest.mark.parametrize("source", [native, foreign])
-async def test_resync_reads_the_whole_cache_anew(source: Callable[[Publisher], Source]) -> None:
+async def test_resync_reads_the_whole_cache_again(source: Callable[[Publisher], Source]) -> None:
     with Publisher(config()) as publisher:
         publisher.publish([chain(6)])
         async with routing() as router:

@@ -71,7 +71,7 @@ async def test_a_refused_connection_is_broken() -> None:
     upstream.close()
 
 
-async def test_whoever_gives_up_leaves_nothing() -> None:
+async def test_a_client_that_gives_up_leaves_nothing() -> None:
     script = Script(silent)
     async with upstream_to(script) as (upstream, _):
         asking = asyncio.create_task(fetch(upstream, "/"))

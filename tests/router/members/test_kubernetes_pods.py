@@ -69,7 +69,7 @@ def test_a_pod_that_ends_gets_nothing_new_as_long_as_it_runs(ready: bool) -> Non
         {"metadata": {"name": "p"}},
     ],
 )
-def test_a_pod_that_answers_nothing_is_none(content: Object, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_pod_is_not_a_replica(content: Object, caplog: pytest.LogCaptureFixture) -> None:
     assert none_of(content)
     assert not caplog.messages
 
@@ -190,7 +190,7 @@ def test_the_docs_name_every_key() -> None:
         ({"warmroute/replay-port": "5558"}, "replay without events (events is missing)"),
     ],
 )
-def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_go_on(
+def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_continue(
     annotations: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = listed(pod("bad", annotations=annotations), pod("good"))
@@ -213,7 +213,7 @@ def test_a_pod_that_says_what_cannot_be_is_refused_once_and_the_others_go_on(
         ("curve-secret", "would let a pod name files of the router's; give the router --curve-secret"),
     ],
 )
-def test_a_key_that_is_none_is_passed_over(key: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_key_is_skipped(key: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
     spec = only(pod("p", annotations={f"warmroute/{key}": "/etc/passwd", "warmroute/engine": "vllm"}))
     assert (spec.engine, spec.api_key_env, spec.curve_server, spec.curve_secret) == ("vllm", None, None, None)
     assert caplog.messages == [
@@ -239,7 +239,7 @@ def test_a_mistyped_annotation_takes_no_replica_away(caplog: pytest.LogCaptureFi
     assert made.desired() == {}
 
 
-def test_what_is_wrong_is_said_once_however_often_a_pod_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_pod_is_logged_once_even_if_it_returns(caplog: pytest.LogCaptureFixture) -> None:
     made = listed()
     for number in range(6, 12, 2):
         change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}), str(number))
@@ -333,6 +333,6 @@ def test_a_selector_may_be_what_kubernetes_takes(selector: str) -> None:
 
 
 @pytest.mark.parametrize("selector", ["", " ", *NO_SELECTORS])  # to the API server an empty one means everything
-def test_a_selector_that_is_none_is_refused(selector: str) -> None:
+def test_an_invalid_selector_is_refused(selector: str) -> None:
     with pytest.raises(ValueError, match=r"is no label selector; write app=vllm, or app in \(a,b\)"):
         check_selector(selector)

@@ -192,7 +192,7 @@ async def test_a_killed_api_server_changes_nothing_and_is_heard_when_it_is_back(
     assert "pods space/app=llm can be read again" in caplog.text
 
 
-async def test_what_happened_while_nobody_could_tell_is_known_within_a_second(
+async def test_changes_during_an_outage_are_known_within_a_second(
     api: RealApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with cloud(api, "a", "b", "c") as made:
@@ -260,7 +260,7 @@ async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
     )
 
 
-async def test_bookmarks_let_a_watch_go_on_from_where_nothing_happened(
+async def test_bookmarks_let_a_watch_continue_from_where_nothing_happened(
     api: RealApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.members.discovery")

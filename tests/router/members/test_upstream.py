@@ -317,7 +317,7 @@ async def test_what_follows_an_answer_is_never_taken_for_part_of_it(more: bytes)
             assert upstream.idle_connections == 0  # nobody knows what else would come there
 
 
-async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
+async def test_unrequested_bytes_close_an_idle_connection() -> None:
     told = asyncio.Event()
 
     async def speak(peer: Peer) -> None:
@@ -478,7 +478,7 @@ async def test_a_refused_connection_is_known_not_to_have_reached_the_replica() -
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70])
-async def test_a_host_that_is_none_is_a_refused_connection(host: str) -> None:
+async def test_an_invalid_host_is_a_refused_connection(host: str) -> None:
     upstream = Upstream(Target(host, 1, False, ""))
     heard = await ask(upstream).end()
     assert heard.broken is not None and heard.broken.refused

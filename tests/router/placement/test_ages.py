@@ -38,7 +38,7 @@ def test_the_same_blocks_stand_for_a_prefix_in_every_prompt_that_has_it() -> Non
     assert set(pages_of(prefix, 16)) <= set(pages_of(prefix + rest, 16))
 
 
-def test_what_is_held_is_told_by_when_it_was_last_asked_for() -> None:
+def test_cache_content_is_shown_by_its_last_use() -> None:
     ages = ages_of(10)
     assert ages.held(0.0) == []
     ages.routed(range(4), 0.0)
@@ -62,7 +62,7 @@ def test_free_room_costs_nothing_and_the_rest_its_price() -> None:
     assert ages.lost_tokens(5 * PAGE_TOKENS, 1.0) == 2 * PAGE_TOKENS
 
 
-def test_what_nobody_has_asked_for_in_long_goes_first_and_costs_little() -> None:
+def test_long_unused_prefixes_go_first_and_cost_little() -> None:
     ages = ages_of(10, Certain(within_s=60.0))
     ages.routed(range(4), 0.0)
     ages.routed(range(100, 106), 100.0)
@@ -87,7 +87,7 @@ def test_a_prompt_for_which_there_is_no_room_is_charged_for_what_it_waits_for() 
     assert ages.lost_tokens(15 * PAGE_TOKENS, 1.0) == 5 * PAGE_TOKENS
 
 
-def test_nothing_is_said_of_a_cache_of_unknown_size() -> None:
+def test_no_finding_for_a_cache_of_unknown_size() -> None:
     ages = ages_of(10)
     ages.routed(range(10), 0.0)
     ages.describe(0, 0)

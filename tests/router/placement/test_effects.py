@@ -53,14 +53,14 @@ def test_a_prompt_is_charged_for_those_that_wait_for_it() -> None:
     assert decision.effects is not None and decision.effects.delayed == [50 * 800, 0]
 
 
-def test_a_long_prompt_goes_behind_short_ones_and_delays_nobody() -> None:
+def test_a_long_prompt_goes_behind_short_ones() -> None:
     decision = asked(80_000, [replica(0, (1010.0, 400.0), (1011.0, 400.0))])
     assert decision.effects is not None
     assert (decision.effects.overtaken, decision.effects.delayed) == ([0], [0])
     assert decision.ttft_s == pytest.approx((1800 + 80_000) / RATE)
 
 
-def test_who_goes_before_the_prompt_that_brings_its_prefix_computes_that_itself() -> None:
+def test_a_request_ahead_of_its_prefix_computes_the_prefix_itself() -> None:
     """r0 computes something, and a prompt waits there whose prefix is this one's too."""
     waiting, held = replica(0, (1012.0, 50_000.0)), replica(1)
     held.queued_tokens = 4000.0
@@ -78,7 +78,7 @@ def test_the_place_in_a_queue_counts_from_when_the_request_came() -> None:
     assert asked(16_000, [crowd]).ttft_s == pytest.approx((31_000 + 16_000) / RATE)
 
 
-def test_losses_are_not_compared_with_what_nobody_knows() -> None:
+def test_unknown_losses_are_not_compared() -> None:
     unknown = replica(1, ages=CacheAges(Reuse()))
     decision = asked(20_000, [full(0, 1.0), unknown])
     assert decision.effects is not None and decision.effects.lost == [0, 0]
@@ -92,13 +92,13 @@ def test_where_many_cost_the_same_some_are_looked_at_and_the_others_taken_for_as
     assert len(lost) == 1 and min(decision.costs) == pytest.approx(max(decision.costs))
 
 
-def test_nobody_overtakes_more_than_is_known_to_be_queued() -> None:
+def test_a_prompt_overtakes_no_more_than_the_known_queue() -> None:
     one = replica(0, (1010.0, 40_000.0))
     one.queued_tokens = 500.0
     assert asked(800, [one]).ttft_s == pytest.approx(800 / RATE)
 
 
-def test_a_cold_prompt_goes_where_it_drives_out_what_nobody_wants_any_more() -> None:
+def test_a_cold_prompt_goes_where_it_evicts_unused_prefixes() -> None:
     fresh, stale = full(0, 1.0), full(1, 500.0)
     for seed in range(5):
         decision = choose("cost", Question(20_000, {}, {}, now_s=1000.0), [fresh, stale], random.Random(seed))
@@ -124,7 +124,7 @@ def test_other_policies_count_no_effects(policy: str) -> None:
     assert choose(policy, question, [full(0, 1.0), full(1, 5.0)], random.Random(0)).effects is None
 
 
-def test_who_cannot_take_it_has_no_effects() -> None:
+def test_an_ineligible_replica_has_no_effects() -> None:
     away = full(0, 1.0)
     away.unavailable = "draining"
     decision = asked(20_000, [away, full(1, 1.0)])
@@ -132,7 +132,7 @@ def test_who_cannot_take_it_has_no_effects() -> None:
     assert decision.chosen is not away
 
 
-def test_rank_and_patience_are_the_same_for_all_who_compute_as_much() -> None:
+def test_equal_work_gives_equal_rank_and_patience() -> None:
     cold, warm = replica(0), replica(1)
     decision = asked(16_000, [cold, warm], {1: 15_000.0})
     assert decision.chosen is warm

@@ -40,13 +40,13 @@ def test_each_obstacle_is_found_and_said(fields: dict[str, object], obstacle: Ob
     assert in_words(obstacle, candidate, 1000) == words
 
 
-def test_one_that_is_only_believed_to_be_down_is_tried_where_there_is_nobody_else() -> None:
+def test_a_suspected_replica_is_tried_if_it_is_the_only_one() -> None:
     believed, known = one(unavailable="faults", may_try_anyway=True), one(unavailable="draining")
     assert obstacles([believed, known]) == ["unavailable", "unavailable"]
     assert obstacles([believed, known], anyway=True) == [None, "unavailable"]
 
 
-def test_nobody_else_decides_it() -> None:
+def test_eligibility_is_decided_in_one_place() -> None:
     """Limits are compared, and `may_try_anyway` is asked, in this module alone."""
     decides = re.compile(r"limit\b\s*<=.*in_flight|in_flight\s*>=.*limit|if .*\bmay_try_anyway|and .*\bmay_try_anyway")
     found = {

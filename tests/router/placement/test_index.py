@@ -47,7 +47,7 @@ def test_a_block_evicted_in_the_middle_ends_the_prefix_until_it_returns() -> Non
     assert index.match(KEYS, 0b11).gpu == {0: 10, 1: 10}
 
 
-def test_prompts_that_nobody_or_nothing_matches() -> None:
+def test_prompts_without_a_match() -> None:
     assert holding(3).match([1, 2], 1).gpu == {}
     assert holding(3).match([], 1).gpu == {}
     assert PrefixIndex().match(KEYS, 0b111).gpu == {}
@@ -87,7 +87,7 @@ def test_a_medium_that_fills_a_hole_joins_what_gpu_memory_has_on_both_sides() ->
     assert (matches.gpu, matches.lower) == ({0: 2}, {0: 10})
 
 
-def test_a_medium_that_nobody_uses_any_more_costs_nothing() -> None:
+def test_an_unused_medium_costs_nothing() -> None:
     index = holding(4)
     index.store(0, KEYS[4:6], "CPU")
     index.remove(0, KEYS[4:6], "CPU")
@@ -149,7 +149,7 @@ def test_cleared_undoes_exactly_that_replicas_keys() -> None:
     assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5, "CPU": 1})
 
 
-def test_cleared_without_the_keys_finds_them_all_the_same() -> None:
+def test_cleared_without_the_keys_finds_them_anyway() -> None:
     index = holding(5, 5)
     index.apply(0, stored([1, 2], "CPU"))
     index.apply(0, stored([7, 8]))

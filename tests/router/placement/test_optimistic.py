@@ -27,7 +27,7 @@ def test_a_key_added_again_lives_until_the_later_deadline() -> None:
     assert kept(optimistic) == {}
 
 
-def test_what_is_withdrawn_is_gone_but_for_what_was_added_again_since() -> None:
+def test_withdrawn_keys_are_gone_unless_added_again() -> None:
     optimistic = Optimistic()
     first = optimistic.add(0, [10, 11], 5.0)
     optimistic.add(1, [10, 11], 6.0)

@@ -39,7 +39,7 @@ def test_what_computes_little_goes_before_what_computes_much_and_came_shortly_be
     assert warm.later_s == short.later_s
 
 
-def test_nobody_is_overtaken_for_longer_than_a_bound() -> None:
+def test_overtaking_is_bounded() -> None:
     assert choose("cost", question(10**7), [replica(0)], random.Random(0)).later_s == MOST_LATER_S
 
 
@@ -196,7 +196,7 @@ def test_no_prompt_is_too_long_by_an_estimate() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_when_nobody_takes_it_the_decision_says_why(policy: str) -> None:
+def test_an_unplaced_decision_gives_the_reason(policy: str) -> None:
     full, down = {"limit": 1, "in_flight": 1}, {"unavailable": "silent for 2.0 s"}
 
     def nobody(*known: dict[str, Any], **asked: Any) -> str | None:
@@ -216,7 +216,7 @@ def test_when_nobody_takes_it_the_decision_says_why(policy: str) -> None:
     assert nobody() == "unavailable"
 
 
-def test_who_is_only_believed_to_be_down_may_be_asked_anyway() -> None:
+def test_a_suspected_replica_may_be_tried_anyway() -> None:
     candidates = [replica(0, unavailable="draining"), replica(1, unavailable="silent for 1.2 s", may_try_anyway=True)]
     assert choose("cost", question(), candidates, random.Random(0)).rejection == "unavailable"
     assert chosen("cost", question(anyway=True), candidates) == "r1"
@@ -245,7 +245,7 @@ def test_verdicts_say_what_made_the_difference() -> None:
     assert verdicts[1].ttft_s == pytest.approx(14_200 / RATE)
 
 
-def test_a_slower_replica_and_an_equal_one_are_told_apart() -> None:
+def test_a_slower_replica_and_an_equal_one_are_distinguished() -> None:
     candidates = [replica(0), replica(1, prefill_tokens_per_s=RATE / 4), replica(2)]
     decision = choose("cost", question(), candidates, random.Random(0))
     words = {verdict.name: verdict.why for verdict in decision.explain() if not verdict.chosen}

@@ -13,7 +13,7 @@ def turns_of(*waiting: tuple[float, float]) -> QueuePositions:
     return turns
 
 
-def test_the_one_that_is_computed_is_overtaken_by_nobody() -> None:
+def test_the_running_prompt_is_not_overtaken() -> None:
     assert turns_of().later_than(-10.0) == Later(0, 0)
 
 

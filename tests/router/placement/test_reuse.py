@@ -36,7 +36,7 @@ def test_the_chance_is_that_of_what_has_not_come_by_then() -> None:
     assert reuse.chance(1000.0) == 0.0
 
 
-def test_habits_that_change_are_learned_anew() -> None:
+def test_habits_that_change_are_learned_again() -> None:
     reuse = Reuse()
     for second in range(FADES_EVERY // 10):
         reuse.used(range(10), float(second))

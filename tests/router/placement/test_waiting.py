@@ -27,14 +27,14 @@ def test_a_full_queue_refuses_the_newcomer_or_the_worst_if_the_newcomer_is_bette
     assert drained(waiting) == ["urgent", "first"]
 
 
-def test_nobody_waits_where_there_is_no_room_at_all() -> None:
+def test_no_request_waits_without_any_room() -> None:
     waiting: Waiting[str] = Waiting(0)
     assert waiting.offer("first", 0, 1.0) == "first" and len(waiting) == 0
     with pytest.raises(ValueError, match="capacity is -1"):
         Waiting[str](-1)
 
 
-def test_nobody_starves() -> None:
+def test_no_request_starves() -> None:
     waiting: Waiting[str] = Waiting(1000)
     waiting.offer("patient", 3, 0.0)
     served_s = None
@@ -95,7 +95,7 @@ def test_a_quiet_hour_does_not_count_as_slowness() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_those_that_nobody_has_room_for_cost_a_few_looks_however_many_they_are(limit: int) -> None:
+def test_waiting_requests_cost_a_few_look_ups_in_any_number(limit: int) -> None:
     """Nobody has room for any of them: the replica is full, or (with a limit of 2) all are too long for it."""
     waiting: Waiting[str] = Waiting(1000)
     for number in range(1000):

@@ -120,7 +120,7 @@ def test_a_salt_takes_the_place_of_the_clients(body: bytes) -> None:
 # ---- approximate prompts
 
 
-def test_a_conversation_that_goes_on_begins_as_before() -> None:
+def test_a_conversation_that_continues_begins_as_before() -> None:
     early = made(chat("x" * 1000, "y" * 1000))
     late = made(chat("x" * 1000, "y" * 1000, "z" * 500))
     assert shared(early, late) == len(early.keys(APPROXIMATE)) == 7
@@ -134,7 +134,7 @@ def test_how_json_is_written_makes_no_difference() -> None:
     assert len({tuple(made(read_peek(body.encode())).keys(APPROXIMATE)) for body in bodies}) == 1
 
 
-def test_parts_of_text_are_text_and_others_are_told_apart() -> None:
+def test_parts_of_text_are_text_and_others_are_distinguished() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 1_000_000}}
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert text_of(chat(parts)) == text_of(chat("one\ntwo"))

@@ -41,7 +41,7 @@ def refused(
 # ---- keys
 
 
-def test_without_keys_everybody_may_ask_whatever_key_they_send() -> None:
+def test_without_keys_any_client_may_ask_with_any_key() -> None:
     admission = Admission()
     for headers in ([HOST], bearing("any"), [(b"authorization", b"Basic x")]):
         admitted = admission.admit(headers, CLIENT, REMOTE, 0.0)
@@ -134,7 +134,7 @@ def test_without_an_administrators_key_only_this_machine_administers() -> None:
     assert refused(guarded, [HOST], ADMINISTRATOR, LOCAL).status == 401
 
 
-def test_who_may_read_is_told_apart_from_who_administers() -> None:
+def test_readers_and_administrators_are_distinguished() -> None:
     def sees_all(admission: Admission, headers: Headers, client: tuple[str, int]) -> bool:
         return admission.admit(headers, READER, client, 0.0).admin
 
@@ -168,7 +168,7 @@ def test_another_key_of_the_same_name_is_not_the_one_that_was_let_in(admin: bool
         assert not admission.knows(ours, admin=admin), others
 
 
-def test_when_the_first_administrators_key_comes_who_had_none_is_none() -> None:
+def test_the_first_admin_key_ends_keyless_administration() -> None:
     admission = Admission([key("a")])
     assert admission.knows(None, admin=True) and admission.knows(key("a"), admin=True)
     admission.use([key("a"), key("root", admin=True)])

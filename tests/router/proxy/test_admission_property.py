@@ -46,7 +46,7 @@ def test_it_decides_as_a_bucket_that_counts_in_whole_numbers(per_minute: int, ga
 
 
 @given(RATES, GAPS_S)
-def test_whoever_waits_as_told_is_let_in_and_not_much_sooner(per_minute: int, gaps_s: list[float]) -> None:
+def test_a_retry_after_the_told_time_is_admitted_and_not_much_sooner(per_minute: int, gaps_s: list[float]) -> None:
     for now_s in times(gaps_s):
         bucket = Bucket(0.0, now_s)
         wait_s = bucket.take(per_minute, now_s)

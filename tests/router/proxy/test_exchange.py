@@ -134,7 +134,7 @@ async def test_a_body_of_just_the_limit_is_taken() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"m"', b'{"messages":[]}', b'{"model":7}'])
-async def test_what_names_no_model_is_refused_and_the_connection_goes_on(body: bytes) -> None:
+async def test_a_request_without_a_model_is_refused_on_a_kept_connection(body: bytes) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         answer = await client.post(CHAT, body)
@@ -252,7 +252,7 @@ async def test_a_slow_reader_stops_the_replica_instead_of_filling_memory() -> No
         client.leave()
 
 
-async def test_a_reader_that_goes_on_gets_everything() -> None:
+async def test_a_reader_that_continues_gets_everything() -> None:
     size = 20_000_000
 
     async def long(call: Call) -> None:
@@ -407,7 +407,7 @@ async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing(sent: str
         assert not script.calls
 
 
-async def test_a_client_that_leaves_after_its_answer_is_none_that_left() -> None:
+async def test_leaving_after_the_answer_does_not_count_as_a_disconnect() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
         await client.post(CHAT, chat())
         client.leave()

@@ -148,7 +148,7 @@ async def test_the_last_refusal_is_passed_on(status: int) -> None:
 
 
 @pytest.mark.parametrize(("refusal", "status"), [(DRAINING, 503), (QUEUE_FULL, 429)])
-async def test_where_nobody_takes_it_the_client_reads_why(refusal: bytes, status: int) -> None:
+async def test_an_unplaced_request_gets_the_reason(refusal: bytes, status: int) -> None:
     async with served(*Script(says(refusal, status)).replicas(2)) as running, connect(running.port) as client:
         answer = await client.post(PATH, {})
         assert (answer.status, answer.body) == (status, refusal)

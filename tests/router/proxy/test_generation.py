@@ -71,7 +71,7 @@ async def test_a_refused_connection_is_not_seen_by_the_client() -> None:
         assert [(await client.post(CHAT, chat())).status for _ in range(4)] == [200] * 4
 
 
-async def test_a_replica_that_stops_listening_is_passed_over_and_its_breaker_opens() -> None:
+async def test_a_replica_that_stops_listening_is_skipped_and_its_breaker_opens() -> None:
     stopping, good = named("stopping"), named("good")
     async with AsyncExitStack() as stack:
         listening = AsyncExitStack()
@@ -103,7 +103,7 @@ async def test_a_loss_before_the_first_byte_is_not_seen_by_the_client(lost: Hand
         assert running.router.counts.retries == 1
 
 
-async def test_where_nobody_else_is_there_the_same_one_is_asked_again() -> None:
+async def test_the_only_replica_is_asked_again() -> None:
     script = Script(drops, says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat())).body == GOOD
@@ -111,7 +111,7 @@ async def test_where_nobody_else_is_there_the_same_one_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.2}], ids=["no queue", "too late"])
-async def test_where_nobody_comes_back_in_time_the_client_is_told_to_try_again(queue: dict[str, Any]) -> None:
+async def test_without_a_replica_in_time_the_client_is_told_to_retry(queue: dict[str, Any]) -> None:
     gone = named("gone")
     async with AsyncExitStack() as server:
         await server.enter_async_context(gone.running())
@@ -310,7 +310,7 @@ async def test_a_full_replica_leaves_the_request_to_the_next_one() -> None:
         assert all(member.candidate.unavailable is None for member in running.router.members)
 
 
-async def test_where_all_are_full_the_client_is_told_so() -> None:
+async def test_a_client_is_told_if_all_replicas_are_full() -> None:
     script = Script(says(QUEUE_FULL, 429, retry_after="7"))
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat())
@@ -384,7 +384,7 @@ async def test_what_cannot_end_in_words_breaks_off_for_the_client_too(headers: b
     [b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n", b"content-length: 100\r\n\r\nab"],
     ids=["chunked", "length"],
 )
-async def test_a_whole_answer_that_breaks_off_is_given_anew_by_another_replica(broken: bytes) -> None:
+async def test_a_whole_answer_that_breaks_off_is_given_again_by_another_replica(broken: bytes) -> None:
     def breaks(call: Call) -> None:
         call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + broken)
         call.drop()
@@ -435,7 +435,7 @@ def goes_on(call: Call) -> None:
 WHOLE = b"".join(event(piece.decode()) for piece in PIECES) + DONE
 
 
-async def test_a_native_replica_gets_the_tokens_and_what_makes_answers_alike() -> None:
+async def test_a_native_replica_gets_the_tokens_and_the_seed() -> None:
     script = Script(from_piece(0, 4, x_warmroute_cached_tokens="16"))
     async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat(stream=True, seed=None, unknown=[1]), accept="text/event-stream")
@@ -454,7 +454,7 @@ async def test_a_native_replica_gets_the_tokens_and_what_makes_answers_alike() -
         assert native.resume_token_ids == []
 
 
-async def test_a_native_replica_is_told_whom_to_compute_first_and_a_retry_keeps_its_place() -> None:
+async def test_a_native_replica_gets_priorities_and_a_retry_keeps_its_place() -> None:
     script = Script(from_piece(0, 4))
     async with served(*script.replicas(1, native=True), policy="cost") as running, connect(running.port) as client:
         for words in (10, 2000):
@@ -495,7 +495,7 @@ async def test_a_clients_own_seed_stands() -> None:
 
 @pytest.mark.parametrize("then", ["drop", "half a frame", "no frame"])
 @pytest.mark.parametrize("cut", [0, 1, 3, 4])
-async def test_a_native_stream_goes_on_elsewhere_and_the_client_reads_the_same_bytes(cut: int, then: str) -> None:
+async def test_a_native_stream_continues_elsewhere_and_the_client_reads_the_same_bytes(cut: int, then: str) -> None:
     script = Script(from_piece(0, cut, then=then), goes_on)
     async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat(stream=True, cache_salt="s"))).body == WHOLE
@@ -514,7 +514,7 @@ async def test_it_may_be_lost_twice() -> None:
         assert unpack_ids(script.calls[2].native[0].resume_token_ids[0]) == [100, 101, 102]
 
 
-async def test_a_native_stream_that_nobody_can_go_on_with_ends_in_an_error() -> None:
+async def test_a_native_stream_that_cannot_continue_ends_in_an_error() -> None:
     script = Script(from_piece(0, 2, then="drop"))
     async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
         body = (await client.post(CHAT, chat(stream=True))).body
@@ -583,13 +583,13 @@ async def test_a_whole_native_answer_that_is_lost_is_not_seen_by_the_client(lost
         assert script.calls[1].native[0].resume_token_ids == [pack_ids([10, 11])]
 
 
-async def test_a_native_replica_that_will_not_go_on_leaves_it_to_another_one() -> None:
+async def test_a_native_replica_that_will_not_continue_leaves_it_to_another_one() -> None:
     script = Script(from_piece(0, 2, then="drop"), says(DRAINING, 503), from_piece(2, 4))
     async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
 
 
-async def test_a_native_replica_that_refuses_to_go_on_ends_the_stream_with_an_error() -> None:
+async def test_a_native_replica_that_refuses_to_continue_ends_the_stream_with_an_error() -> None:
     script = Script(from_piece(0, 2, then="drop"), says(b'{"error":{}}', 400))
     async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
         body = (await client.post(CHAT, chat(stream=True))).body
@@ -637,7 +637,7 @@ async def test_a_whole_answer_that_never_comes_gives_its_slot_back(path: str) ->
         assert faults(running) == 1
 
 
-async def test_a_native_stream_that_falls_silent_goes_on_elsewhere() -> None:
+async def test_a_native_stream_that_falls_silent_continues_elsewhere() -> None:
     async def falls_silent(call: Call) -> None:
         call.begin_frames()
         call.frame(event("one "), *ids(0))
@@ -762,7 +762,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         assert (await first.answer()).body == (await second.answer()).body == GOOD
 
 
-async def test_who_waits_too_long_is_refused() -> None:
+async def test_a_request_that_waits_too_long_is_refused() -> None:
     release = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -782,7 +782,7 @@ async def test_who_waits_too_long_is_refused() -> None:
         assert (await first.answer()).body == GOOD
 
 
-async def test_a_client_that_leaves_while_it_waits_takes_nobodys_room() -> None:
+async def test_a_client_that_leaves_while_waiting_takes_no_room() -> None:
     release = asyncio.Event()
     script = Script(silent, says(GOOD))
     async with (
@@ -807,7 +807,7 @@ def takes(call: Call) -> None:
     """The test answers it."""
 
 
-async def test_who_waits_for_a_model_does_not_keep_back_who_wants_another_one() -> None:
+async def test_a_wait_for_one_model_does_not_delay_another_model() -> None:
     one, other = Scripted("one", takes, models=["x"]), Scripted("other", takes, models=["y"])
     async with served(one, other, replica_limit=1) as running, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(running.port)) for _ in range(4)]
@@ -825,7 +825,7 @@ async def test_who_waits_for_a_model_does_not_keep_back_who_wants_another_one() 
         assert [(await client.answer()).status for client in clients] == [200] * 4
 
 
-async def test_who_waits_goes_to_a_replica_that_is_added_meanwhile_and_not_to_one_that_is_gone() -> None:
+async def test_waiting_requests_go_to_a_new_replica_and_not_to_a_removed_one() -> None:
     busy, gone, new = (Scripted(name, takes) for name in ("busy", "gone", "new"))
     async with AsyncExitStack() as stack:
         for replica in (gone, new):
@@ -851,7 +851,7 @@ async def test_who_waits_goes_to_a_replica_that_is_added_meanwhile_and_not_to_on
 
 
 @pytest.mark.parametrize("queue", [{"queue_size": 0}, {"queue_timeout_s": 0.1}], ids=["full", "too slow"])
-async def test_a_stream_that_waits_to_go_on_ends_within_itself(queue: dict[str, Any]) -> None:
+async def test_a_stream_that_waits_to_continue_ends_within_itself(queue: dict[str, Any]) -> None:
     taken = Scripted("taken", takes, native=True)
     losing = Scripted("losing", takes, native=True)
     async with (
@@ -874,7 +874,7 @@ async def test_a_stream_that_waits_to_go_on_ends_within_itself(queue: dict[str, 
         assert (await next(task for task in pending if task not in done)).body == WHOLE
 
 
-async def test_the_time_of_streaming_is_no_time_of_waiting_and_who_goes_on_has_its_whole_time_to_wait() -> None:
+async def test_streaming_time_is_not_waiting_time() -> None:
     one, other = (Scripted(name, takes, native=True) for name in ("one", "other"))
     async with (
         served(one, other, replica_limit=1, queue_timeout_s=0.6) as running,
@@ -900,7 +900,7 @@ async def test_the_time_of_streaming_is_no_time_of_waiting_and_who_goes_on_has_i
         assert all(remembered.record().waited_s < 0.5 for remembered in running.router.decisions)
 
 
-async def test_who_asks_for_a_model_whose_last_replica_is_gone_is_told_to_try_again() -> None:
+async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry() -> None:
     coming = Scripted("coming", says(GOOD))
     async with coming.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat())).status == 404  # nobody is known
@@ -920,7 +920,7 @@ async def test_who_asks_for_a_model_whose_last_replica_is_gone_is_told_to_try_ag
         assert (await client.post(CHAT, chat() | {"model": "never"})).status == 404
 
 
-async def test_who_waits_when_the_last_replica_goes_waits_for_another_one() -> None:
+async def test_requests_that_lose_the_last_replica_wait_for_another() -> None:
     busy, new = Scripted("busy", takes), Scripted("new", says(GOOD))
     async with AsyncExitStack() as stack:
         for replica in (busy, new):
@@ -942,7 +942,7 @@ async def test_who_waits_when_the_last_replica_goes_waits_for_another_one() -> N
         assert (await second.answer()).body == GOOD
 
 
-async def test_who_waits_is_not_tried_where_only_shorter_prompts_have_room() -> None:
+async def test_a_long_waiting_prompt_is_not_tried_where_only_shorter_ones_fit() -> None:
     small, big = Scripted("small", says(GOOD), native=True), Scripted("big", takes, native=True)
     small.control["/load"][1]["max_model_len"] = 8
     asked = {"model": MODEL, "prompt": "x" * 64}
@@ -1039,7 +1039,7 @@ class Resumed(Scripted):
         return ReplicaSpec(name=self.name, url=f"http://127.0.0.1:{self.port}", engine="vllm", resume=True)
 
 
-async def test_a_body_that_cannot_be_read_for_going_on_with_its_answer_is_refused() -> None:
+async def test_a_body_that_cannot_be_read_for_continuing_with_its_answer_is_refused() -> None:
     ours, vllm = Scripted("ours", says(GOOD), native=True), Resumed("vllm", says(GOOD))
     body = b'{"model":"m","prompt":"hi","stream":true,"thinking_token_budget":"\xff"}'
     async with served(ours, vllm) as running, connect(running.port) as client:
@@ -1091,7 +1091,7 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
         assert [(await one.answer()).status for one in (first, unlucky, last)] == [200, 500, 200]
 
 
-async def test_an_access_log_that_cannot_be_written_keeps_nobody_from_an_answer(
+async def test_an_unwritable_access_log_blocks_no_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(_: object) -> None:

@@ -112,7 +112,7 @@ def test_only_whole_events_are_passed_on_and_those_at_once() -> None:
     assert stream.feed(event[-1:] + event[:20]) == event.replace(b',"token_ids":[97]', b"")
 
 
-def test_a_lost_stream_goes_on_as_a_completion() -> None:
+def test_a_lost_stream_continues_as_a_completion() -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 10, "temperature": 0}
     asked = json.dumps({"model": "m", "stream": True, "tool_choice": "none", **body}).encode()
     stream = stream_of(body)
@@ -138,7 +138,7 @@ def test_a_lost_stream_goes_on_as_a_completion() -> None:
     assert used["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
 
 
-def test_a_second_loss_goes_on_from_all_that_was_said() -> None:
+def test_a_second_loss_continues_from_all_that_was_said() -> None:
     stream = stream_of({"prompt": "hi"}, chat=False)
     stream.relay()
     stream.feed(gone_on("ab", [97, 98]))
@@ -161,7 +161,7 @@ def test_half_a_character_is_generated_again() -> None:
     assert stream.fits(False, VLLM) and stream.ids == [97]
 
 
-def test_half_a_character_whose_ids_were_shown_goes_on_only_with_ours() -> None:
+def test_half_a_character_whose_ids_were_shown_continues_only_with_ours() -> None:
     stream = stream_of({"return_token_ids": True})
     stream.relay()
     stream.feed(opening() + said("a", [97]) + said("", [195]))
@@ -181,7 +181,7 @@ def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
     assert chunk["id"] == "chatcmpl-1" and chunk["choices"][0]["delta"] == {"content": "é"}
 
 
-def test_an_engine_that_takes_no_token_ids_cannot_go_on() -> None:
+def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
     stream = stream_of({"max_tokens": None})
     stream.relay()
     stream.feed(opening() + said("ab", [97, 98]))
@@ -220,7 +220,7 @@ def test_nothing_left_to_generate_ends_the_stream(finish: str | None, usage: boo
     ],
     ids=["no ids", "reasoning", "other text", "other prompt", "no JSON"],
 )
-def test_what_nobody_can_go_on_with_is_known(event: bytes) -> None:
+def test_answers_that_cannot_continue_are_known(event: bytes) -> None:
     stream = stream_of()
     stream.relay()
     stream.feed(opening() + event)
@@ -235,7 +235,7 @@ def test_an_error_within_the_stream_is_a_loss_and_not_shown() -> None:
     assert stream.broken is not None
 
 
-def test_requests_that_cannot_go_on_are_told_apart() -> None:
+def test_requests_that_cannot_continue_are_distinguished() -> None:
     exact = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m"))
     guessed = Prompt("m", 2, [], False, "it has no tokenizer here", 1, None, None, Peek("m"))
     assert why_alone(exact, b'{"model": "m"}') is None
@@ -422,7 +422,7 @@ async def test_without_resume_the_client_is_told(served: tuple[Replica, str], op
 
 
 @pytest.mark.chaos
-async def test_a_request_that_cannot_go_on_breaks_off(served: tuple[Replica, str]) -> None:
+async def test_a_request_that_cannot_continue_breaks_off(served: tuple[Replica, str]) -> None:
     async with world(served) as there:
         there.cuts[:] = [5]
         stream = await there.ask(CHAT, stream=True, stop=["no such text"])
@@ -430,7 +430,7 @@ async def test_a_request_that_cannot_go_on_breaks_off(served: tuple[Replica, str
 
 
 @pytest.mark.chaos
-async def test_an_answer_that_is_not_streamed_is_given_anew(served: tuple[Replica, str]) -> None:
+async def test_an_answer_that_is_not_streamed_is_given_again(served: tuple[Replica, str]) -> None:
     async with world(served, resume=False) as there:
         whole = await there.ask(CHAT)
         there.cuts[:] = [HALF]

@@ -68,7 +68,7 @@ def test_stdout_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.count('"status":200') == 2
 
 
-def test_none_is_none() -> None:
+def test_no_value_is_none() -> None:
     assert AccessLog.open(None) is None
 
 
@@ -77,7 +77,7 @@ def test_a_client_without_an_address_has_none() -> None:
     assert line_of(scope, status=1, duration_s=0, sent_bytes=0, request_id="").client is None
 
 
-def test_a_log_that_cannot_be_written_harms_nobody_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_log_does_no_harm_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -56,7 +56,7 @@ def text(prompt: str = SECRET, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, **fields}
 
 
-async def test_a_line_says_what_was_asked_what_came_and_whom(tmp_path: Path) -> None:
+async def test_a_line_has_request_answer_and_replica(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with (
         served(*Script(says(GOOD)).replicas(2), request_log=str(log)) as running,
@@ -151,7 +151,7 @@ async def test_tries_at_several_replicas_stand_in_one_line(tmp_path: Path) -> No
     assert [decided.tried for decided in line.decisions] == [[], [first.replica]]
 
 
-async def test_one_that_nobody_took_has_a_line_and_one_that_was_not_understood_has_none(tmp_path: Path) -> None:
+async def test_an_unplaced_request_has_a_line_and_an_invalid_one_has_none(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = Script(says(QUEUE_FULL, 429))
     async with served(*script.replicas(1), request_log=str(log)) as running, connect(running.port) as client:

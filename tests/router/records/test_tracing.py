@@ -155,7 +155,7 @@ async def test_tokens_are_told_where_they_are_known(collector: Collector) -> Non
     assert attempt.name == "text_completion m"
 
 
-async def test_who_brings_no_trace_begins_one(collector: Collector) -> None:
+async def test_a_request_without_a_trace_starts_one(collector: Collector) -> None:
     script = Script(answers)
     async with served(*script.replicas(1), otlp_endpoint=collector.url) as running, connect(running.port) as client:
         await client.post(CHAT, chat(stream=True))
@@ -185,7 +185,7 @@ async def test_a_refusal_is_a_span_without_attempts(collector: Collector) -> Non
     assert attributes(lost)["error.type"] == "503" and lost.status.code == Status.STATUS_CODE_ERROR
 
 
-async def test_without_an_endpoint_the_clients_trace_goes_on_untouched() -> None:
+async def test_without_an_endpoint_the_clients_trace_continues_untouched() -> None:
     script = Script(answers)
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         await client.post(CHAT, chat(stream=True), traceparent=f"00-{TRACE}-{PARENT}-01")
@@ -193,7 +193,7 @@ async def test_without_an_endpoint_the_clients_trace_goes_on_untouched() -> None
     assert script.calls[0].header("traceparent") == f"00-{TRACE}-{PARENT}-01"
 
 
-async def test_a_collector_that_is_gone_disturbs_nobody() -> None:
+async def test_a_missing_collector_disturbs_nothing() -> None:
     script = Script(answers)
     endpoint = f"http://127.0.0.1:{refused_port()}"
     async with served(*script.replicas(1), otlp_endpoint=endpoint) as running, connect(running.port) as client:

@@ -249,7 +249,7 @@ async def test_a_replica_a_prefix_and_a_decision_can_be_looked_into() -> None:
         assert screen.lines[3].startswith("decided")
 
 
-async def test_what_is_looked_into_goes_on() -> None:
+async def test_the_shown_row_keeps_updating() -> None:
     async with watched(2) as (screen, running):
         await screen.press("enter")
         await screen.until(lambda: screen.value_of("running, waiting") == "0, 0", "it idles")

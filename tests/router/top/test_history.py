@@ -101,7 +101,7 @@ def test_a_replica_that_came_later_is_measured_since_then() -> None:
     assert history.rates("gone") is None
 
 
-def test_batches_of_a_replica_that_began_anew_are_not_negative() -> None:
+def test_batches_of_a_replica_that_restarted_are_not_negative() -> None:
     history = History()
     history.add([served(0, seq=900)], 0.0)
     history.add([served(0, seq=2)], 1.0)

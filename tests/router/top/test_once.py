@@ -57,7 +57,7 @@ async def test_the_admin_key_comes_from_the_option_or_the_environment() -> None:
     assert admin.exit_code == 0 and "admin key" not in admin.stdout
 
 
-async def test_where_no_router_is_that_is_said_in_one_line() -> None:
+async def test_a_missing_router_is_reported_in_one_line() -> None:
     result = await frame(refused_port())
     assert result.exit_code == 1 and result.stdout == ""
     assert result.stderr.startswith("Error: no router answers at http://127.0.0.1:")

@@ -72,7 +72,7 @@ async def test_fewer_decisions_are_asked_for_where_each_has_many_candidates(repl
     assert f"/decisions?{limit}" in router.targets
 
 
-async def test_what_is_refused_is_said_and_the_rest_is_shown() -> None:
+async def test_refusals_are_reported_and_the_rest_is_shown() -> None:
     refusal = (403, {"error": {"message": "not yours"}})
     poller = await looked(FakeRouter(decisions=refusal, prefixes=refusal))
     hint = "the router says: not yours; see --admin-key or WARMROUTE_ADMIN_KEY"
@@ -101,7 +101,7 @@ async def test_what_is_refused_is_not_asked_for_at_every_look() -> None:
     assert (router.asked["/replicas"], router.asked["/decisions"]) == (15, 2)
 
 
-async def test_who_may_not_see_the_replicas_is_asked_nothing_more() -> None:
+async def test_a_key_without_access_to_replicas_ends_the_polling() -> None:
     router = FakeRouter()
     router.answers["/replicas"] = (401, {"error": {"message": "no key"}})
     poller = await looked(router, times=5)
@@ -119,14 +119,14 @@ async def test_who_may_not_see_the_replicas_is_asked_nothing_more() -> None:
         ("replicas", (502, b""), "status 502 for /replicas"),
     ],
 )
-async def test_an_answer_that_is_none_counts_as_absence(path: str, answer: tuple[int, Any], why: str) -> None:
+async def test_an_invalid_answer_counts_as_absence(path: str, answer: tuple[int, Any], why: str) -> None:
     router = FakeRouter()
     router.answers[f"/{path}"] = answer
     poller = await looked(router)
     assert poller.is_stale and why in (poller.silence or "")
 
 
-async def test_what_was_known_stays_while_nobody_answers() -> None:
+async def test_the_last_figures_stay_while_the_router_is_silent() -> None:
     now_s = 0.0
     router = FakeRouter()
 
@@ -146,7 +146,7 @@ async def test_what_was_known_stays_while_nobody_answers() -> None:
     await client.close()
 
 
-async def test_who_does_not_answer_is_away() -> None:
+async def test_a_silent_server_is_away() -> None:
     async with RouterClient(f"http://127.0.0.1:{refused_port()}", None) as client:
         with pytest.raises(Unreachable):
             await client.text("/metrics")

@@ -59,7 +59,7 @@ def test_a_replica_is_a_row() -> None:
     }
 
 
-def test_what_is_not_known_is_a_dash_and_why_is_said() -> None:
+def test_unknown_figures_are_dashes_with_the_reason() -> None:
     replica = ReplicaStatus("r0", available=False, why="not reached yet", load=Load())
     found = cells(replica_table(), Row(replica, None, frozenset()))
     assert {title for title, text in found.items() if text == "-"} == {
@@ -191,7 +191,7 @@ def test_the_heading_counts_states_the_worst_last() -> None:
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
-def test_the_heading_says_that_nobody_answers_before_anything_else() -> None:
+def test_the_heading_reports_a_silent_router_first() -> None:
     poller = known(a_replica(), unreachable="connection refused")
     assert heading(poller)[0].plain.startswith(" NO ANSWER: connection refused   http://router:8000")
     assert heading(known())[0].plain == "http://router:8000  0 replicas"
@@ -227,7 +227,7 @@ def test_everything_of_a_replica_can_be_seen() -> None:
     assert "none: its cache is estimated" in bare and "Last decisions" not in bare
 
 
-def test_a_prefix_is_told_from_the_beginning_of_the_prompt() -> None:
+def test_a_prefix_is_distinguished_from_the_beginning_of_the_prompt() -> None:
     above = a_prefix(text="system: be short.")
     prefix = a_prefix(begin=1024, tokens=64, text="user: " + "why " * 40, held_by=30, replicas=["r10", "r9"])
     drawn = lines_of(details.prefix_lines(Branch(prefix, (above,), "0.0"), 60))
@@ -249,6 +249,6 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
     assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
 
 
-def test_a_cache_is_never_said_to_be_more_than_full() -> None:
+def test_a_cache_is_never_shown_as_more_than_full() -> None:
     replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
     assert cells(replica_table(), Row(replica, None, frozenset()))["cache"] == "100%"

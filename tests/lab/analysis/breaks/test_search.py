@@ -54,25 +54,25 @@ def names(bodies: Iterable[Body], *, sessions: bool = False) -> list[str]:
 
 @pytest.mark.parametrize("sessions", [False, True])
 @pytest.mark.parametrize("kind", CLEAN)
-def test_nothing_is_said_of_clean_traffic(kind: str, sessions: bool) -> None:
+def test_no_finding_for_clean_traffic(kind: str, sessions: bool) -> None:
     assert names(CLEAN[kind](), sessions=sessions) == []
 
 
-def test_nothing_is_said_of_a_few_tenants() -> None:
+def test_no_finding_for_a_few_tenants() -> None:
     bodies = with_system(conversations(), lambda at, old: f"Tenant {'ABC'[at % 3]}. {old}")
     assert names(bodies) == []
 
 
-def test_nothing_is_said_of_a_salt_for_each_tenant() -> None:
+def test_no_finding_for_a_salt_for_each_tenant() -> None:
     bodies = [body | {"cache_salt": f"tenant-{at % 5}"} for at, body in enumerate(chatbot())]
     assert names(bodies) == []
 
 
-def test_nothing_is_said_of_a_time_after_everything_that_is_the_same() -> None:
+def test_no_finding_for_a_time_after_everything_that_is_the_same() -> None:
     assert names(with_system(chatbot(), lambda at, old: f"{old} Now: {clock(61 * at)}.")) == []
 
 
-def test_nothing_is_said_of_an_answer_that_is_asked_for_again_or_another_way() -> None:
+def test_no_finding_for_an_answer_that_is_asked_for_again_or_another_way() -> None:
     chance = random.Random("again")
     bodies = []
     for body in conversations():
@@ -81,7 +81,7 @@ def test_nothing_is_said_of_an_answer_that_is_asked_for_again_or_another_way() -
     assert names(bodies) == []
 
 
-def test_nothing_is_said_of_two_applications_with_other_tools() -> None:
+def test_no_finding_for_two_applications_with_other_tools() -> None:
     halves = [
         body | {"tools": TOOLS[:3] if at % 2 else TOOLS[3:]}
         for at, body in enumerate(conversations(20, 1, system="Be kind."))
@@ -89,7 +89,7 @@ def test_nothing_is_said_of_two_applications_with_other_tools() -> None:
     assert names(halves) == []
 
 
-def test_nothing_is_said_of_one_odd_request() -> None:
+def test_no_finding_for_one_odd_request() -> None:
     assert names([*chatbot(), *stamped(chatbot(2), "Now: {time}.")]) == []
 
 
@@ -137,7 +137,7 @@ def test_a_salt_is_not_shown_whole() -> None:
     assert found.example.one.endswith("...") and found.example.one not in salts
 
 
-def test_a_session_tells_what_text_alone_does_not() -> None:
+def test_a_session_distinguishes_equal_texts() -> None:
     """One message in common may be chance, unless the router knows that it is one conversation."""
     bodies = windowed(conversations(turns=8), 3)
     assert names(bodies, sessions=True) == [HISTORY]

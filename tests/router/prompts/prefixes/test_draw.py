@@ -93,11 +93,11 @@ def test_many_replicas_are_counted() -> None:
         (7, "Nothing is shared by the last 7 prompts (5 s)"),
     ],
 )
-def test_nothing_shared_is_said(prompts: int, heading: str) -> None:
+def test_a_lack_of_sharing_is_reported(prompts: int, heading: str) -> None:
     assert drawn(prompts=prompts, span_s=5, prefixes=[]) == f"{heading}\n"
 
 
-def test_an_answer_that_cannot_be_read_is_said_in_one_line() -> None:
+def test_an_answer_that_cannot_be_read_is_reported_in_one_line() -> None:
     with pytest.raises(click.ClickException, match="cannot be read"):
         draw(b"[]", io.StringIO())
 

@@ -33,7 +33,7 @@ def beginning(texts: list[bytes]) -> bytes:
 
 
 @given(PROMPTS)
-def test_runs_end_where_prompts_end_or_go_on_differently(prompts: list[tuple[list[int], bytes | None]]) -> None:
+def test_runs_end_where_prompts_end_or_continue_differently(prompts: list[tuple[list[int], bytes | None]]) -> None:
     tree = tree_of(prompts)
     tree.check()
     wanted = set()
