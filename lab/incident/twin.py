@@ -15,7 +15,8 @@ from events.native import Status
 from events.recording import feed_record
 from events.records import Record
 from events.source import Source
-from router.log_lines import Weighed
+from lab.incident.sources import status_of
+from router.log_lines import Report, Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.ages import CacheAges
 from router.placement.placement import Placement

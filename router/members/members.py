@@ -8,6 +8,7 @@ from typing import Any
 
 from api.errors import ApiError, quoted, unknown_model
 from events.source import Source
+from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.facts import Facts
 from router.members.health import Health

@@ -62,7 +62,7 @@ def mistral() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """A SentencePiece model that is not BPE. Without bytes: what it does not know is one unknown token."""
+    """A SentencePiece model that is not BPE. Without bytes: any unknown text is one unknown token."""
     tokenizer = _trained_unigram()
     tokenizer.decoder = decoders.Metaspace()
     return _with_sentencepiece_specials(tokenizer)

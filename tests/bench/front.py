@@ -75,7 +75,7 @@ class Wire(asyncio.Transport):
 
 
 class FrontOnWires:
-    """A router whose client and replicas are wires."""
+    """A router with in-memory wires for client and replicas."""
 
     def __init__(self, replicas: int = 2, **config_fields: Any) -> None:
         config = RouterConfig(**config_fields)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cpu_us(prepare: Callable[[], Callable[[], object]], units: int, rounds: int) -> list[float]:
-    """CPU microseconds per unit, round by round; what `prepare` returns is what is measured."""
+    """CPU microseconds per unit, round by round, of the callable that `prepare` returns."""
     figures = []
     for _ in range(rounds):
         work = prepare()

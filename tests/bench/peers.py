@@ -282,7 +282,7 @@ def excerpts(whole: Trace, requests: int) -> Callable[[int], Trace]:
 
 
 def shrunk(trace: Trace) -> Trace:
-    """All lengths divided, blocks too, which are those of replicas or several of them; without what is too long."""
+    """Divide all lengths and block sizes, and leave out requests that are too long."""
     whole = coarsened(trace, -(-SCALE * BLOCK_TOKENS // trace.block_tokens))
     if whole.block_tokens % (SCALE * BLOCK_TOKENS):
         sys.exit(

@@ -26,7 +26,7 @@ REQUESTS = 2000
 
 
 class Scene:
-    """A decision over so many replicas, and the request that it was for."""
+    """A decision over this many replicas, and its request."""
 
     def __init__(self, replicas: int) -> None:
         chance = random.Random(1)

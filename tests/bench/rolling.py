@@ -90,7 +90,7 @@ def figures(measured: Run, change: Change) -> Iterable[str]:
 
 
 def warm_again(hits: Sequence[float | None], change: Change, before: float) -> str:
-    """Seconds from its end to that of the last one, until the next change, in which less was found."""
+    """Seconds from the end of the change to the last second with a lower hit rate, before the next change."""
     later = [begin_s for begin_s, *_ in CHANGES if begin_s > change.ended_s]
     seconds = range(int(change.ended_s), int(min(later, default=SPAN_S)))
     cold = [second for second in seconds if (hits[second] or 0) < AS_BEFORE * before]
@@ -175,7 +175,7 @@ class Panel(NamedTuple):
         return self.bottom - (self.bottom - self.top) * value / self.highest
 
     def line(self, values: Sequence[float | None], colour: str) -> str:
-        """Broken where a second has no value; a second's value stands in its middle."""
+        """A line, broken at seconds without a value; points are in the middle of their second."""
         pieces = []
         for known, group in groupby(enumerate(values), key=lambda each: each[1] is not None):
             if known:

@@ -117,7 +117,7 @@ def out_of_step(tab: Visit, world: World) -> None:
 
 @contextmanager
 def recorded(world: World, path: Path) -> Iterator[None]:
-    """Two replicas, of which one's events are lost at times."""
+    """Two replicas; one sometimes loses events."""
     ends = world.replicas[LOSSY].load()["endpoints"]
     sockets = [word for name in ("replay", "status", "snapshot") for word in (f"--{name}", ends[name])]
     lossy = world.lossy.ask()["endpoint"]

@@ -42,7 +42,7 @@ class Tokens(Placed, frozen=True, eq=False):
 
 
 class Traffic(Fleet):
-    """Conversations go on some time after they were answered."""
+    """Conversations continue some time after an answer."""
 
     def __init__(self, workload: Workload, replicas: int, policy: str, seed: int) -> None:
         settings = Settings(

@@ -95,7 +95,7 @@ def rag(chance: random.Random) -> Iterator[Prompt]:
 
 
 def code_completion(chance: random.Random) -> Iterator[Prompt]:
-    """A context of 500 to 8,000 tokens; a quarter of the requests go on typing where another stopped."""
+    """A context of 500 to 8,000 tokens; a quarter of the requests continue where another stopped."""
     recent: list[list[int]] = []
     while True:
         if recent and chance.random() < 0.25:

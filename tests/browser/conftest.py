@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    """Shared by all tests: who changes something changes it back."""
+    """Shared by all tests: a test that changes something changes it back."""
     if CHROMIUM is None:
         pytest.skip(NO_CHROMIUM)
     with begun() as made:

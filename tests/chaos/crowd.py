@@ -1,4 +1,4 @@
-"""Clients of all manners at once. What the polite ones get is compared with what the engine must say, token by token.
+"""Polite and rude clients at once. The polite ones' answers are compared with the expected tokens.
 
 The simulated engine's tokens follow from prompt, seed and position alone, so preemption, eviction, neighbours and
 rude clients must not change a single one.
@@ -86,7 +86,7 @@ def ask_something(chance: random.Random) -> Asked:
 
 
 class Oracle:
-    """Says what the engine must say, from the runner alone."""
+    """Computes the expected tokens, with the runner alone."""
 
     def __init__(self) -> None:
         self._prompts = Prompts(load_tokenizer(None), None)
@@ -123,7 +123,7 @@ class Oracle:
 
 
 class Refused(Exception):
-    """The queue is full: the one thing that a polite client may be told instead of an answer."""
+    """The queue is full: the only refusal that a polite client may get."""
 
 
 async def ask(http: httpx2.AsyncClient, asked: Asked, oracle: Oracle) -> None:

@@ -1,4 +1,4 @@
-"""A process that stands for many native replicas: their HTTP control, their caches' events, and no engine.
+"""A stand-in process for many native replicas: their HTTP control and their caches' events, without an engine.
 
     python -m tests.chaos.publishing REPLICAS BLOCKS
 

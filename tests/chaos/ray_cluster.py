@@ -56,7 +56,7 @@ PLAN = FleetPlan(
 
 
 def fleet_toml(replicas: int) -> str:
-    """The plan above, but for how many."""
+    """The plan above with another number of replicas."""
     [model] = PLAN.models
     return "\n".join(
         [
@@ -153,7 +153,7 @@ class Cluster:
         return {name: each.get("pid", 0) for name, each in self.replicas().items()}
 
     def wait_ready(self, count: int = REPLICAS, not_of: tuple[int, ...] = (), not_on: str = "") -> float:
-        """Until so many are ready, none of them one of these processes or on that node; the seconds that took."""
+        """Wait for this many ready replicas, without these processes and that node; return the seconds."""
         began_s = time.monotonic()
 
         def ready() -> bool:

@@ -1,4 +1,4 @@
-"""A `warmroute up` on a Ray of its own: its processes by what they are, steady requests, and streams."""
+"""A `warmroute up` on its private Ray: its processes by role, steady requests, and streams."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 class Victims:
-    """The processes of one `warmroute up`, by what they are."""
+    """The processes of one `warmroute up`, by role."""
 
     def __init__(self, running: Up) -> None:
         self._up = running.process.pid
@@ -82,7 +82,7 @@ def under_load(running: Up) -> Iterator[Load]:
 
 
 class Stream:
-    """One that runs while something happens; `said` is what the client has heard."""
+    """A stream that runs during a fault; `said` is the text that the client has received."""
 
     def __init__(self, running: Up, tokens: int) -> None:
         self.said = b""

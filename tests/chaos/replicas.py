@@ -53,7 +53,7 @@ class Command(Replica):
 
 @contextmanager
 def command(*options: object, ready: bool = True, **how: Any) -> Iterator[Command]:
-    """Run a replica; end it and remove its folder whatever happens."""
+    """Run a replica; always end it and remove its folder."""
     running = Command(*options, **how)
     try:
         if ready:
@@ -71,7 +71,7 @@ def command(*options: object, ready: bool = True, **how: Any) -> Iterator[Comman
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Processes whose parent dies become this process's children, so that none can hide (Linux)."""
+    """Adopt orphaned processes as this process's children, so that none can hide (Linux)."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     try:

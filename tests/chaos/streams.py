@@ -1,4 +1,4 @@
-"""Many concurrent streams through a router; each has to have the same bytes whatever happens meanwhile."""
+"""Many concurrent streams through a router; each must have the same bytes despite any fault."""
 
 import asyncio
 import time

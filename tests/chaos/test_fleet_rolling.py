@@ -87,7 +87,7 @@ async def test_a_burst_scales_it_up_and_quiet_scales_it_down(tmp_path: Path) -> 
 
 
 async def test_replicas_that_leave_without_a_word_would_be_seen(tmp_path: Path) -> None:
-    """The negative control: with a router that waits for nobody, answers are cut before the next replica is there."""
+    """The negative control: with a router that never waits, answers are cut before the next replica is there."""
     waits_for_nobody = {"WARMROUTE_QUEUE_TIMEOUT": "0"}
     with up(tmp_path, "--simulated", "--replicas", "1", "--", *SPEED, **waits_for_nobody) as running:
         async with talked_to(running, tmp_path, CLIENTS) as rolled:

@@ -1,4 +1,4 @@
-"""A thousand replicas come and go under new names: the router keeps nothing of those that left.
+"""A thousand replicas come and go under new names: the router keeps nothing about departed ones.
 
 WARMROUTE_CHURN_CYCLES sets the number of replicas (1,000 by default).
 """
@@ -87,7 +87,7 @@ class Registry:
 
 
 class Churn:
-    """A router whose replicas are replaced by others again and again."""
+    """A router with constantly replaced replicas."""
 
     def __init__(self, running: Front, registry: Registry, urls: list[str]) -> None:
         self.running = running

@@ -86,7 +86,7 @@ async def test_without_resume_clients_are_told() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("part", ["both", "http"])
 async def test_a_frozen_replica_is_routed_around_within_two_seconds(part: str) -> None:
-    """A router that stood still itself gives replicas time anew, on purpose: then the limit is tried again."""
+    """A router that stood still itself restarts the replicas' time limits, on purpose: so try the limit again."""
     for _ in range(TRIES):
         slowest_s, stall_s = await slowest_with_a_frozen_replica(part)
         if slowest_s < AROUND_WITHIN_S:
@@ -194,7 +194,7 @@ def asked_of(url: str, path: str) -> Any:
 
 
 class Crowd:
-    """Clients who ask one thing after another; every answer has to be a good one."""
+    """Clients with one request after another; every answer has to be good."""
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._http = http

@@ -1,4 +1,4 @@
-"""`python -m tests.docs.paste`: write the help that pages show, and what `warmroute size` prints, into them anew."""
+"""`python -m tests.docs.paste`: update the help texts and the output of `warmroute size` in the pages."""
 
 import re
 

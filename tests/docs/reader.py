@@ -191,7 +191,7 @@ def step(line: str, page: Walk, shell: Shell) -> str | None:
 
 
 def compare(command: Command, output: str) -> None:
-    """Every line that the page shows is among those printed, but for what differs from run to run."""
+    """Check that the command prints every line on the page, except for values that vary."""
     printed = {masked(line) for line in output.splitlines()}
     missing = [line for line in command.shown.splitlines() if line.strip() and masked(line) not in printed]
     assert not missing, f"{command.line} does not print {missing}, but:\n{output}"

@@ -1,4 +1,4 @@
-"""The pages say what the command line does: pasted help is real, named commands exist, everything has help."""
+"""The pages match the command line: pasted help is real, named commands exist, everything has help."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The scene of each page's commands, and those that cannot run in a test, with the reason.
+"""The set-up for each page's commands, and commands that cannot run in a test, with the reason.
 
 A command is named by how its line begins. One that is not named here runs as it is, and has to end with status 0.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Serves(NamedTuple):
-    """It serves once it has printed this, and runs until the page has another command that begins alike."""
+    """It serves once it has printed this, and runs until the page has another command with the same beginning."""
 
     says: str
 
@@ -30,7 +30,7 @@ How = Serves | Ends | NotHere
 
 
 class Scene(NamedTuple):
-    """Commands that are run before the named one: what the page takes for granted. With "" before all."""
+    """Commands to run before the named one, which the page takes for granted; "": before all."""
 
     before: str
     commands: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A made-up foreign engine, and recordings of it over a network that loses what it is told to lose."""
+"""A made-up foreign engine, and recordings of it over a network with chosen losses."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ SOURCE = Source("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", model="m")
 
 
 class Engine:
-    """Stores and removes chains of blocks under hashes that nobody else can compute."""
+    """Stores and removes chains of blocks under private hashes."""
 
     def __init__(self, seed: int = 0, *, secrets: bool = False) -> None:
         self.random = random.Random(seed)

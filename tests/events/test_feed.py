@@ -1,4 +1,4 @@
-"""Frames that are not what they should be, and a replica that changes its model."""
+"""Malformed frames, and a replica that changes its model."""
 
 import logging
 
@@ -76,7 +76,7 @@ class Replica:
         self.incarnation = 1
 
     def holds(self, blocks: int) -> None:
-        """Publish what makes it hold so many."""
+        """Publish events that make it hold this many blocks."""
         held = sum(len(pool.blocks) for pool in self.mirror.pools.values())
         more: list[KnownEvent] = [
             BlockStored([block(number)], None, [number], 1, None, "GPU", None) for number in range(held, blocks)

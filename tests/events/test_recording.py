@@ -1,4 +1,4 @@
-"""Recordings: records are read back, whatever happens to the file, and produce the same view."""
+"""Recordings: records are read back, even from damaged files, and produce the same view."""
 
 import os
 import random

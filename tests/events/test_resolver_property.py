@@ -1,4 +1,4 @@
-"""The resolver against a dumb model: dicts of counts, and a truth that says which key each hash stands for."""
+"""The resolver against a dumb model: dicts of counts, and the true key of each hash."""
 
 from collections import Counter
 from typing import Any, NamedTuple

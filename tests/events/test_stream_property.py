@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
 
     @rule()
     def is_doubted(self) -> None:
-        """By somebody who compared an answer of the replica with our view; it has not to be right."""
+        """A doubt from comparing a replica's answer with our view; it may be wrong."""
         self.perform(self.view.stream.resync("doubted", self.now_s))
 
     # ---- what the network does

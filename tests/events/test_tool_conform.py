@@ -39,7 +39,7 @@ def stored(block_hash: int, parent: int | None = None) -> BlockStored:
 
 @contextmanager
 def engine(sent: Sequence[Frames], answer: Callable[[int], list[Frames]] | None = None) -> Iterator[list[str]]:
-    """Sends these messages once somebody listens, and answers replays; yields the command's arguments."""
+    """Send these messages once a subscriber listens, and answer replays; yield the command's arguments."""
     context, ended = zmq.Context(), Event()
     publisher, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
     for socket in (publisher, router):

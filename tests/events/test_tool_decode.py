@@ -1,4 +1,4 @@
-"""`decode`: every vector comes out as its meaning; what is bad is reported and costs nothing else."""
+"""`decode`: every vector decodes to its meaning; bad input is reported and affects nothing else."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`warmroute events diff`: equal, different, and not to be told."""
+"""`warmroute events diff`: equal, different, and unknown."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`record`, as a process on real sockets: what it saw is in the file, whatever ends it."""
+"""`record`, as a process on real sockets: the file has everything received, even after a kill."""
 
 import signal
 import stat
@@ -32,7 +32,7 @@ def wait_for_batch(path: Path, seq: int) -> None:
 
 
 def truth(engine: Replica) -> object:
-    """The engine's cache, read from it anew."""
+    """The engine's cache, read again."""
     return {block_hash for chain in engine.engine.chains for block_hash in chain}
 
 

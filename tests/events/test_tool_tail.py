@@ -1,4 +1,4 @@
-"""`tail`, as a process on real sockets: what happened stands where it happened, and it ends cleanly."""
+"""`tail`, as a process on real sockets: lines are in order, and it ends cleanly."""
 
 import os
 import signal

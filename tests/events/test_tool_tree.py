@@ -1,4 +1,4 @@
-"""`warmroute events tree`: what it draws and what it says of what it cannot draw."""
+"""`warmroute events tree`: the drawing, and notes about facts that it cannot draw."""
 
 from pathlib import Path
 

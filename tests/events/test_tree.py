@@ -1,4 +1,4 @@
-"""The prefix tree against nested dicts, and what is shown of it."""
+"""The prefix tree against nested dicts, and its display."""
 
 import gc
 import weakref

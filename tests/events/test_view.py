@@ -1,4 +1,4 @@
-"""A view of one replica: what the stream decides is carried out on the resolver, and nothing lost is forgotten."""
+"""A view of one replica: the stream's decisions are applied to the resolver, and losses are never forgotten."""
 
 from events.actions import Replay
 from events.foreign_stream import ForeignStream

@@ -78,7 +78,7 @@ async def cannot_begin(made: Hosts) -> None:
 
 
 async def dies_unheard(_: Hosts) -> None:
-    """Nobody waits for what it says, so that it is dead before that is known."""
+    """Its output is not awaited, so it is dead before its death is known."""
     host = RayHosts("dies_unheard", Patience(report_s=0.0, silent_s=60.0)).begin(task("no/file"))
     await hear(host, HEAR_FOR_S)
     await host.stop(0.0)

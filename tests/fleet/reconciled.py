@@ -1,4 +1,4 @@
-"""A reconciler, and hosts that do at once what it says and nothing else until a test says so."""
+"""A reconciler with hosts that obey at once, and do nothing else until a test tells them to."""
 
 from typing import Any
 
@@ -64,12 +64,12 @@ class Fleet:
         self.it.gone(name)
 
     def restore(self) -> None:
-        """As a new controller that finds what the last one kept."""
+        """A new controller with the last one's state."""
         self.it = Reconciler(msgspec.json.decode(msgspec.json.encode(self.it.kept()), type=Kept))
         self.stopping.clear()
 
     def settle(self) -> list[str]:
-        """Everything goes well; what was begun and stopped, in that order."""
+        """Let everything succeed; return started and stopped replicas, in that order."""
         story: list[str] = []
         quiet = 0
         while quiet < 2:

@@ -34,7 +34,7 @@ def report(
 
 
 class Fleet:
-    """One queue for all, which `wanted` replicas work on; those that are added start for so long."""
+    """One queue for `wanted` replicas; added ones take this long to start."""
 
     def __init__(self, plan: Autoscale = PLAN, wanted: int = 1, starts_s: float = 4.0) -> None:
         self.scaler = Autoscaler(plan)
@@ -207,7 +207,7 @@ def test_with_the_memory_in_use_none_is_taken_away() -> None:
 
 
 def memory(free: int, waiting: int = 50) -> Callable[[float], list[Report]]:
-    """Two replicas whose prompts are all cached, so that hardly a token is queued."""
+    """Two replicas with fully cached prompts, so that hardly a token is queued."""
     load = Load(running=8, waiting=waiting, queued_prefill_tokens=40, prefill_tokens_per_s=RATE, free_blocks=free)
     one = Report(name="m-0", host="h", life="ready", total_blocks=1000, load=load)
     return lambda now_s: [msgspec.structs.replace(one, measured_at=UNIX_S + now_s)] * 2

@@ -1,4 +1,4 @@
-"""A replica's log: what is read of it while others write it, and how it stays short."""
+"""A replica's log: reading it while it is written, and keeping it short."""
 
 import subprocess
 import sys

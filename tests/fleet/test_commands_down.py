@@ -1,4 +1,4 @@
-"""`warmroute down` against real processes that behave as `warmroute up` does when it is told to end."""
+"""`warmroute down` against real processes that end like `warmroute up`."""
 
 import signal
 import subprocess
@@ -44,7 +44,7 @@ def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a fleet that ends after so many signals."""
+    """Start a fleet that ends after this many signals."""
     with ExitStack() as stack:
 
         def started(

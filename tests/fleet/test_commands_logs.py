@@ -1,4 +1,4 @@
-"""`warmroute logs`: the end of a log, and what is new of it."""
+"""`warmroute logs`: the end of a log, and its new lines."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -40,7 +40,7 @@ PLAN = FleetPlan(
 
 
 class ReadyAtOnce:
-    """Hosts whose replicas need no time for anything; those of a model that is named "broken" always fail."""
+    """Hosts with instant replicas; those of a model named "broken" always fail."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, _Host] = {}
@@ -95,7 +95,7 @@ class _Host:
 
 
 class Controlled:
-    """A controller in a thread of its own, until it was told to end, or `close`."""
+    """A controller on its own thread, until it is ended, or `close`."""
 
     def __init__(self, plan: FleetPlan) -> None:
         self.url = ""

@@ -290,7 +290,7 @@ async def test_a_replica_that_never_could_be_begun_can_leave(tmp_path: Path) -> 
 
 
 class Dying:
-    """Hosts whose `stop` takes until it is allowed; those in `dead` are gone, and another one may be begun."""
+    """Hosts whose `stop` waits for permission; hosts in `dead` are gone and can be replaced."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

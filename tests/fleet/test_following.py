@@ -1,4 +1,4 @@
-"""`warmroute up --follow` with a Ray that comes and goes: what is handed over when, and what is said once."""
+"""`warmroute up --follow` with a Ray that comes and goes: when plans are sent, and which messages appear once."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.router.loopback import until
 
 
 class Ray:
-    """Joined as often as somebody asks, unless it is away."""
+    """A cluster that can be joined any number of times, unless it is away."""
 
     clean = True
     holds = False
@@ -52,7 +52,7 @@ class Ray:
 
 
 class Followed:
-    """A file whose whole content is a number of replicas, and who follows it."""
+    """A file that contains only a number of replicas, and its follower."""
 
     def __init__(self, ray: Ray, file: Path) -> None:
         self.ray, self.file, self.said = ray, file, list[str]()

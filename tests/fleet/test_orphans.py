@@ -1,4 +1,4 @@
-"""Sessions of launchers that have ended are cleared, and those of others that got their numbers are not."""
+"""Sessions of ended launchers are cleared, and sessions that reuse their numbers are not."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ ORPHANING = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & :"]
 
 @pytest.fixture
 def other() -> Iterator["subprocess.Popen[bytes]"]:
-    """A session of somebody else."""
+    """Another program's session."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         yield process
         process.kill()

@@ -1,4 +1,4 @@
-"""Restarts, other plans, and controllers that come back: what there is becomes what is wanted, one by one."""
+"""Restarts, changed plans, and restored controllers: the fleet reaches its desired state, one by one."""
 
 import msgspec
 import pytest

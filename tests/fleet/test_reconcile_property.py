@@ -200,7 +200,7 @@ class World(RuleBasedStateMachine):
         return one.life == "ready" and not (one.lost or one.drained)
 
     def _check_taken(self, model: str, before: list[One], served: int, taken: int) -> None:
-        """For a smaller count as many go on serving as it wants; for a restart one goes when all others serve."""
+        """Scaling down keeps the desired number serving; a restart stops one only while all others serve."""
         count, old = self.count(model), sum(one.old for one in before)
         surge = min(self.surges.get(model, 0), old)
         if old > count or len(before) > count + surge:
@@ -239,7 +239,7 @@ class World(RuleBasedStateMachine):
         assert not any(member["draining"] for member in members)
 
     def _at_rest(self) -> bool:
-        """Exactly what is wanted is there, as it is wanted."""
+        """The fleet is exactly in its desired state."""
         return all(len(self.of(model)) == self.count(model) for model in NAMES) and all(
             one.serves and not one.old and one.plan.options == self.plans[one.plan.name].options
             for one in self.ones.values()

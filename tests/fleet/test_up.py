@@ -72,7 +72,7 @@ class Up:
         return found[1]
 
     def processes(self, argument: str = "") -> list[int]:
-        """The pids of all that it has started, and of what they have started; those with this argument, if any."""
+        """The pids of all its descendants, or of those with this argument."""
         mark = f"WARMROUTE_PARENT_PID={self.process.pid}\0".encode()
         found = [pid for pid in pids() if mark in of_process(pid, "environ")]
         return [pid for pid in found if not argument or argument.encode() in of_process(pid, "cmdline").split(b"\0")]
@@ -271,7 +271,7 @@ def read_until(descriptor: int, text: bytes) -> bytes:
 
 @contextmanager
 def up_in_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, bytes]]:
-    """It is ready; yields the process, the terminal's other end, and what was said."""
+    """Wait until it is ready; yield the process, the terminal's other end, and its output."""
     terminal, own = os.openpty()
     command = [sys.executable, "-c", IN_A_TERMINAL, sys.executable, "-m", "fleet", "up", *SIMULATED, *FREE, *arguments]
     with subprocess.Popen(command, stdin=own, stdout=own, stderr=own, start_new_session=True) as process:

@@ -90,7 +90,7 @@ def test_two_chats_share_a_prompt_and_ctrl_c_leaves_nothing() -> None:
 
 
 def listening_now() -> set[str]:
-    """The inodes of all sockets that anybody listens on."""
+    """The inodes of all listening sockets."""
     tables = (Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
     return {line.split()[9] for table in tables for line in table if line.split()[3] == "0A"}
 

@@ -103,7 +103,7 @@ def engine_of(place: Place, folder: Path, **changes: Any) -> Engine:
 
 
 def prompts() -> list[list[int]]:
-    """Some of which begin like others."""
+    """Prompts, some of which share a prefix."""
     chance = random.Random(1)
     made = [[chance.randrange(VOCABULARY) for _ in range(length)] for length in (*LENGTHS, 40)]
     shared = made[-1]

@@ -1,4 +1,4 @@
-"""The checks for a GPU find what is wrong: rows that nobody wrote, memory that somebody did, tokens that may not be."""
+"""The checks for a GPU find faults: unwritten rows, overwritten memory, impossible tokens."""
 
 import time
 from typing import Any
@@ -42,7 +42,7 @@ def worst(attention: Any) -> float:
 
 
 class Changed(PlainAttention):
-    """Right but for what a test does to the results."""
+    """Correct, except for a test's changes to the results."""
 
     def __init__(self, change: Any) -> None:
         self.change = change

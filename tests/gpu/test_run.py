@@ -1,4 +1,4 @@
-"""The check for a GPU runs to its end without one, and what is wrong comes out as wrong."""
+"""The check for a GPU runs to its end without one, and reports faults."""
 
 import json
 import os

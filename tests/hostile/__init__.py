@@ -1,1 +1,1 @@
-"""Attacks: what a client, a replica or a neighbour may do to the system, and what must not happen then."""
+"""Attacks by clients, replicas and neighbours, and the damage that they must not cause."""

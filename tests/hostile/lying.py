@@ -1,4 +1,4 @@
-"""The sockets of one replica, moved by hand: it says of its cache whatever a test wants."""
+"""The sockets of one replica, driven by hand: a test chooses its claims."""
 
 from collections.abc import Sequence
 from typing import Any

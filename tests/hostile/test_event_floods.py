@@ -408,7 +408,7 @@ async def test_a_replica_that_claims_more_than_its_pool_holds_is_inexact_and_bou
 
 
 async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An honest engine without a replay socket, of whose stream a batch is lost."""
+    """An honest engine without a replay socket, with a lost batch."""
     monkeypatch.setattr("router.members.feeds.READ_ANEW_PAUSE_S", 0.0)
     with zmq.Context() as context, closing(Liar(context, native=False)) as liar:
         async with routing() as router:

@@ -77,7 +77,7 @@ def test_reading_the_cache_again_wins_no_trust() -> None:
 
 
 class Claimant:
-    """A replica of ours whose events and answers say what a test wants."""
+    """A warmroute replica whose events and answers a test chooses."""
 
     def __init__(self, name: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.liar = Liar(context)
@@ -105,7 +105,7 @@ class Claimant:
 
 
 class Scene:
-    """A router with two replicas, of which the first one lies."""
+    """A router with two replicas; the first one lies."""
 
     def __init__(self, running: Served, client: Client, one: Claimant, other: Claimant) -> None:
         self.running, self.client, self.one, self.other = running, client, one, other

@@ -1,4 +1,4 @@
-"""A fleet.toml that somebody wrote to do harm: it is refused soon, in few words, and nothing of it is run."""
+"""A malicious fleet.toml is refused quickly and briefly, and none of it runs."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Memory kept of finished requests and events is bounded, whatever clients send and however much."""
+"""Memory kept after finished requests and events is bounded for any traffic."""
 
 import gc
 import random
@@ -50,7 +50,7 @@ def say_little(call: Call) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the collector: references alone decide what is kept."""
+    """Disable the collector: only references keep objects alive."""
     gc.collect()
     gc.disable()
     try:

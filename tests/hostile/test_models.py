@@ -142,7 +142,7 @@ def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
 
 
 def test_a_length_beyond_any_machine_takes_no_memory(tmp_path: Path) -> None:
-    """A whole model, but for its length: 2 billion positions."""
+    """A whole model, but with 2 billion positions."""
     config = read_config(Path(model_folder(tmp_path, max_position_embeddings=HUGE)))
     with pytest.raises(ValueError, match="2147483647 positions take more than 8 GB; give a lower --max-model-len"):
         rotation(config, config.max_position_embeddings)

@@ -1,4 +1,4 @@
-"""Odd spellings of a path: every one is either refused or the same path to everybody who reads it."""
+"""Odd spellings of a path: each is either refused or the same path to every reader."""
 
 import pytest
 

@@ -20,7 +20,7 @@ async def works(call: Call) -> None:
 
 
 async def statuses(*replicas: Scripted) -> list[int]:
-    """The statuses that clients see who ask one thing after another."""
+    """The statuses that clients get for one request after another."""
     found: list[int] = []
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(served(*replicas, policy="cost", health_interval_s=1.0))
@@ -55,7 +55,7 @@ async def test_a_replica_that_refuses_at_once_gets_few_requests_and_no_client_se
 @pytest.mark.parametrize("status", [400, 429, 500])
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 async def test_a_long_refusal_reaches_its_client_whole(path: str, status: int) -> None:
-    """Longer than what is looked into for its reason; and nobody else is there to ask."""
+    """Too long to be searched for its reason, without another replica to ask."""
     reason = b"because " * 20_000
     async with served(Scripted("only", says(reason, status))) as running, connect(running.port) as client:
         answer = await client.post(path, chat("question"))

@@ -1,4 +1,4 @@
-"""Replicas that answer what no replica should."""
+"""Replicas with forbidden answers."""
 
 import asyncio
 import contextlib
@@ -129,7 +129,7 @@ async def test_an_invalid_number_of_cached_tokens_is_ignored() -> None:
 
 
 async def endless(call: Call) -> None:
-    """Megabytes, for as long as somebody takes them."""
+    """Megabytes, for as long as the router reads."""
     call.begin("application/json")
     with contextlib.suppress(ConnectionError):
         while not call.connection.closed.is_set():

@@ -1,4 +1,4 @@
-"""Keys of every kind, and every place where somebody may read what processes say: none may be found there."""
+"""No key of any kind appears in any output of any process."""
 
 import json
 import os

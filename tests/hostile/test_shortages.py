@@ -1,4 +1,4 @@
-"""File descriptors run out in a router or a replica: others are answered, nobody is blamed, and the cause is said."""
+"""File descriptors run out in a router or a replica: others are answered, no replica is blamed, the cause is logged."""
 
 import json
 import resource
@@ -24,7 +24,7 @@ QUICK = ("--simulated-decode-tokens-per-s", 50)
 
 @contextmanager
 def without_files(process: Replica, left: int = 0) -> Iterator[None]:
-    """The process has so many file descriptors left."""
+    """Leave the process this many file descriptors."""
     pid = process.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files(pid) + left, hard))

@@ -1,4 +1,4 @@
-"""Chat templates that loop without end, build gigantic strings, or want out of their sandbox."""
+"""Chat templates that loop without end, build gigantic strings, or try to leave their sandbox."""
 
 import json
 import resource

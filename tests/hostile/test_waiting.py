@@ -1,4 +1,4 @@
-"""Requests that wait for replicas: what they may cost, whom they may keep back, and what they are sent in the end."""
+"""Requests that wait for replicas: their cost, the requests that they delay, and their final answers."""
 
 import asyncio
 import errno

@@ -20,7 +20,7 @@ class Line(NamedTuple):
     words: tuple[str, ...]  # without `warmroute` itself
 
     def values(self) -> dict[str, Any]:
-        """By parameter; click.UsageError for what the command would refuse."""
+        """Values by parameter; click.UsageError for refused ones."""
         context = click.Context(warmroute, info_name="warmroute")
         name, command, words = warmroute.resolve_command(context, list(self.words))
         assert command is not None and name is not None, f"{self.where}: there is no `warmroute {self.words[0]}`"
@@ -69,7 +69,7 @@ def _of_shell(script: str, known: Mapping[str, str]) -> Iterator[tuple[str, ...]
 
 
 def variables(each: Object) -> dict[str, str]:
-    """As the container sees them; what is in Secrets, as some text."""
+    """Variables as the container sees them, with a placeholder for Secrets."""
     found: dict[str, str] = {}
     for variable in each.get("env", []):
         source = variable.get("valueFrom", {})

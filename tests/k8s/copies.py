@@ -23,7 +23,7 @@ spec:
 
 
 def copies() -> dict[Path, str]:
-    """Every file that is one, and what is to be in it."""
+    """Every copied file, and its expected content."""
     return {
         COMPONENT / "rules.yaml": RULES + indented((MONITORING / "alerts.yaml").read_text()),
         COMPONENT / "warmroute.json": (MONITORING / "grafana.json").read_text(),

@@ -54,7 +54,7 @@ class PodHere:
         return False
 
     async def end(self) -> float:
-        """SIGTERM; the seconds that it took. A kubelet would kill what is not over in time: here that fails."""
+        """Send SIGTERM and return the seconds to the end; fail where a kubelet would kill."""
         assert self._process is not None
         began_s = time.monotonic()
         self._process.send_signal(signal.SIGTERM)

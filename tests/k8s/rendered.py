@@ -59,7 +59,7 @@ class Pod(NamedTuple):
 
 
 def kustomize(folder: Path) -> list[Object]:
-    """Everything that the folder makes. A test without kubectl is skipped; `make k8s-check` refuses to go on."""
+    """Render the folder. Without kubectl a test is skipped, and `make k8s-check` fails."""
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl here to render k8s/ with")
     finished = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)

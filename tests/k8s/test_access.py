@@ -1,4 +1,4 @@
-"""Permissions at the API server: nobody has more than routers need to find replicas."""
+"""Permissions at the API server: none beyond those for finding replicas."""
 
 from copy import deepcopy
 

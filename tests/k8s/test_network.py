@@ -247,7 +247,7 @@ def test_an_open_rule_is_found() -> None:
 
 
 def test_a_rule_for_a_whole_namespace_is_found() -> None:
-    """Each end is checked by itself: a denial at the other end is not enough."""
+    """Each end is checked separately: a denial at the other end is not enough."""
     near = [{"from": [{"podSelector": {}}], "ports": [{"port": 5557}]}]
     assert all(each.startswith("in: ") for each in intruders(changed("routers-to-replicas", ingress=near)))
     assert intruders(changed("routers-to-replicas", ingress=near))

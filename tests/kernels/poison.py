@@ -1,4 +1,4 @@
-"""Memory that nobody has written to."""
+"""Unwritten memory."""
 
 import warnings
 from collections.abc import Iterator

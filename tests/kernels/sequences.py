@@ -50,7 +50,7 @@ def blocks_for(lengths: list[int], block_size: int) -> int:
 
 
 def memory(lengths: list[int], shape: Shape, dtype: torch.dtype = torch.float32) -> LayerCache:
-    """Whoever reads what was not stored gets no number."""
+    """Unwritten memory reads as NaN."""
     size = (blocks_for(lengths, shape.block_size), shape.block_size, shape.kv_heads, shape.head_dim)
     return LayerCache(torch.full(size, torch.nan, dtype=dtype), torch.full(size, torch.nan, dtype=dtype))
 

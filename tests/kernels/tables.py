@@ -1,4 +1,4 @@
-"""Steps in tables, as a GPU is told of them; behind each sequence's last block stands what nobody may follow."""
+"""Steps in tables, as for a GPU; invalid entries follow each sequence's last block."""
 
 import torch
 from torch import Tensor

@@ -106,7 +106,7 @@ def vllm(folder: Path, monkeypatch: pytest.MonkeyPatch, library: str = "_vllm_fa
 
 
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a Triton, or what would use it."""
+    """Pretend that Triton, or its user, is available."""
     module = SimpleNamespace(tried=lambda _dtype, _block_size: SimpleNamespace(name="triton"))
     monkeypatch.setitem(sys.modules, "kernels.gpu.attention", module)
 

@@ -38,7 +38,7 @@ def wishes(rows: int, vocab: int, seed: int) -> Wishes:
 
 
 def broken(vocab: int) -> Tensor:
-    """Logits of which nothing can be drawn, or not everywhere."""
+    """Logits with no drawable token in some or all rows."""
     logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(1))
     logits[0, 3] = torch.nan
     logits[1, [5, 7]] = torch.inf

@@ -1,4 +1,4 @@
-"""The well-known shapes are those of the models they name."""
+"""The well-known shapes match their models."""
 
 from pathlib import Path
 

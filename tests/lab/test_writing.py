@@ -1,4 +1,4 @@
-"""Files of results: what is replaced, what is written into, and what is said where neither can be."""
+"""Result files: replaced, written into, or refused with a message."""
 
 import os
 import stat

@@ -242,7 +242,7 @@ def test_events_as_another_router_reads_them_describe_the_same_chains(path: Path
 
 
 class HeadFirst(BlockPool):
-    """Releases the head of a request first, so that what is likeliest to be shared is evicted first."""
+    """Releases the head of a request first, so that the likeliest shared blocks are evicted first."""
 
     def release(self, blocks: Sequence[int]) -> None:
         super().release(list(blocks)[::-1])
@@ -260,7 +260,7 @@ class UnnamedLast(BlockPool):
 
 
 class Eager(BlockPool):
-    """Forgets a block as soon as nobody uses it."""
+    """Forgets a block with its last reference."""
 
     def release(self, blocks: Sequence[int]) -> None:
         super().release(blocks)

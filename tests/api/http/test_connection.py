@@ -21,7 +21,7 @@ SHORT = Limits(head_s=0.1, body_s=0.1)
 
 
 class App:
-    """Answers at once, or with the body's length, or never, and knows whom it has not answered."""
+    """Answers at once, or with the body's length, or never, and keeps track of open requests."""
 
     def __init__(self) -> None:
         self.answered = 0

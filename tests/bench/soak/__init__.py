@@ -72,7 +72,7 @@ def begin(stack: ExitStack) -> tuple[dict[str, int], str]:
 
 
 def options_of(replicas: dict[str, Command]) -> list[str]:
-    """The plain one is an engine of which only OpenAI's API is known."""
+    """The plain replica is an engine with only OpenAI's API."""
     specs = {name: f"url={one.url},name={name}" for name, one in replicas.items()}
     specs["plain"] += f",engine=openai,model={PLAIN}"
     return [text for spec in specs.values() for text in ("--replica", spec)]

@@ -1,4 +1,4 @@
-"""Triton's attention equals the reference, whatever the shapes, and reads nothing that was never written."""
+"""Triton's attention equals the reference for all shapes, and reads no unwritten memory."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def _attend(gpu: Gpu, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: i
 
 
 def table_step(decoding: int, prefill: int, device: str = "cpu", mixed: bool = False) -> TableStep:
-    """One prompt, and so many sequences that decode."""
+    """One prompt, and this many decoding sequences."""
     numbers = torch.zeros(decoding + 2, dtype=torch.int32, device=device)
     step = TableStep(
         positions=numbers.long(),

@@ -1,4 +1,4 @@
-"""Counts, block sizes, orders: what is said of small traces that can be reckoned by hand."""
+"""Counts, block sizes and orders of small traces, checked by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The curve of hits over cache size is what the simulator finds with one replica."""
+"""The curve of hits over cache size equals the simulator's result for one replica."""
 
 import pytest
 from msgspec.structs import replace

@@ -37,7 +37,7 @@ FAULTY: dict[str, tuple[str, ...]] = {
 
 
 class Fleet:
-    """Two routers: one whose replicas are well, and one with a replica for each fault."""
+    """Two routers: one with healthy replicas, and one with a replica for each fault."""
 
     def __init__(self, stack: ExitStack) -> None:
         options = {"w0": (), "w1": (), **FAULTY}

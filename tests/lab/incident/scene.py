@@ -20,7 +20,7 @@ from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
 from events.source import Source
-from router.log_lines import Decided, LogLine, Sending, Weighed
+from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex

@@ -1,4 +1,4 @@
-"""Recorder and router hear the same in another order: what the log says of the order is enough."""
+"""Recorder and router hear the same in another order: the log's order is enough."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Clean traffic is passed over in silence, and a fault planted in it is named, alone, with what it costs."""
+"""Clean traffic has no findings, and a planted fault is the only finding, with its cost."""
 
 import random
 import time
