@@ -1,4 +1,4 @@
-"""Block hashes of real engines, resolved to keys: the same prompt has the same keys whatever the engine's hash is."""
+"""Block hashes of real engines, resolved to keys: the same prompt has the same keys with any engine's hash."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""A runner that computes in order what it is given, and tells the results only when it is asked."""
+"""A runner that computes in order, and returns results only on request."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class AheadRunner(RememberingRunner):
         return step
 
     def verify(self, scheduled: Scheduled) -> None:
-        """It goes on where the flying step ends, with a token that is drawn there if it is not known."""
+        """Continue where the step in flight ends, with a token from it if needed."""
         request, start, count, _ = scheduled
         known = len(request.chain)
         position = len(self.tokens(request)) - request.prompt_tokens

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on loopback: the routes that listing and downloading a model ask for."""
+"""A stand-in for the Hugging Face hub on loopback: the routes for listing and downloading a model."""
 
 import hashlib
 import json

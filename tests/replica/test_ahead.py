@@ -1,4 +1,4 @@
-"""An engine that starts a step before it knows what the one before it brought."""
+"""An engine that starts a step before it has the previous step's results."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ PROMPT = list(range(100, 121))  # five blocks and a token
 
 
 def land(of: Engine) -> list[Output]:
-    """One step while nobody has anything to compute."""
+    """One step without work."""
     outputs = step(of)
     assert not of.busy
     return outputs
@@ -182,7 +182,7 @@ def test_the_cache_can_be_reset_while_a_cancelled_requests_step_flies() -> None:
 
 
 def crowd(**changes: Any) -> tuple[Engine, AheadRunner]:
-    """Requests that fit as they come, and not as they grow."""
+    """Requests that fit on arrival, but not after they grow."""
     one, runner = ahead_engine(num_blocks=5, **changes)
     for number in range(4):
         submit(one, number, [number] * 7, 9, seed=number)

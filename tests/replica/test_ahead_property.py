@@ -75,7 +75,7 @@ scripts = st.lists(
 
 
 class Heard:
-    """All that a request was told."""
+    """All output of a request."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

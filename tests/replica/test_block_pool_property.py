@@ -418,7 +418,7 @@ class Undying(BlockPool):
 
 
 class Hoarding(BlockPool):
-    """A pool that keeps every tail, also those that another block holds."""
+    """A pool that keeps every tail, even duplicates."""
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""`warmroute replica` as users run it: what it says, how it ends, whom it outlives."""
+"""`warmroute replica` as users run it: its output, its end, and its children's."""
 
 import os
 import re

@@ -79,7 +79,7 @@ def visible(folder: Path) -> set[str]:
 
 
 def kept(folder: Path) -> int:
-    """The files the hub's library takes for whole: it writes down of each, after all else, what it was."""
+    """The files that the hub's library considers complete: it records each one last of all."""
     return sum(1 for record in folder.rglob("*.metadata") if record.stat().st_size)
 
 
@@ -310,7 +310,7 @@ def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_pa
 
 
 def test_a_restarted_fetch_keeps_its_commit_and_leaves_no_halves(hub: Standin, tmp_path: Path) -> None:
-    """`main` has moved meanwhile. Halves would take the room of what they are halves of."""
+    """`main` has moved meanwhile. Unfinished files would take up space."""
     hub.held = "model.safetensors"
     folder = tmp_path / "model"
     for _ in ("begun", "begun anew"):
@@ -446,7 +446,7 @@ def test_of_two_models_for_one_folder_the_second_is_refused(hub: Standin, tmp_pa
 
 
 def test_a_volume_without_locks_is_filled_anyway(tmp_path: Path) -> None:
-    """Some file systems of a network have none; it is said, because two at once are then on their own."""
+    """Some network file systems have no locks; a warning says so, because two fetches could then collide."""
     script = (
         "import errno, fcntl, os, sys\ndef refuse(*_): raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))\n"
         "fcntl.flock = refuse\nfrom fleet.cli import main\nmain(['fetch', *sys.argv[1:]])"
@@ -525,7 +525,7 @@ def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
-    """As in a cache of the hub's library that was cleared. What nobody reads may lead anywhere."""
+    """Links as in a cleared cache of the hub's library. Unused files may lead anywhere."""
     source = copy_of(demo, tmp_path / "source")
     (source / "model-2.safetensors").symlink_to("../blobs/0")
     (source / "README.md").symlink_to("../blobs/1")
@@ -536,7 +536,7 @@ def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
 
 
 def sharded(model: Path, folder: Path) -> Path:
-    """Make a model of two shards of which only the first is there."""
+    """Make a model of two shards, with only the first one present."""
     copy_of(model, folder)
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
@@ -576,7 +576,7 @@ def test_a_file_that_cannot_be_read_is_named(demo: Path, tmp_path: Path) -> None
 
 
 def test_a_folder_with_other_files_is_left_alone(demo: Path, tmp_path: Path) -> None:
-    """Except for what a volume has from the beginning."""
+    """Ignore files that every volume has."""
     (tmp_path / "model" / "lost+found").mkdir(parents=True)
     (tmp_path / "model" / "..data").mkdir()
     assert fetch(tmp_path, demo, tmp_path / "model", "--tokenizer-only").returncode == 0

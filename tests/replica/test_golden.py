@@ -1,4 +1,4 @@
-"""The native engine says what transformers says, token by token, whatever is cached, chunked, batched or preempted.
+"""The native engine equals transformers, token by token, with any caching, chunking, batching or preemption.
 
 Tolerances: in float32 the greedy tokens are equal and log probabilities differ by less than 1e-4. In bfloat16 both
 round, at other places; the mean error of log probabilities, against float32, is at most 1.5 times transformers'.
@@ -64,7 +64,7 @@ def assert_is_transformers(name: str, prompt: Sequence[int], answer: Answer) -> 
 
 @cache
 def plain(name: str, folder: Path) -> tuple[list[list[int]], list[Answer]]:
-    """Prompts, some of which share their beginnings, and their answers one by one and without a cache."""
+    """Prompts, some with shared prefixes, and their answers one by one and without a cache."""
     shared = prompts([40], seed=2)[0]
     asked = [*prompts(), shared, [*shared[:37], 5, 6, 7], [*shared, 8, 9], shared]
     return asked, ask(native(saved(name, folder), enable_prefix_caching=False, max_num_seqs=1), asked)

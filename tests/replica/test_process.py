@@ -1,4 +1,4 @@
-"""The engine's loop: what it does between two steps."""
+"""The engine's loop between two steps."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.replica.engines import engine
 
 
 def test_nothing_more_is_computed_after_a_stop() -> None:
-    """A step may take seconds, and whoever says stop waits for the end."""
+    """A step may take seconds, and a stop waits for its end."""
     with zmq.Context() as context, context.socket(zmq.PAIR) as mine, context.socket(zmq.PAIR) as its:
         mine.linger = its.linger = 0
         mine.bind("inproc://engine")

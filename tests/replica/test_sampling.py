@@ -79,7 +79,7 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
 
 
 def test_the_number_that_decides_is_the_same_for_ever() -> None:
-    """Another replica, and another version, must go on with the same text."""
+    """Another replica, or another version, must continue with the same text."""
     assert uniform(0, 0) == 0.8150393007738989
     assert uniform(7, 3) == 0.24449979233815766
     assert uniform(-1, 0) == uniform(2**64 - 1, 0)
@@ -185,7 +185,7 @@ def test_a_negative_presence_penalty_stands_for_as_often_as_a_token_came() -> No
 
 
 class Repeating(SimulatedRunner):
-    """A model that computes the same logits always; only what is sampled differs."""
+    """A model that always computes the same logits; only the samples differ."""
 
     def sample(self, request: Request) -> Sampled:
         return sample(torch.tensor([[2.0, 1.9, 1.8, 1.7, 1.6, 1.5]]), [request])[0]

@@ -1,4 +1,4 @@
-"""The sampler against a few lines of Python that say what it means, and a row against itself in other company."""
+"""The sampler against a few lines of plain Python, and a row against itself in another batch."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def shaped(logits: Sequence[float], prompt: Sequence[int], output: Sequence[int]
 
 
 def kept(logits: Sequence[float], sampling: Sampling, top_p: float, min_p: float) -> list[float]:
-    """Each token's weight, 0 for what is left out."""
+    """Each token's weight, 0 for excluded tokens."""
     peak = max(logits)
     weights = [math.exp((logit - peak) / sampling.temperature) for logit in logits]
     weights = [weight if weight >= min_p else 0.0 for weight in weights]

@@ -1,4 +1,4 @@
-"""The scheduler: what is computed in each step, what is preempted, and what is refused."""
+"""The scheduler: the work of each step, preemptions and refusals."""
 
 from typing import Any
 
@@ -579,7 +579,7 @@ def test_a_preemption_before_the_first_token_forgets_the_log_probabilities_so_fa
 
 
 def crowd(num_blocks: int = 4) -> tuple[Scheduler, Request, Request]:
-    """Two requests that fit as they come, and not as they grow."""
+    """Two requests that fit on arrival, but not after they grow."""
     one = scheduler(num_blocks=num_blocks)
     return one, submit(one, 1, 7, max_tokens=6), submit(one, 2, 7, max_tokens=6)
 

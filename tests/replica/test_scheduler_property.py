@@ -1,4 +1,4 @@
-"""Whole engines in virtual time against a dumb model: whatever comes and goes, everybody gets his own answer.
+"""Whole engines in virtual time against a dumb model: every request gets its own answer.
 
 The answer is the one of an engine that has no cache and all the room in the world. The runner keeps a memory and
 compares what a request reads there with what it should have written, so a wrong reuse cannot hide behind right tokens.
@@ -57,7 +57,7 @@ class StrictRunner(RememberingRunner):
 
 
 class Expected:
-    """A request that was accepted, and what it still has to be told."""
+    """An accepted request, and its outstanding output."""
 
     def __init__(self, prompt: list[int], said: tuple[int, ...], resumed: int, *, scored: bool) -> None:
         self.prompt = prompt
@@ -197,7 +197,7 @@ class World(RuleBasedStateMachine):
         assert self.engine.scheduler.requests.keys() == self.expected.keys()
 
     def teardown(self) -> None:
-        """Everybody still here gets his answer, and then nobody holds anything."""
+        """Finish all requests, and check that no block is held."""
         if not hasattr(self, "engine"):
             return
         for _ in range(2000):
@@ -218,7 +218,7 @@ TestEngine = World.TestCase
 
 
 class Mixing(BlockPool):
-    """Gives everybody the blocks of whoever has the same tokens, salt or not."""
+    """Shares blocks between equal tokens, despite different salts."""
 
     def match(self, chain: Chain) -> Match:
         plain = Chain(chain.tokens, chain.block_size, MODEL)
@@ -253,7 +253,7 @@ class Blind(BlockPool):
 
 
 class Hasty(BlockPool):
-    """Lets others find the token that was sampled last, whose KV nobody has computed."""
+    """Lets other requests find the last sampled token, whose KV is not computed."""
 
     def keep_tail(self, chain: Chain, blocks: Sequence[int], computed: int) -> None:
         if len(chain) > computed and computed % self.block_size and (computed + 1) % self.block_size:

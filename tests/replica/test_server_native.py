@@ -1,4 +1,4 @@
-"""Real models behind real HTTP say what transformers says, whatever is cached, and refuse what they cannot do.
+"""Real models behind real HTTP equal transformers, cached or not, and refuse unsupported requests.
 
 Tolerances: in float32 the greedy tokens are equal and log probabilities differ by less than 1e-4; in bfloat16 by less
 than 0.15, and a token is at most that much less likely than the likeliest.

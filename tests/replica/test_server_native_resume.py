@@ -76,7 +76,7 @@ def forget(served: Replica) -> None:
 
 
 def assert_goes_on(origin: Replica, successor: Replica, path: str, body: dict[str, Any]) -> str:
-    """Wherever it is cut; returns what the client reads."""
+    """Cut the stream at a place, and return the client's text."""
     n = body.get("n", 1)
     with in_company(origin):
         whole = frames(origin, path, body)

@@ -55,7 +55,7 @@ def without_cached(body: bytes) -> bytes:
 
 
 def in_order(body: bytes, choices: int) -> list[list[bytes]]:
-    """The events of each choice, and those of all: two choices may be told in another order."""
+    """The events of each choice, and of all: two choices may come in another order."""
     events = body.split(b"\n\n")
     marks = [b'"index":%d,' % index for index in range(choices)]
     return [[event for event in events if mark in event] for mark in marks]

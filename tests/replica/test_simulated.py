@@ -1,4 +1,4 @@
-"""A runner that only pretends: its time and its tokens follow from what it is told, and from nothing else."""
+"""The simulated runner: its time and its tokens depend only on its inputs."""
 
 import math
 import time

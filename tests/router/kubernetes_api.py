@@ -19,7 +19,7 @@ Refusal = tuple[int, dict[str, str]]  # a status and headers
 
 
 class KubernetesApi:
-    """Its store outlives the server, as etcd does; watches may begin in the past until it is told to forget that."""
+    """Its store outlives the server, like etcd; watches may start in the past until a compaction."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
@@ -48,7 +48,7 @@ class KubernetesApi:
         await self._running.enter_async_context(serving(self._handle, self.port, self.host, self.tls))
 
     async def stop(self) -> None:
-        """Its port refuses; what was open is reset."""
+        """Refuse new connections, and reset open ones."""
         if self._running is not None:
             self.drop()
             await self._running.aclose()
@@ -82,7 +82,7 @@ class KubernetesApi:
         self._tell(path, "DELETED", self._stamped(before), before)
 
     def forget(self) -> None:
-        """Compaction: no watch from before now can go on, and no list that was begun."""
+        """Compact: no earlier watch or unfinished list can continue."""
         self._forgotten = self.version
         self._lists.clear()
 
@@ -212,7 +212,7 @@ def selector_of(request: Request) -> Callable[[Object], bool]:
 
 
 def as_seen(kind: str, content: Object, before: Object | None, matches: Callable[[Object], bool]) -> str:
-    """The type of an event for who sees only what matches; empty: it is none."""
+    """The type of an event for a watcher with a selector; empty: no event."""
     if kind == "BOOKMARK":
         return kind
     if kind == "DELETED":
@@ -225,7 +225,7 @@ def as_seen(kind: str, content: Object, before: Object | None, matches: Callable
 
 
 def pod(name: str, address: str = "10.0.0.1", *, ready: bool = True, restarts: int = 0, **more: Any) -> Object:
-    """A pod as its kubelet keeps it; `labels`, `annotations`, `ports`, `ending`, `phase` and `uid` may be said."""
+    """A pod as its kubelet keeps it; set `labels`, `annotations`, `ports`, `ending`, `phase` and `uid` as needed."""
     metadata: Object = {
         "name": name,
         "namespace": SPACE,

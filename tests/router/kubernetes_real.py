@@ -189,7 +189,7 @@ class Relay:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
 
     def close(self) -> None:
-        """Its port refuses; what was open is reset."""
+        """Refuse new connections, and reset open ones."""
         if self._server is not None:
             self._server.close()
         for writer in self._open:

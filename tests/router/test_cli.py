@@ -1,4 +1,4 @@
-"""`warmroute router` and `warmroute explain`: what they refuse, and what explain says of what a router answers."""
+"""`warmroute router` and `warmroute explain`: refusals, and explain's view of a router's answer."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""GET /prefixes: what prompts share, who holds it, and nobody's words where they are not to be shown."""
+"""GET /prefixes: shared prefixes, their holders, and no text unless permitted."""
 
 import asyncio
 from typing import Any

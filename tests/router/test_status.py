@@ -22,7 +22,7 @@ GOOD = b'{"choices":[]}'
 
 
 def ours(publisher: Publisher | None) -> Scripted:
-    """A replica of ours whose events come from there; from nowhere without a publisher."""
+    """A warmroute replica with events from this publisher, or without events."""
     scripted = Scripted("ours", says(GOOD), native=True)
     status, answer = scripted.control["/load"]
     if publisher is None:

@@ -288,7 +288,7 @@ async def test_one_replica_that_cannot_be_added_or_removed_stops_no_other(
 
 
 class HangsUp(Scripted):
-    """Answers nothing new once it is ill, and goes on with nothing; it ends connections, or hangs and keeps them."""
+    """Stops answering once it is ill: it ends connections, or hangs and keeps them."""
 
     ill = False
 

@@ -192,7 +192,7 @@ async def test_pipelined_requests_are_answered_up_to_a_number_and_then_the_conne
 
 
 async def test_many_pipelined_requests_delay_no_other_client() -> None:
-    """One of thousands costs what one of hundreds does; with a list made anew for each it would be 20 times that."""
+    """A connection costs the same among thousands as among hundreds; a new list for each would cost 20 times that."""
     async with serving(Limits(pipelined=10_000)) as served:
 
         async def cost_s(requests: int) -> float:

@@ -1,4 +1,4 @@
-"""The runner of a GPU, on a CPU: its kernels in plain torch, and graphs that run again what they were captured from."""
+"""The runner of a GPU, on a CPU: its kernels in plain torch, and graphs that rerun the captured function."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +26,7 @@ FEW_ROWS = 64  # of graphs with prompts: plain torch takes its time for what fil
 
 
 class HostAccelerator:
-    """Results are there at once, but nobody may look at them before they were waited for."""
+    """Results are there at once, but may be read only after a wait."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -44,7 +44,7 @@ def test_short_texts_are_rehearsed_by_doubling(most: int, expected: list[int]) -
 
 
 def test_graphs_are_captured_from_the_largest_on() -> None:
-    """The others find room in what it took, and what all take is reckoned by the first two."""
+    """The other graphs fit into its memory; the first two determine the total."""
     sizes = sizes_of(Limits(rows=300, requests=40, tokens=512))
     assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
     assert {size.rows for size in sizes if not size.mixed} == {1, 2, 4, 8, 16, 24, 32, 40}

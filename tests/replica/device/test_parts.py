@@ -1,4 +1,4 @@
-"""Block tables, inputs, sizes of graphs and shares of memory: each by itself."""
+"""Block tables, inputs, graph sizes and memory shares, each separately."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""The runner of a GPU says what that of a CPU says, though it is a step ahead of what it knows."""
+"""The GPU runner gives the CPU runner's results, although it runs a step ahead."""
 
 import random
 from pathlib import Path
@@ -94,7 +94,7 @@ def mixed(engine: Engine) -> dict[int, Answer]:
     ids=str,
 )
 def test_a_mixed_load_gets_the_same_answers(folder: Path, changes: dict[str, Any]) -> None:
-    """Also when prompts come in parts, or blocks run out and requests have to begin anew."""
+    """Also with prompts in chunks, or when blocks run out and requests have to start over."""
     fields = {"max_num_seqs": 8, **changes}
     engine = on_device(folder, **fields)
     found, expected = mixed(engine), mixed(native(folder, **fields))
@@ -141,7 +141,7 @@ def test_log_probabilities_of_a_prompt(folder: Path) -> None:
 def test_all_steps_but_large_ones_with_prompts_are_replays(
     length: int, fields: dict[str, Any], eager: int, folder: Path
 ) -> None:
-    """But what is asked for of prompts is what a graph does not give."""
+    """Log probabilities of prompts are not available from a graph."""
     accelerator = HostAccelerator()
     engine = on_device(folder, accelerator, max_num_seqs=6)
     ask(engine, [[number] * length for number in range(5)], max_tokens=12, **fields)

@@ -1,4 +1,4 @@
-"""The app in this process, for what no healthy replica shows: loading, and failures of our own."""
+"""The app in this process, for states of unhealthy replicas: loading, and internal errors."""
 
 import asyncio
 import json

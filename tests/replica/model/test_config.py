@@ -1,4 +1,4 @@
-"""Configs as transformers writes them, as it wrote them before version 5, and those that are refused."""
+"""Configs as transformers writes them, now and before version 5, and refused ones."""
 
 import json
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_llama3_scaling_is_read_under_either_name_of_its_type() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_absent_key_means_what_it_means_to_transformers(architecture: str) -> None:
-    """Only what must be there is left in the file."""
+    """Leave only required keys in the file."""
     optional = {"num_key_value_heads", "head_dim"}
     heads = 32 if architecture.startswith("Qwen") else 8  # so that the default number of KV heads fits
     sizes: dict[str, Any] = {key: value for key, value in SHAPES.items() if key not in optional} | {

@@ -1,4 +1,4 @@
-"""Tensors out of safetensors files, whole or in shards, and what is said when something is wrong with them."""
+"""Tensors from safetensors files, whole or in shards, and the errors for broken ones."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The alerts of the dashboard: what `warmroute doctor` would find, as far as the router knows it by itself."""
+"""The alerts of the dashboard: the findings of `warmroute doctor` from the router's own data."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GET /dashboard/feed: what a page is shown, how much of it, and how it ends."""
+"""GET /dashboard/feed: its content, its limits, and its end."""
 
 import asyncio
 import socket
@@ -149,7 +149,7 @@ async def test_a_replica_that_leaves_and_comes_back_is_counted_again() -> None:
 
 
 async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all replicas alike: those that were looked at before the mistake, too."""
+    """Apply to all replicas, including those handled before the error."""
 
     def failing(member: Member, feeds: Feeds) -> Counts:
         if member.name == "r1":

@@ -64,7 +64,7 @@ def replica(name: str = "r0", own: dict[str, Any] | None = None, **routed: Any) 
 
 
 def fleet(first: ReplicaFigures | None = None, *, router: RouterFigures = ROUTER, **others: Any) -> Figures:
-    """Three replicas, of which the first is as given."""
+    """Three replicas; the first one as given."""
     rest = (replica("r1", **others), replica("r2", **others))
     return Figures(window_s=WINDOW_S, router=router, replicas=(first or replica(), *rest))
 

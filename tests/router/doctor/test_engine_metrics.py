@@ -1,4 +1,4 @@
-"""Figures from a replica's /metrics, of which only the relevant lines are parsed."""
+"""Figures from the relevant lines of a replica's /metrics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The router runs on uvloop, whose transports have habits of their own; so do its tests over HTTP."""
+"""The router runs on uvloop, whose transports differ from asyncio's; so do its tests over HTTP."""
 
 from collections.abc import Callable
 from typing import Any

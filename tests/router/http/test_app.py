@@ -1,4 +1,4 @@
-"""The API around the generation routes, and who may use it."""
+"""The API around the generation routes, and its access control."""
 
 import json
 import threading

@@ -35,7 +35,7 @@ async def test_whatever_is_asked_of_a_router_that_leaves_is_the_last_of_its_conn
 
 
 class Slowly:
-    """Streams whose second half comes when a test says so."""
+    """Streams whose second half comes on a test's command."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A whole router on its socket: connections, life and end, what it writes down."""
+"""A whole router on its socket: connections, start and end, logs."""
 
 import asyncio
 import json

@@ -42,7 +42,7 @@ def test_waits_grow_and_are_never_the_same_for_all() -> None:
 
 
 class Told(Discovery):
-    """A source that says what a test tells it."""
+    """A source with a test's replicas."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)

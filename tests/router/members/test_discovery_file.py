@@ -1,4 +1,4 @@
-"""The file of replicas: what it may say, and what happens when it changes or breaks."""
+"""The file of replicas: its format, changes and mistakes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Kubernetes' EndpointSlices: what they mean, and a watch on a server that drops, forgets and refuses."""
+"""Kubernetes' EndpointSlices: their meaning, and a watch on a server that drops, forgets and refuses."""
 
 import asyncio
 import contextlib

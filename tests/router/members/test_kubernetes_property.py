@@ -1,4 +1,4 @@
-"""Whatever pods do, and however lists and watches break off: at the end the replicas are those that there are."""
+"""Despite any changes of pods and any broken lists and watches, the replicas equal the pods in the end."""
 
 from typing import Any
 

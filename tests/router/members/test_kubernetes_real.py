@@ -48,7 +48,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
 
 
 class Kubelet:
-    """Makes pods, and says of them what a node would."""
+    """Makes pods, and reports their state like a node."""
 
     def __init__(self, client: httpx2.AsyncClient, replicas: dict[str, Scripted]) -> None:
         self.client = client
@@ -112,7 +112,7 @@ class Cloud:
 
 @asynccontextmanager
 async def cloud(api: RealApi, *names: str) -> AsyncIterator[Cloud]:
-    """A router that watches as its account may, and pods of which the first is ready."""
+    """A router with its account's permissions, and pods; the first one is ready."""
     async with AsyncExitStack() as stack:
         replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
         kubelet = Kubelet(await stack.enter_async_context(api.administrator()), replicas)

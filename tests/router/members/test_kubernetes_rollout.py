@@ -144,7 +144,7 @@ class Observed:
                 await asyncio.sleep(0.002)
 
     async def look(self) -> None:
-        """Notes what is otherwise for a second; the router may well know before the node does."""
+        """Note differences that last a second; the router may know before the node does."""
         wrong_since_s: dict[tuple[str, bool | None], float] = {}
         while True:
             asked_s, members = time.monotonic(), await self.members()

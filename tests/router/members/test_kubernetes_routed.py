@@ -81,7 +81,7 @@ class Cloud:
 
 @asynccontextmanager
 async def cloud(*names: str, asking: bool = True, keys: Mapping[str, str] | None = None) -> AsyncIterator[Cloud]:
-    """A cloud with pods of these names, the first of which is ready."""
+    """A cloud with pods of these names; the first one is ready."""
     async with AsyncExitStack() as stack:
         replicas = {name: await stack.enter_async_context(named(name).running()) for name in names}
         api = await stack.enter_async_context(KubernetesApi().running())

@@ -1,4 +1,4 @@
-"""Histograms as Prometheus wants them."""
+"""Histograms in Prometheus' format."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Connections to a replica, against servers that say exactly the bytes a test wants."""
+"""Connections to a replica, against servers with a test's exact bytes."""
 
 import asyncio
 import socket

@@ -24,7 +24,7 @@ def replica(slot: int, *waiting: tuple[float, float], **known: Any) -> Candidate
 
 
 def full(slot: int, idle_s: float) -> Candidate:
-    """Its cache is full of what somebody asked for so long ago; what is asked for within 10 s comes again."""
+    """Its cache is full of prefixes of this age; prefixes younger than 10 s come back."""
     reuse = Reuse()
     for second in range(0, 1000, 9):
         reuse.used(range(100), float(second))
@@ -70,7 +70,7 @@ def test_a_request_ahead_of_its_prefix_computes_the_prefix_itself() -> None:
 
 
 def test_the_place_in_a_queue_counts_from_when_the_request_came() -> None:
-    """It has waited for 30 s elsewhere, and goes before those that came meanwhile."""
+    """It has waited for 30 s elsewhere, and goes before later requests."""
     crowd = replica(0, *[(1000.0, 300.0)] * 100)
     late = asked(16_000, [crowd], came_s=970.0)
     assert late.effects is not None and late.effects.delayed == [100 * 16_000]

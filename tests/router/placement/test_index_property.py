@@ -162,7 +162,7 @@ class Replica:
 
 
 class Streams(RuleBasedStateMachine):
-    """Some replicas, native and foreign, that store, evict, clear, begin anew, come and go."""
+    """Some replicas, native and foreign, that store, evict, clear, restart, come and go."""
 
     ignored: type | None = None  # a change that the negative controls lose
 

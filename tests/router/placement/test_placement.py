@@ -1,4 +1,4 @@
-"""From a prompt to a choice, and what is known of the choice while its request runs."""
+"""From a prompt to a choice, and the choice's state while its request runs."""
 
 import re
 from pathlib import Path

@@ -16,7 +16,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """A list, sorted anew every time."""
+    """A list, sorted every time."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -1,4 +1,4 @@
-"""Requests that the router passes on without knowing what they are."""
+"""Requests that the router passes on without parsing them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""API keys: what a file of them may say, who is found, and whose caches are apart."""
+"""API keys: the format of a key file, look-ups, and separate caches."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Streams of foreign engines that break in the middle, and what the client reads of them."""
+"""Streams of foreign engines that break in the middle, as the client sees them."""
 
 import asyncio
 import json
@@ -255,7 +255,7 @@ def test_the_last_word_on_token_ids_is_the_routers() -> None:
 
 
 class Cuts:
-    """A way to one replica: each generation request on it may be cut after so many events."""
+    """A connection to one replica that can cut each generation request after some events."""
 
     def __init__(self, port: int, after: list[int]) -> None:
         self.after = after  # of all ways together: for each request to come
@@ -377,7 +377,7 @@ async def world(
 
 
 def even(stream: bytes) -> bytes:
-    """Without what each answer has of its own."""
+    """Without the fields that differ for each answer."""
     stream = re.sub(rb'"(id|created)":("[^"]*"|\d+)', rb'"\1":0', stream)
     return re.sub(rb',"prompt_tokens_details":\{[^}]*\}', b"", stream)
 

@@ -1,4 +1,4 @@
-"""Whatever breaks wherever: what the client reads of a stream, against the stream that never broke."""
+"""A client's view of streams with any breaks, against the unbroken stream."""
 
 import json
 from collections.abc import Iterator, Sequence

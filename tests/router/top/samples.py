@@ -1,4 +1,4 @@
-"""ReplicaList, decisions and prefixes as a router tells them, for tests of what is made of them."""
+"""Sample answers of a router: replicas, decisions and prefixes."""
 
 from typing import Any
 

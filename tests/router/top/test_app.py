@@ -1,4 +1,4 @@
-"""`warmroute top` before a real router: what is on the screen, and what the keys do."""
+"""`warmroute top` with a real router: its screen and its keys."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`warmroute top --once`, and what the command says where there is nothing to show."""
+"""`warmroute top --once`, and the command's messages if there is nothing to show."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Why a decision fell on its replica, from what is remembered of it."""
+"""The reason for a decision, from its record."""
 
 from typing import Any
 
