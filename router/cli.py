@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import click
@@ -71,6 +72,15 @@ admin_key_option = click.option(
     help="The router's admin key, if it has one. Better given as WARMROUTE_ADMIN_KEY.",
 )
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+
+
+def _show(answer: bytes, as_json: bool, draw: Callable[[bytes, TextIO], None]) -> None:
+    if as_json:
+        click.echo(answer.decode(errors="replace"))
+    else:
+        draw(answer, sys.stdout)
+
 
 @click.command()
 @click.argument("prompt", required=False)
@@ -83,7 +93,7 @@ admin_key_option = click.option(
 @click.option("--model", metavar="NAME", help="The model.  [default: what FILE says, or the only one that is served]")
 @router_option
 @admin_key_option
-@click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+@json_option
 def explain(
     prompt: str | None, chat: TextIO | None, model: str | None, router_url: str, admin_key: str | None, as_json: bool
 ) -> None:
@@ -105,11 +115,7 @@ def explain(
 
     from router.explain import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
-    answer = ask(router_url, fields, admin_key)
-    if as_json:
-        click.echo(answer.decode(errors="replace"))
-    else:
-        draw(answer, sys.stdout)
+    _show(ask(router_url, fields, admin_key), as_json, draw)
 
 
 def chat_fields(file: TextIO) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def chat_fields(file: TextIO) -> dict[str, Any]:
     show_default=True,
     help="Beginnings to show: those that a cache saves most by, and what they come after.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Show the router's answer as it is.")
+@json_option
 def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) -> None:
     """Show what prompts have begun alike of late, and which replicas hold it.
 
@@ -150,11 +156,7 @@ def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) 
     """
     from router.prompts.prefixes.draw import ask, draw  # an HTTP client and rich: not needed to refuse arguments
 
-    answer = ask(router_url, limit, admin_key)
-    if as_json:
-        click.echo(answer.decode(errors="replace"))
-    else:
-        draw(answer, sys.stdout)
+    _show(ask(router_url, limit, admin_key), as_json, draw)
 
 
 @click.command()

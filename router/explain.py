@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import click
-import msgspec
 from msgspec import Struct
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
+from router.formatting import decoded, duration, plain_console
 from router.responses import Candidate, Explanation
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # from so many columns on, so many cells
@@ -49,12 +48,7 @@ def _only_model(client: Client) -> str:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    """Print in colours on a terminal, in plain characters elsewhere."""
-    try:
-        explanation = msgspec.json.decode(answer, type=Explanation)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"the router's answer cannot be read: {error}; see it with --json") from error
-    console = Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+    explanation, console = decoded(answer, Explanation), plain_console(file, width)
     console.print(Text(heading(explanation)))
     if explanation.candidates:
         console.print()
@@ -117,13 +111,7 @@ def numbers_of(each: Candidate) -> list[str]:
     cached = f"{each.matched_tokens:,.0f}" + (f"+{slower_tokens:,.0f}" if slower_tokens > 0 else "")
     if not each.available:
         return [cached, *["-"] * 4]
-    return [cached, f"{each.queued_tokens:,.0f}", str(each.running), seconds(each.ttft_s), seconds(each.cost)]
-
-
-def seconds(duration_s: float | None) -> str:
-    if duration_s is None or not math.isfinite(duration_s):
-        return "-"
-    return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
+    return [cached, f"{each.queued_tokens:,.0f}", str(each.running), duration(each.ttft_s), duration(each.cost)]
 
 
 def bar_of(hits: Sequence[tuple[int, int]], blocks: int, cells: int, *, plain: bool) -> str:

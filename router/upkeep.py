@@ -28,7 +28,7 @@ from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Broken, Upstream
 from router.placement.eligibility import can_take
 from router.placement.placement import APPROXIMATE
-from router.prompts.tokenizer_probe import Answer, probes, verdict
+from router.prompts.tokenizer_probe import probes, verdict
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
 from router.status import isolation
@@ -413,7 +413,7 @@ class Upkeep:
             return
         asked = probes(member.models[0], tokens.prompts)
         answers = [await self._ask(member, "/tokenize", probe.body) for probe in asked]
-        found = verdict(asked, [Answer(answer.status, answer.body) for answer in answers])
+        found = verdict(asked, [(answer.status, answer.body) for answer in answers])
         member.verified = found.why
         if found.verified is False:
             tokens.go_approximate(f"the tokenizer here is not that of {member.name}: {found.why}")

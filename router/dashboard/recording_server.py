@@ -10,9 +10,11 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from api.errors import ApiError, invalid
+from api.http.answers import error_response
 from events.tool.options import StreamOptions, Target, is_endpoint, open_target
 from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode
@@ -79,19 +81,22 @@ def guarded(endpoint: Endpoint) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         client = request.client.host if request.client else None
-        if not is_local(request.scope["headers"], client, request.scope["http_version"]):
-            return refusal(403, "open this page on the machine that runs it, at 127.0.0.1 or localhost")
         try:
+            if not is_local(request.scope["headers"], client, request.scope["http_version"]):
+                raise ApiError(403, "open this page on the machine that runs it, at 127.0.0.1 or localhost")
             return await endpoint(request)
+        except ApiError as error:
+            return error_response(error)
         except (Ended, asyncio.CancelledError):
-            return refusal(503, "the server is shutting down")
+            return error_response(ApiError(503, "the server is shutting down"))
 
     return answer
 
 
 async def failed(_: Request, error: Exception) -> Response:
     """The response to an internal error, which the server logs too."""
-    return refusal(500, f"the recording could not be played: {type(error).__name__}: {error}", "server_error")
+    message = f"the recording could not be played: {type(error).__name__}: {error}"
+    return error_response(ApiError(500, message, "server_error"))
 
 
 class Pages:
@@ -124,7 +129,7 @@ class Pages:
         except (KeyError, ValueError):
             at_s = math.nan
         if not math.isfinite(at_s):
-            return refusal(400, "say at=UNIX_TIME, a moment of the recording")
+            raise invalid("say at=UNIX_TIME, a moment of the recording")
         async with self._playing:
             return as_json(await asyncio.to_thread(self._moments.at, at_s))
 
@@ -132,14 +137,9 @@ class Pages:
 def shown(path: str) -> Response:
     found = static_files.find(path)
     if found is None:
-        return refusal(404, f"there is no file {path[:100]!r}")
+        raise ApiError(404, f"there is no file {path[:100]!r}")
     return Response(found.content, headers=static_files.HEADERS, media_type=found.content_type)
 
 
 def as_json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def refusal(status: int, message: str, kind: str = "invalid_request_error") -> Response:
-    error = {"message": message, "type": kind, "param": None, "code": None}
-    return JSONResponse({"error": error}, status)

@@ -1,30 +1,25 @@
 """Samples of a Prometheus /metrics response."""
 
 from collections import defaultdict
-from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 
 class BadMetrics(Exception):
     """The text is not in Prometheus' format."""
 
 
-class _Sample(NamedTuple):
-    labels: dict[str, str]
-    value: float
-
-
 class Samples:
     """Values by name and labels. Of several names, the first one present counts: engines renamed some metrics."""
 
     def __init__(self, text: str = "") -> None:
-        self._samples: dict[str, list[_Sample]] = defaultdict(list)
+        self._samples: dict[str, list[Sample]] = defaultdict(list)
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     if sample.value == sample.value:  # not NaN
-                        self._samples[sample.name].append(_Sample(sample.labels, sample.value))
+                        self._samples[sample.name].append(sample)
         except (ValueError, KeyError, IndexError) as error:  # all that the parser raises
             raise BadMetrics(f"its metrics cannot be parsed: {error}") from error
 

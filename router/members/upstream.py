@@ -156,10 +156,6 @@ class Upstream:
         self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    @property
-    def idle_connections(self) -> int:
-        return len(self._idle)
-
     def send(
         self, request: bytes, listener: Listener, *, body: bytes = b"", bodiless: bool = False, resend: bool = True
     ) -> Sending:

@@ -35,11 +35,6 @@ class Probe(Struct, frozen=True):
     what: str
 
 
-class Answer(Struct, frozen=True):
-    status: int
-    body: bytes
-
-
 class Verdict(Struct, frozen=True):
     """The result of a check; `verified` is None if the replica's answers do not tell."""
 
@@ -71,13 +66,13 @@ def _probe(prompts: Prompts, fields: dict[str, Any]) -> Probe | None:
     return Probe(body, expected, "a prompt" if "prompt" in fields else f"{len(fields['messages'])} messages")
 
 
-def verdict(asked: Sequence[Probe], answers: Iterable[Answer]) -> Verdict:
-    """Compare the answers: False at the first difference, None if one is unusable, else True."""
+def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Verdict:
+    """Compare answers (status, body): False at the first difference, None if one is unusable, else True."""
     unknown = None
-    for probe, answer in zip(asked, answers, strict=True):
-        found = _token_ids(answer)
+    for probe, (status, body) in zip(asked, answers, strict=True):
+        found = _token_ids(status, body)
         if found is None:
-            unknown = unknown or f"POST /tokenize answers {answer.status} to {probe.what}"
+            unknown = unknown or f"POST /tokenize answers {status} to {probe.what}"
         elif found != probe.expected:
             return Verdict(False, f"{probe.what}: {_difference(probe.expected, found)}")
     if unknown or not asked:
@@ -85,11 +80,11 @@ def verdict(asked: Sequence[Probe], answers: Iterable[Answer]) -> Verdict:
     return Verdict(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
-def _token_ids(answer: Answer) -> list[int] | None:
-    if answer.status != 200:
+def _token_ids(status: int, body: bytes) -> list[int] | None:
+    if status != 200:
         return None
     try:
-        return msgspec.json.decode(answer.body, type=_Tokenized).tokens
+        return msgspec.json.decode(body, type=_Tokenized).tokens
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

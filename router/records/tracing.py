@@ -84,10 +84,6 @@ class Tracing:
             )
         )
 
-    def flush(self) -> None:
-        """Send all queued spans, and wait until that is done."""
-        self._batches.force_flush()
-
     def close(self) -> None:
         closing = Thread(target=self._batches.shutdown, daemon=True)
         closing.start()

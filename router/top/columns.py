@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from events.tool.words import printable
+from router.formatting import ago, duration, percent, rate, short
 from router.prompts.prefixes.draw import BRANCH, DEEPEST, holders
-from router.top.formatting import ago, duration, percent, rate, short
 from router.top.reasons import reason_for
 from router.top.responses import Decision
 from router.top.rows import (

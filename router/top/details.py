@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from events.tool.words import printable
+from router.formatting import ago, count, duration, percent, rate, short
 from router.prompts.prefixes.shared import Prefix
 from router.responses import ReplicaStatus
-from router.top.formatting import ago, count, duration, percent, rate, short
 from router.top.history import Rates
 from router.top.reasons import reason_for
 from router.top.responses import Candidate, Decision

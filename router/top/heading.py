@@ -5,8 +5,8 @@ from collections import Counter
 from rich.text import Text
 
 from events.tool.words import printable
+from router.formatting import ago, count, duration, percent, rate, short
 from router.top.client import KEY_HINT
-from router.top.formatting import ago, count, duration, percent, rate, short
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
 from router.top.states import STATES, STYLES, state_of
 

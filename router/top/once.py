@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from router.formatting import plain_console
 from router.top.client import RouterClient
 from router.top.columns import decision_table, event_table, prefix_table, replica_table
 from router.top.heading import empty_text, heading
@@ -24,7 +25,7 @@ async def once(router_url: str, admin_key: str | None, interval_s: float, file: 
         await poller.require()
         await asyncio.sleep(interval_s)
         await poller.require()
-    draw(poller, Console(file=file, highlight=False, emoji=False, markup=False))
+    draw(poller, plain_console(file))
 
 
 def draw(poller: Poller, console: Console) -> None:

@@ -1,6 +1,6 @@
 """Why a decision chose its replica, in words."""
 
-from router.top.formatting import duration
+from router.formatting import duration
 from router.top.responses import Candidate, Decision
 
 BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from events.tool.words import printable
+from router.formatting import NONE
 from router.prompts.prefixes.shared import Prefix
 from router.responses import ReplicaStatus
-from router.top.formatting import NONE
 from router.top.history import Rates
 from router.top.poller import Poller
 from router.top.responses import Decision

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from router.top.formatting import cut, padded
+from router.formatting import cut, padded
 
 GAP = 2
 WIDEST_NAME = 24

@@ -114,7 +114,7 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
             )
             await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
             idle = running.member("a").upstream
-            await until(lambda: count_of(Connection) == idle.idle_connections, "those to replicas are forgotten")
+            await until(lambda: count_of(Connection) == len(idle._idle), "those to replicas are forgotten")
 
 
 async def test_shared_prefixes_are_forgotten_once_reported() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.explain import bar_of, draw, seconds
+from router.explain import bar_of, draw
+from router.formatting import duration
 from router.responses import Candidate, Explanation
 
 ANSWER: dict[str, Any] = {
@@ -163,7 +164,7 @@ def test_a_terminal_gets_colours_and_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     ("duration_s", "text"), [(None, "-"), (float("inf"), "-"), (0.0, "0 ms"), (0.2564, "256 ms"), (12.34, "12.3 s")]
 )
 def test_durations_are_short(duration_s: float | None, text: str) -> None:
-    assert seconds(duration_s) == text
+    assert duration(duration_s) == text
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.data())

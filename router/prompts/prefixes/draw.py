@@ -2,14 +2,12 @@
 
 from typing import TextIO
 
-import click
-import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import printable
 from router.asking import Client
+from router.formatting import ago, decoded, plain_console
 from router.prompts.prefixes.shared import Prefix, Shared
 
 BRANCH = "  "
@@ -24,12 +22,7 @@ def ask(router_url: str, limit: int, key: str | None) -> bytes:
 
 
 def draw(answer: bytes, file: TextIO, width: int | None = None) -> None:
-    """Print in colours on a terminal, in plain characters elsewhere."""
-    try:
-        shared = msgspec.json.decode(answer, type=Shared)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"the router's answer cannot be read: {error}; see it with --json") from error
-    console = Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+    shared, console = decoded(answer, Shared), plain_console(file, width)
     console.print(Text(heading(shared)))
     if not shared.prefixes:
         return
@@ -85,9 +78,3 @@ def holders(prefix: Prefix) -> str:
     named = ", ".join(map(printable, prefix.replicas[:NAMED]))
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
     return named + (f" and {more:,} more" if more else "")
-
-
-def ago(duration_s: float) -> str:
-    if duration_s < 60:
-        return f"{duration_s:.0f} s"
-    return f"{duration_s / 60:.0f} min" if duration_s < 5400 else f"{duration_s / 3600:.1f} h"

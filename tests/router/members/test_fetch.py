@@ -43,7 +43,7 @@ async def test_its_connection_is_used_again() -> None:
     async with upstream_to(says()) as (upstream, replica):
         for _ in range(3):
             await fetch(upstream, "/")
-        assert upstream.idle_connections == len(replica.connections) == 1
+        assert len(upstream._idle) == len(replica.connections) == 1
 
 
 async def test_it_does_not_wait_for_ever() -> None:
@@ -53,7 +53,7 @@ async def test_it_does_not_wait_for_ever() -> None:
             await fetch(upstream, "/x", timeout_s=0.05)
         async with asyncio.timeout(20):
             await script.calls[0].left()
-        assert not upstream.sendings and not upstream.idle_connections
+        assert not upstream.sendings and not upstream._idle
 
 
 @pytest.mark.parametrize("handler", [drops, says(bytes(2 * MAX_BYTES))], ids=["lost", "endless"])

@@ -6,14 +6,14 @@ import pytest
 from api.prompts import Prompts
 from api.requests import TokenizeRequest, read
 from api.tokenizer import ByteTokenizer
-from router.prompts.tokenizer_probe import Answer, Probe, conversations, probes, verdict
+from router.prompts.tokenizer_probe import Probe, conversations, probes, verdict
 from tests.router.families import prompts
 
 
-def answered(asked: list[Probe], by: Prompts) -> list[Answer]:
+def answered(asked: list[Probe], by: Prompts) -> list[tuple[int, bytes]]:
     """As a replica with these prompts answers `POST /tokenize`."""
     tokens = [by.tokenize(read(probe.body, TokenizeRequest)) for probe in asked]
-    return [Answer(200, msgspec.json.encode({"count": len(ids), "max_model_len": 1, "tokens": ids})) for ids in tokens]
+    return [(200, msgspec.json.encode({"count": len(ids), "max_model_len": 1, "tokens": ids})) for ids in tokens]
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama3", "mistral", "unigram"])
@@ -41,20 +41,20 @@ def test_another_template_is_found_out(tmp_path: Path) -> None:
 
 def test_one_token_more_is_found_out(tmp_path: Path) -> None:
     asked = probes("m", prompts("qwen", tmp_path))
-    longer = [Answer(200, msgspec.json.encode({"tokens": [*probe.expected, 1]})) for probe in asked]
+    longer = [(200, msgspec.json.encode({"tokens": [*probe.expected, 1]})) for probe in asked]
     found = verdict(asked, longer)
     assert found.verified is False and "tokens there and" in found.why
 
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(404, b"{}"), Answer(200, b"\xff"), Answer(200, b'{"tokens": "a"}'), Answer(501, b""), Answer(200, b"")],
+    [(404, b"{}"), (200, b"\xff"), (200, b'{"tokens": "a"}'), (501, b""), (200, b"")],
 )
-def test_a_replica_that_does_not_say_is_unverified(tmp_path: Path, answer: Answer) -> None:
+def test_a_replica_that_does_not_say_is_unverified(tmp_path: Path, answer: tuple[int, bytes]) -> None:
     ours = prompts("qwen", tmp_path)
     asked = probes("m", ours)
     found = verdict(asked, [answer] * len(asked))
-    assert found.verified is None and f"answers {answer.status}" in found.why
+    assert found.verified is None and f"answers {answer[0]}" in found.why
     partly = verdict(asked, [*answered(asked, ours)[:-1], answer])
     assert partly.verified is None and "messages" in partly.why
 

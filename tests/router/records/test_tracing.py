@@ -97,7 +97,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 async def told(running: Served, collector: Collector) -> list[Span]:
     await running.idle()
-    running.router.tracing.flush()
+    running.router.tracing._batches.force_flush()
     return collector.spans
 
 

@@ -1,10 +1,28 @@
-"""Short texts for numbers, shares and durations."""
+"""Short texts for numbers, shares and durations, and the drawing of responses on a console."""
 
 import math
+from typing import TextIO, TypeVar
 
+import click
+import msgspec
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 
 NONE = "-"
+
+T = TypeVar("T")
+
+
+def decoded(answer: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"the router's answer cannot be read: {error}; see it with --json") from error
+
+
+def plain_console(file: TextIO, width: int | None = None) -> Console:
+    """A console that draws text as it is: in colours on a terminal, without them elsewhere."""
+    return Console(file=file, width=width, highlight=False, emoji=False, markup=False)
 
 
 def short(number: float | None) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from router.top.formatting import ago, count, cut, duration, padded, percent, rate, short
+from router.formatting import ago, count, cut, duration, padded, percent, rate, short
 
 
 @pytest.mark.parametrize(
