@@ -46,10 +46,6 @@ class ItemList(Struct, Generic[Item]):
     items: list[Item] | None = None
 
 
-class Page(Struct):
-    metadata: ListMetadata
-
-
 class Bookmark(Struct):
     """A version; the other fields of the object are empty."""
 
@@ -108,11 +104,14 @@ class Collection(Generic[Item]):
         self._item = msgspec.json.Decoder(kind.type)
         self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
 
-    def listed(self, pages: Sequence[bytes]) -> None:
+    def page(self, body: bytes) -> ItemList[Item]:
+        page: ItemList[Item] = self._list.decode(body)
+        return page
+
+    def listed(self, pages: Sequence[ItemList[Item]]) -> None:
         """Take all pages of a list together: half a list would drop existing replicas."""
-        lists: list[ItemList[Item]] = [self._list.decode(page) for page in pages]
-        self._objects = {item.metadata.name: self._look(item) for each in lists for item in each.items or ()}
-        self.resource_version = lists[0].metadata.resource_version
+        self._objects = {item.metadata.name: self._look(item) for each in pages for item in each.items or ()}
+        self.resource_version = pages[0].metadata.resource_version
 
     def changed(self, line: bytes | str) -> bool:
         """Apply a watch event; return True if the replicas may have changed. Raises Expired."""
@@ -174,12 +173,6 @@ class Collection(Generic[Item]):
 _event = msgspec.json.Decoder(WatchEvent).decode
 _failure = msgspec.json.Decoder(Failure).decode
 _bookmark = msgspec.json.Decoder(Bookmark).decode
-_page = msgspec.json.Decoder(Page).decode
-
-
-def next_page(body: bytes) -> str:
-    """The token of the list's next page; empty at the end."""
-    return _page(body).metadata.next_page
 
 
 def failure_of(body: bytes) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from router.members.discovery.backoff import Backoff
 from router.members.discovery.cluster import Cluster
-from router.members.discovery.collection import GONE, Collection, Expired, failure_of, next_page
+from router.members.discovery.collection import GONE, Collection, Expired, ItemList, failure_of
 from router.members.discovery.desired import Desired, Discovery
 
 log = logging.getLogger(__name__)
@@ -117,22 +117,21 @@ class KubernetesDiscovery(Discovery):
 
     async def _list(self, client: httpx2.AsyncClient) -> None:
         # Without a resourceVersion the list is consistent, not the cache of one API server.
-        pages: list[bytes] = []
+        pages: list[ItemList[Any]] = []
         more = {"limit": str(PAGE)}
         timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         while True:
             params = self._params(more)
             response = await client.get(self._url, params=params, headers=self._headers(), timeout=timeout)
             await self._check(response)
-            pages.append(response.content)
             try:
-                following = next_page(response.content)
-                if not following:
-                    self._collection.listed(pages)
-                    return
+                pages.append(self._collection.page(response.content))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Refused(f"its list cannot be read: {error}") from error
-            more["continue"] = following
+            more["continue"] = pages[-1].metadata.next_page
+            if not more["continue"]:
+                self._collection.listed(pages)
+                return
 
     def _client(self) -> httpx2.AsyncClient:
         """A new client for each watch: the certificate authority may have been renewed."""

@@ -46,7 +46,7 @@ def pod(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, A
 
 def listed(*slices: dict[str, Any]) -> Collection[Slice]:
     made = slices_of(SPACE, "llm")
-    made.listed([msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": slices})])
+    made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": slices}))])
     return made
 
 

@@ -17,7 +17,7 @@ EVENTS = [port("events", 5557), port("replay", 5558), port("status", 5559), port
 
 def listed(*pods: Object) -> Collection[Pod]:
     made = pods_of(SPACE, "app=llm")
-    made.listed([msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": pods})])
+    made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": pods}))])
     return made
 
 
@@ -244,7 +244,13 @@ def test_a_broken_pod_is_logged_once_even_if_it_returns(caplog: pytest.LogCaptur
     for number in range(6, 12, 2):
         change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}), str(number))
         change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}, ready=False), str(number + 1))
-    made.listed([msgspec.json.encode({"metadata": {}, "items": [pod("bad", annotations={"warmroute/engine": "vlm"})]})])
+    made.listed(
+        [
+            made.page(
+                msgspec.json.encode({"metadata": {}, "items": [pod("bad", annotations={"warmroute/engine": "vlm"})]})
+            )
+        ]
+    )
     assert len(caplog.messages) == 1
     change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vll"}), "20")
     assert len(caplog.messages) == 2
@@ -289,7 +295,7 @@ def test_a_list_that_cannot_be_read_changes_nothing() -> None:
     made = listed(pod("p"))
     whole = msgspec.json.encode({"metadata": {"resourceVersion": "9"}, "items": [pod("q")]})
     with pytest.raises(msgspec.DecodeError):
-        made.listed([whole, whole[:-1]])
+        made.listed([made.page(whole), made.page(whole[:-1])])
     assert (list(made.desired()), made.resource_version) == (["p"], "5")
 
 

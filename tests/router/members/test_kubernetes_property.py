@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.members.discovery.collection import Collection, Expired, next_page
+from router.members.discovery.collection import Collection, Expired
 from router.members.discovery.pods import Pod, pods_of
 from tests.router.kubernetes_api import SPACE, Object, pod
 
@@ -88,8 +88,8 @@ class Follower:
         self.list()
 
     def list(self) -> None:
-        pages = self.server.pages()
-        assert [next_page(page) for page in pages] == ["more", ""]
+        pages = [self.pods.page(body) for body in self.server.pages()]
+        assert [page.metadata.next_page for page in pages] == ["more", ""]
         self.pods.listed(pages)
         self.watch()
 
