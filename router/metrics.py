@@ -13,9 +13,9 @@ from typing import Generic, NamedTuple, TypeVar
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from router.core import Router
-from router.members.feeds import FeedState
 from router.members.members import Member, Members
 from router.members.tally import Histogram, Tally
+from router.responses import FeedState
 from router.status import is_salted
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

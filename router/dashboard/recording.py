@@ -193,7 +193,7 @@ def _played(
             counted[1] += sum(len(keys) for _, keys in change.held)
 
     player = Player(recording, heard, is_ended)
-    marking = Marking(player.views, names)
+    marking = Marking(player.views)
     timeline = Timeline([], [], [], {name: [] for name in names})
     every_s = max((end_s - begin_s) / BUCKETS, 0.001)
     for bucket in range(1, BUCKETS + 1):
@@ -212,11 +212,10 @@ def _played(
 class Marking:
     """Finds incidents by comparing the streams' counters."""
 
-    def __init__(self, views: list[CacheView], names: list[str]) -> None:
+    def __init__(self, views: list[CacheView]) -> None:
         self.marks: list[Mark] = []
         self.more = 0
         self._views = views
-        self._names = names
         self._before = [dict.fromkeys(KINDS, 0) for _ in views]
 
     def look(self, record: Record) -> None:
@@ -224,16 +223,14 @@ class Marking:
         if record.kind == SESSION:
             self._mark(Mark(record.time, "", SESSION, 1))
             return
-        before, stats = self._before[record.source], self._views[record.source].stream.stats
+        before, view = self._before[record.source], self._views[record.source]
+        stats = view.stream.stats
         for name, kind in KINDS.items():
             now: int = getattr(stats, name)
             # A stream starts with a snapshot or a replay, which is no incident.
-            if now > before[name] and not (kind == "repair" and not self._is_begun(record.source)):
-                self._mark(Mark(round(record.time, 3), self._names[record.source], kind, now - before[name]))
+            if now > before[name] and not (kind == "repair" and not stats.batches):
+                self._mark(Mark(round(record.time, 3), view.name, kind, now - before[name]))
             before[name] = now
-
-    def _is_begun(self, number: int) -> bool:
-        return self._views[number].stream.stats.batches > 0
 
     def _mark(self, mark: Mark) -> None:
         if len(self.marks) < MOST_MARKS:

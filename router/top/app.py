@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -311,7 +311,7 @@ class Top(App[None]):
 
 async def top(router_url: str, admin_key: str | None, interval_s: float) -> None:
     """Run the live view; raise ClickException if the first poll fails, as with a wrong address."""
-    async with RouterClient(router_url, admin_key) as client:
+    async with aclosing(RouterClient(router_url, admin_key)) as client:
         poller = Poller(client, interval_s)
         await poller.require()
         app = Top(poller, interval_s)

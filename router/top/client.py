@@ -1,8 +1,7 @@
 """HTTP client of `warmroute top`: keeps its connections, and tells a refusal from an unreachable router."""
 
 import time
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import click
@@ -26,23 +25,15 @@ class Refused(Exception):
 
 
 class RouterClient:
-    """Close it, or use it as an async context manager. Its methods raise Unreachable and Refused."""
+    """Close it with `contextlib.aclosing`. Its methods raise Unreachable and Refused."""
 
     def __init__(self, router_url: str, key: str | None) -> None:
         self.router_url = router_url
         self.round_trip_s = TIMEOUT_S  # the fastest answer so far: close to the network's round trip
         self._http = httpx2.AsyncClient(base_url=router_url, **options(key, TIMEOUT_S))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def get(self, path: str, kind: type[T]) -> T:
         answer = await self._request("GET", path)

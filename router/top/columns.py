@@ -42,7 +42,8 @@ def _number(
         number = value(item)
         return -1.0 if number is None else number
 
-    return Column(title, **({"text": text, "sort": sort, "width": width, "descending": True} | how))
+    fields: dict[str, Any] = {"text": text, "sort": sort, "width": width, "descending": True, **how}
+    return Column(title, **fields)
 
 
 def _rate(title: str, form: Callable[[float | None], str], field: str, width: int, drop_order: int = 0) -> Column[Row]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -20,7 +21,7 @@ MOST_PREFIXES, MOST_DECISIONS = 10, 10
 
 async def once(router_url: str, admin_key: str | None, interval_s: float, file: TextIO) -> None:
     """Poll twice, for the rates in between, and print; raise ClickException if the router does not answer."""
-    async with RouterClient(router_url, admin_key) as client:
+    async with aclosing(RouterClient(router_url, admin_key)) as client:
         poller = Poller(client, interval_s)
         await poller.require()
         await asyncio.sleep(interval_s)

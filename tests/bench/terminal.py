@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -100,7 +100,7 @@ def tmux(*arguments: str) -> str:
 
 
 async def picture(url: str, size: tuple[int, int]) -> str:
-    async with RouterClient(url, None) as client:
+    async with aclosing(RouterClient(url, None)) as client:
         poller = Poller(client, 1.0)
         await poller.poll()
         app = Top(poller, 1.0)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import time
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -60,7 +61,7 @@ async def _looking(rounds: int, metrics: bytes) -> None:
     reading, noting, drawing, pressing, scanning = [], [], [], [], []
     gc.collect()
     gc.freeze()  # a real terminal application holds no objects of a router
-    async with RouterClient("http://router", None) as asking:
+    async with aclosing(RouterClient("http://router", None)) as asking:
         watch = Quiet(asking, 1.0)
         app = Top(watch, 3600.0)
         async with app.run_test(size=SIZE) as pilot:

@@ -13,9 +13,10 @@ from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
-from events.source import Source
-from router.members.feeds import Feeds, FeedState
+from events.subscriber import Source
+from router.members.feeds import Feeds
 from router.placement.index import PrefixIndex
+from router.responses import FeedState
 
 ANY = "tcp://127.0.0.1:0"
 SIZE = 4

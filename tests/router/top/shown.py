@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from textual.pilot import Pilot
@@ -60,7 +60,7 @@ class Shown:
 
 @asynccontextmanager
 async def shown(url: str, key: str | None = None, size: tuple[int, int] = SMALL, **how: Any) -> AsyncIterator[Shown]:
-    async with RouterClient(url, key) as client:
+    async with aclosing(RouterClient(url, key)) as client:
         poller = Poller(client, INTERVAL_S, **how)
         await poller.poll()
         app = Top(poller, INTERVAL_S)

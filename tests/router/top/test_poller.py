@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ class FakeRouter:
 
 
 async def looked(router: FakeRouter, times: int = 1, clock: Callable[[], float] = lambda: 0.0) -> Poller:
-    async with serving(router.handle) as url, RouterClient(url, "root") as client:
+    async with serving(router.handle) as url, aclosing(RouterClient(url, "root")) as client:
         poller = Poller(client, 1.0, clock)
         for _ in range(times):
             await poller.poll()
@@ -57,7 +58,7 @@ async def test_a_look_asks_for_everything_once() -> None:
 
 async def test_prefixes_are_asked_for_less_often() -> None:
     now_s, router = 0.0, FakeRouter()
-    async with serving(router.handle) as url, RouterClient(url, None) as client:
+    async with serving(router.handle) as url, aclosing(RouterClient(url, None)) as client:
         poller = Poller(client, 1.0, lambda: now_s)
         for at_s in (0.0, 1.0, 2.0, 3.0):
             now_s = at_s
@@ -83,7 +84,7 @@ async def test_refusals_are_reported_and_the_rest_is_shown() -> None:
 async def test_a_refusal_cannot_take_hold_of_the_terminal() -> None:
     router = FakeRouter()
     router.answers["/replicas"] = (403, {"error": {"message": "\x1b[2Jnot\nyours"}})
-    async with serving(router.handle) as url, RouterClient(url, None) as client:
+    async with serving(router.handle) as url, aclosing(RouterClient(url, None)) as client:
         with pytest.raises(click.ClickException) as refused:
             await Poller(client, 1.0).require()
     assert refused.value.message.startswith("the router says: \\x1b[2Jnot\\nyours; see --admin-key")
@@ -92,7 +93,7 @@ async def test_a_refusal_cannot_take_hold_of_the_terminal() -> None:
 async def test_what_is_refused_is_not_asked_for_at_every_look() -> None:
     now_s = 0.0
     router = FakeRouter(decisions=(403, {"error": {"message": "not yours"}}))
-    async with serving(router.handle) as url, RouterClient(url, None) as client:
+    async with serving(router.handle) as url, aclosing(RouterClient(url, None)) as client:
         poller = Poller(client, 1.0, lambda: now_s)
         for at_s in range(15):
             now_s = float(at_s)
@@ -143,11 +144,11 @@ async def test_the_last_figures_stay_while_the_router_is_silent() -> None:
     async with serving(router.handle, int(url.rpartition(":")[2])):
         now_s = 7.0
         assert await seen(poller) == (False, 1, 0.0)
-    await client.close()
+    await client.aclose()
 
 
 async def test_a_silent_server_is_away() -> None:
-    async with RouterClient(f"http://127.0.0.1:{refused_port()}", None) as client:
+    async with aclosing(RouterClient(f"http://127.0.0.1:{refused_port()}", None)) as client:
         with pytest.raises(Unreachable):
             await client.text("/metrics")
 
@@ -159,7 +160,7 @@ async def test_names_of_replicas_are_written_into_paths_as_they_are() -> None:
         asked.append(f"{request.method} {request.path}")
         await reply.whole(404, {"error": {"message": "there is no such replica"}})
 
-    async with serving(handle) as url, RouterClient(url, None) as client:
+    async with serving(handle) as url, aclosing(RouterClient(url, None)) as client:
         for undo in (False, True):
             with pytest.raises(Refused, match="there is no such replica"):
                 await client.drain("a b/../c?", undo=undo)
@@ -186,7 +187,7 @@ async def test_a_heartbeat_has_an_age() -> None:
     with Publisher(config()) as publisher:
         async with served(ours(publisher), named("other")) as running:
             await exact(running, publisher)
-            async with RouterClient(f"http://127.0.0.1:{running.port}", None) as client:
+            async with aclosing(RouterClient(f"http://127.0.0.1:{running.port}", None)) as client:
                 poller = Poller(client, 1.0)
                 await poller.poll()
     heard = {one.name: one.heard_age_s for one in poller.replicas}
@@ -199,7 +200,7 @@ async def test_a_real_router_is_understood_in_all_of_its_answers() -> None:
         async with connect(running.port) as connection:
             for _ in range(2):
                 await connection.post(CHAT, chat("Why? " * 300))
-        async with RouterClient(f"http://127.0.0.1:{running.port}", None) as client:
+        async with aclosing(RouterClient(f"http://127.0.0.1:{running.port}", None)) as client:
             poller = Poller(client, 1.0)
             await poller.poll()
         assert poller.unreachable is None and not poller.refused
