@@ -5,6 +5,8 @@ What `top_k` and `top_p` leave is bounded first. A program's lanes each know the
 those are tokens of the row: if k of them reach a logit, or if those that reach it weigh enough, then what is looked for
 does not lie below. The few tokens above such a floor are noted in their order, and what is exact is done on them.
 
+A `row` is a tuple: where the logits lie, how many they are, the peak, log2(e) over the temperature, and `min_p`.
+
 Thresholds are found by bisection over keys, integers in the order of the floats: at most 32 steps, and then exact.
 """
 
@@ -69,28 +71,27 @@ def draw_row(
         if (top_k > 0) | (top_p < 1.0):
             total = tl.zeros([], tl.float64)
             if top_k == 0:
-                total = amount(logits, vocab, ALL, peak, steepness, min_p, True, lanes)
+                total = amount((logits, vocab, peak, steepness, min_p), ALL, True, lanes)
             tl.store(noted + tl.arange(0, lanes), highest)
             tl.debug_barrier()  # what one lane has stored, another reads
             if top_k > 0:
-                floor = cut(noted, lanes, ALL, top_k.to(tl.float64), peak, steepness, min_p, False, lanes)
+                floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_k.to(tl.float64), False, lanes)
             else:
-                floor = cut(noted, lanes, ALL, top_p * total, peak, steepness, min_p, True, lanes)
+                floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_p * total, True, lanes)
             left = note(logits, vocab, floor, noted, ids, lanes, room)
             tl.debug_barrier()
-            values = tl.where(left <= room, noted, logits)
-            count = tl.where(left <= room, left, vocab)
+            kept = tl.where(left <= room, noted, logits), tl.where(left <= room, left, vocab), peak, steepness, min_p
             key = tl.full([], ALL, tl.int64)
             if top_k > 0:
-                key = cut(values, count, key, top_k.to(tl.float64), peak, steepness, min_p, False, lanes)
-                total = amount(values, count, key, peak, steepness, min_p, True, lanes)
+                key = cut(kept, key, top_k.to(tl.float64), False, lanes)
+                total = amount(kept, key, True, lanes)
             if top_p < 1.0:
-                key = cut(values, count, key, top_p * total, peak, steepness, min_p, True, lanes)
-            token = pick(values, count, key, where, peak, steepness, min_p, lanes)
+                key = cut(kept, key, top_p * total, True, lanes)
+            token = pick(kept, key, where, lanes)
             if left <= room:
                 token = tl.load(ids + token)
         else:
-            token = pick(logits, vocab, ALL, where, peak, steepness, min_p, lanes)
+            token = pick((logits, vocab, peak, steepness, min_p), ALL, where, lanes)
     tl.store(out + row, token.to(tl.int64))
 
 
@@ -122,17 +123,10 @@ def key_of(logit: tl.tensor) -> tl.tensor:
 
 @jit
 def weights_of(
-    values: tl.tensor,
-    count: tl.tensor,
-    first: tl.tensor,
-    key: tl.tensor,
-    peak: tl.tensor,
-    steepness: tl.tensor,
-    min_p: tl.tensor,
-    weighed: tl.constexpr,
-    lanes: tl.constexpr,
+    row: tl.tensor, first: tl.tensor, key: tl.tensor, weighed: tl.constexpr, lanes: tl.constexpr
 ) -> tl.tensor:
     """Weights of the logits from `first` on: 0 below the key, else exp of the scaled distance to the peak, or 1."""
+    values, count, peak, steepness, min_p = row
     place = first + tl.arange(0, lanes)
     logit = tl.load(values + place, mask=place < count, other=float("-inf"))
     counts = (place < count) & (key_of(logit) >= key)
@@ -143,40 +137,21 @@ def weights_of(
 
 
 @jit
-def amount(
-    values: tl.tensor,
-    count: tl.tensor,
-    key: tl.tensor,
-    peak: tl.tensor,
-    steepness: tl.tensor,
-    min_p: tl.tensor,
-    weighed: tl.constexpr,
-    lanes: tl.constexpr,
-) -> tl.tensor:
+def amount(row: tl.tensor, key: tl.tensor, weighed: tl.constexpr, lanes: tl.constexpr) -> tl.tensor:
     sums = tl.zeros([lanes], tl.float64)
-    for first in range(0, count, lanes):
-        sums += weights_of(values, count, first, key, peak, steepness, min_p, weighed, lanes)
+    for first in range(0, row[1], lanes):
+        sums += weights_of(row, first, key, weighed, lanes)
     return tl.sum(sums, axis=0)
 
 
 @jit
-def cut(
-    values: tl.tensor,
-    count: tl.tensor,
-    low: tl.tensor,
-    wanted: tl.tensor,
-    peak: tl.tensor,
-    steepness: tl.tensor,
-    min_p: tl.tensor,
-    weighed: tl.constexpr,
-    lanes: tl.constexpr,
-) -> tl.tensor:
+def cut(row: tl.tensor, low: tl.tensor, wanted: tl.tensor, weighed: tl.constexpr, lanes: tl.constexpr) -> tl.tensor:
     """The highest key from `low` to the peak's that at least the wanted amount reaches."""
     low = low + tl.zeros([], tl.int64)
-    high = key_of(peak).to(tl.int64) + 1
+    high = key_of(row[2]).to(tl.int64) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
-        enough = amount(values, count, middle, peak, steepness, min_p, weighed, lanes) >= wanted
+        enough = amount(row, middle, weighed, lanes) >= wanted
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
     return low
 
@@ -206,22 +181,14 @@ def note(
 
 
 @jit
-def pick(
-    values: tl.tensor,
-    count: tl.tensor,
-    key: tl.tensor,
-    where: tl.tensor,
-    peak: tl.tensor,
-    steepness: tl.tensor,
-    min_p: tl.tensor,
-    lanes: tl.constexpr,
-) -> tl.tensor:
+def pick(row: tl.tensor, key: tl.tensor, where: tl.tensor, lanes: tl.constexpr) -> tl.tensor:
     """The position whose share of the cumulated weights holds this point of [0, 1); its weight is never 0."""
     lane = tl.arange(0, lanes)
-    goal = where * amount(values, count, key, peak, steepness, min_p, True, lanes)
+    goal = where * amount(row, key, True, lanes)
+    count = row[1]
     before, found, last = tl.zeros([], tl.float64), count + 0, tl.zeros([], tl.int32)
     for first in range(0, count, lanes):
-        weights = weights_of(values, count, first, key, peak, steepness, min_p, True, lanes)
+        weights = weights_of(row, first, key, True, lanes)
         here = tl.sum(weights, axis=0)
         if (found == count) & (before + here > goal):
             beyond = (before + tl.cumsum(weights, axis=0) > goal) & (weights > 0)
