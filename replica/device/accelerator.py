@@ -1,7 +1,7 @@
 """The device beyond tensors: memory, graphs, and marks in the order of its work."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,38 +17,28 @@ class Memory(NamedTuple):
     total: int
 
 
-class Accelerator(Protocol):
-    device: torch.device
+class Accelerator:
+    """The current CUDA device."""
 
-    def host_bytes(self, size: int) -> Tensor:
-        """Memory of the host that is copied to and from the device without waiting."""
-
-    def mark(self) -> Wait:
-        """Return a function that waits until the device has done all it was given so far."""
-
-    def pool(self) -> object:
-        """Memory for graphs of which no two run at the same time."""
-
-    def capture(self, run: Callable[[], object], pool: Any) -> Replay:
-        """Return a function that repeats, in the same memory, all work that `run` gives to the device."""
-
-
-class CudaAccelerator:
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def host_bytes(self, size: int) -> Tensor:
+        """Memory of the host that is copied to and from the device without waiting."""
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Wait:
+        """Return a function that waits until the device has done all it was given so far."""
         event = torch.cuda.Event()
         event.record()
         return event.synchronize
 
     def pool(self) -> object:
+        """Memory for graphs of which no two run at the same time."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], object], pool: Any) -> Replay:
+        """Return a function that repeats, in the same memory, all work that `run` gives to the device."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             run()

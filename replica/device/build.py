@@ -14,7 +14,7 @@ from kernels.pointwise import Pointwise
 from kernels.spans import Copy
 from replica.chain import Chain
 from replica.config import EngineConfig
-from replica.device.accelerator import CudaAccelerator, Memory
+from replica.device.accelerator import Accelerator, Memory
 from replica.device.graph_sizes import decode_sizes, mixed_sizes
 from replica.device.runner import DeviceRunner, Draw, Limits, Size
 from replica.messages import Sampling
@@ -40,13 +40,13 @@ class Needs(NamedTuple):
 def build(config: EngineConfig) -> DeviceRunner:
     """ValueError, OSError or MemoryError where that cannot be."""
     try:
-        return _build(config, CudaAccelerator())
+        return _build(config, Accelerator())
     except torch.OutOfMemoryError as error:
         said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
         raise MemoryError(f"{said}; {advice}") from error
 
 
-def _build(config: EngineConfig, accelerator: CudaAccelerator) -> DeviceRunner:
+def _build(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
     before = accelerator.memory()
     choice = choose(config.attention, "cuda", dtype, config.block_size)
@@ -111,7 +111,7 @@ def new_caches(model: Transformer, num_blocks: int, block_size: int) -> list[Lay
     return [LayerCache(keys, values) for keys, values in memory]
 
 
-def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: CudaAccelerator) -> Needs:
+def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Accelerator) -> Needs:
     """By the largest steps there can be, and the two largest graphs, over a single block of KV."""
     rehearse(runner)  # compiles
     step = accelerator.peak_bytes(lambda: rehearse(runner)) + runner.own_bytes

@@ -9,7 +9,7 @@ import torch
 from kernels.backends import ORDER, choose
 from kernels.paged import Attention
 from kernels.pointwise import Pointwise
-from replica.device.accelerator import Accelerator, CudaAccelerator
+from replica.device.accelerator import Accelerator
 from replica.device.build import kernels_for
 from replica.device.runner import Draw
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     def accelerator(self) -> Accelerator:
         if self.is_gpu:
-            return CudaAccelerator()
+            return Accelerator()
         from tests.replica.device.hosts import HostAccelerator
 
         return HostAccelerator()

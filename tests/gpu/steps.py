@@ -25,7 +25,7 @@ IN_BETWEEN = 8  # uncounted steps: the first ones fill the pipeline
 MOST_HOST_MS = 1.0
 
 
-class Patient:
+class Patient(Accelerator):
     """An accelerator that measures the host's waits for it."""
 
     def __init__(self, accelerator: Accelerator) -> None:

@@ -12,7 +12,7 @@ from kernels.plain import PlainAttention
 from kernels.sampling import draw
 from replica.clock import WallClock
 from replica.config import EngineConfig
-from replica.device.accelerator import Replay, Wait
+from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import capture_all, new_caches, sizes_of
 from replica.device.runner import DeviceRunner, Limits
 from replica.engine import Engine
@@ -25,7 +25,7 @@ POISON = 0x7F
 FEW_ROWS = 64  # of graphs with prompts: plain torch takes its time for what fills up a larger one
 
 
-class HostAccelerator:
+class HostAccelerator(Accelerator):
     """Results are there at once, but may be read only after a wait."""
 
     def __init__(self) -> None:
