@@ -78,7 +78,7 @@ def draw_row(
                 floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_k.to(tl.float64), False, lanes)
             else:
                 floor = cut((noted, lanes, peak, steepness, min_p), ALL, top_p * total, True, lanes)
-            left = note(logits, vocab, floor, noted, ids, lanes, room)
+            left = note(logits, vocab, floor, (noted, ids), lanes, room)
             tl.debug_barrier()
             kept = tl.where(left <= room, noted, logits), tl.where(left <= room, left, vocab), peak, steepness, min_p
             key = tl.full([], ALL, tl.int64)
@@ -158,15 +158,10 @@ def cut(row: tl.tensor, low: tl.tensor, wanted: tl.tensor, weighed: tl.constexpr
 
 @jit
 def note(
-    logits: tl.tensor,
-    vocab: tl.tensor,
-    floor: tl.tensor,
-    noted: tl.tensor,
-    ids: tl.tensor,
-    lanes: tl.constexpr,
-    room: tl.constexpr,
+    logits: tl.tensor, vocab: tl.tensor, floor: tl.tensor, into: tl.tensor, lanes: tl.constexpr, room: tl.constexpr
 ) -> tl.tensor:
     """Write the logits and ids that reach the floor, in order, as far as they fit; return the number of all."""
+    noted, ids = into
     lane = tl.arange(0, lanes)
     count = tl.zeros([], tl.int32)
     for first in range(0, vocab, lanes):
