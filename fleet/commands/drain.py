@@ -10,7 +10,7 @@ from fleet.commands.client import Fleet
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.view import ReplicaView
 from router.asking import Refused
-from router.top.formatting import count
+from router.formatting import count
 
 LOOK_S = 0.5
 HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived

@@ -8,7 +8,7 @@ import msgspec
 
 from router.doctor.figures import Figures
 from router.doctor.findings import Finding
-from router.top.formatting import count
+from router.formatting import count
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 

@@ -230,8 +230,8 @@ class Metrics(Collector):
         return renamed
 
 
-def family(kind: Any, name: str, meaning: str, *samples: tuple[dict[str, str], float]) -> Metric:
-    made: Metric = kind(name, meaning, labels=samples[0][0])
+def family(kind: Any, name: str, meaning: str, *samples: tuple[dict[str, str], float]) -> Any:
+    made: Any = kind(name, meaning, labels=samples[0][0])
     for labels, value in samples:
         made.add_metric(labels.values(), value)
     return made

@@ -32,7 +32,8 @@ def write_weights(file: Path) -> None:
 
 COMMON_WORDS = 24  # what follows <|endoftext|>, and all tokens that demo.txt does not have
 TOKENIZER = Tokenizer.from_file(str(TEXTS / "tokenizer.json"))
-END_OF_TEXT, TURN_END = map(TOKENIZER.token_to_id, ("<|endoftext|>", "<|im_end|>"))
+VOCABULARY = TOKENIZER.get_vocab()
+END_OF_TEXT, TURN_END = VOCABULARY["<|endoftext|>"], VOCABULARY["<|im_end|>"]
 
 
 def dialogues() -> list[tuple[str, str]]:
@@ -43,7 +44,7 @@ def dialogues() -> list[tuple[str, str]]:
 
 def _followers() -> Counts:
     """Counts of each token (column) after each other (row) in the answers and, but for their ends, the questions."""
-    tokens = [TOKENIZER.id_to_token(token_id) for token_id in range(TOKENIZER.get_vocab_size())]
+    tokens = sorted(VOCABULARY, key=VOCABULARY.__getitem__)
     counts = np.zeros((len(tokens), len(tokens)), np.int64)
     [newline] = _ids("\n")
     for question, answer in dialogues():

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from api.errors import ApiError, quoted, unknown_model
-from events.subscriber import Source
+from events.source import Source
 from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.facts import Facts

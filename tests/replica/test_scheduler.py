@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kernels.spans import Copy
 from replica.block_pool import BlockPool
@@ -18,7 +19,8 @@ STOP = 99
 
 def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 256}
-    return Scheduler(BlockPool(num_blocks, SIZE), EngineConfig(model="m", **{**defaults, **limits}))
+    config = replace(EngineConfig(model="m"), **{**defaults, **limits})
+    return Scheduler(BlockPool(num_blocks, SIZE), config)
 
 
 def submit(

@@ -19,7 +19,7 @@ from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording import Recorder
 from events.records import Record
 from events.resolver import Resolver
-from events.subscriber import Source
+from events.source import Source
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feeds import ReplicaFeed
 from router.placement.cost import Candidate, Question

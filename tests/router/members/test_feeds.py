@@ -13,7 +13,7 @@ from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
-from events.subscriber import Source
+from events.source import Source
 from router.members.feeds import Feeds
 from router.placement.index import PrefixIndex
 from router.responses import FeedState

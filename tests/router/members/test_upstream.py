@@ -219,9 +219,9 @@ async def test_a_connection_that_still_carries_a_refused_body_is_not_used_again(
         heard = Heard()
         heard.sending = upstream.send(REQUEST, heard, body=bytes(50_000_000))
         assert (await heard.end()).status == 404
-        assert upstream.idle_connections == 0
+        assert len(upstream._idle) == 0
         assert (await ask(upstream).end()).status == 404
-        assert upstream.idle_connections == 1
+        assert len(upstream._idle) == 1
 
 
 @pytest.mark.parametrize("head", [b"connection: close\r\ncontent-length: 2\r\n\r\n", b"content-length: 2\r\n\r\n"])
