@@ -47,19 +47,19 @@ class PlayerStats(Struct):
     snapshots: int = 0
 
 
-class Life(Struct):
+class Incarnation(Struct):
     """One incarnation of the recorded publisher: its first live batch, and the batches that came by replay."""
 
     first: int | None = None
     asked: dict[int, bytes] = field(default_factory=dict)
 
 
-class Story(CacheView):
-    """The recorded stream put in order, as the recorder did it; instead of a resolver it has the publisher's lives."""
+class RecordedStream(CacheView):
+    """The recorded stream put in order, as the recorder did it: the incarnations of its publisher, and no resolver."""
 
     def __init__(self, source: Source, *, mirrored: bool = False) -> None:
         super().__init__(source.name, source.stream())
-        self.lives = [Life()]
+        self.incarnations = [Incarnation()]
         self.batches = 0
         self.short_replies = False  # without a topic frame, as vLLM before 0.26
         self.mirror = Mirror() if mirrored else None
@@ -71,8 +71,8 @@ class Story(CacheView):
         feed_record(self._feed, record)
         if record.seq is not None:
             self.batches += 1
-            if self.lives[-1].first is None:
-                self.lives[-1].first = record.seq
+            if self.incarnations[-1].first is None:
+                self.incarnations[-1].first = record.seq
         elif record.kind == "replay" and len(record.frames) == 3:
             self.short_replies = True
 
@@ -83,7 +83,7 @@ class Story(CacheView):
                 self._note(action)
             elif isinstance(action, Reset):
                 if action.reason != "snapshot":
-                    self.lives.append(Life())
+                    self.incarnations.append(Incarnation())
                 if self.mirror is not None:
                     self.mirror = Mirror()
             elif isinstance(action, Replay | Snapshot):
@@ -92,7 +92,7 @@ class Story(CacheView):
 
     def _note(self, action: Apply) -> None:
         if self._kind == "replay":
-            self.lives[-1].asked[action.seq] = action.payload
+            self.incarnations[-1].asked[action.seq] = action.payload
         if self.mirror is not None:
             try:
                 events = decode_batch(action.payload).events
@@ -130,7 +130,7 @@ class Player:
     @property
     def position(self) -> int:
         """The number of batches passed."""
-        return self._story.batches
+        return self._played.batches
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -169,39 +169,39 @@ class Player:
         """Goes on answering requests."""
         self._serve_until(time.monotonic() + seconds)
 
-    # ---- the story
+    # ---- the stream
 
-    def _read(self) -> Story:
-        story = Story(self._source)
+    def _read(self) -> RecordedStream:
+        stream = RecordedStream(self._source)
         for record in self._recording.records():
             if record.source == self._number or record.kind == "session":
-                story.take(record)
-        return story
+                stream.take(record)
+        return stream
 
     def _begin(self) -> None:
-        self._story = Story(self._source, mirrored=self.config.snapshot is not None)
+        self._played = RecordedStream(self._source, mirrored=self.config.snapshot is not None)
         self._topic = b""
-        self._begin_life()
+        self._begin_incarnation()
 
-    def _begin_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         self._incarnation = secrets.randbits(63)
-        self._life = self._plan.lives[len(self._story.lives) - 1]
-        self._asked = sorted(self._life.asked)
+        self._current = self._plan.incarnations[len(self._played.incarnations) - 1]
+        self._asked = sorted(self._current.asked)
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=REPLAY_BATCHES)
-        self._remember_asked(self._life.first if self._life.first is not None else 2**64)
+        self._remember_asked(self._current.first if self._current.first is not None else 2**64)
 
     def _remember_asked(self, before: int) -> None:
         """Batches that never came live were published before the next one that did."""
         end = bisect_left(self._asked, before)
-        self._buffer += [(seq, self._life.asked[seq]) for seq in self._asked[:end]]
+        self._buffer += [(seq, self._current.asked[seq]) for seq in self._asked[:end]]
         del self._asked[:end]
 
     def _pass(self, record: Record, *, send: bool) -> None:
         """Publishes one record, if it is one that the publisher had sent to everybody."""
-        lives = len(self._story.lives)
-        self._story.take(record)
-        if len(self._story.lives) != lives:
-            self._begin_life()
+        incarnations = len(self._played.incarnations)
+        self._played.take(record)
+        if len(self._played.incarnations) != incarnations:
+            self._begin_incarnation()
         if record.kind == "events":
             # First: whoever has the batch may ask for it at once.
             if record.seq is not None:
@@ -285,12 +285,12 @@ class Player:
         self._replay.send_multipart([identity, b"", *(END_OF_REPLAY[1:] if short else END_OF_REPLAY)])
 
     def _answer_snapshot(self, identity: bytes, request: bytes) -> None:
-        if request != SNAPSHOT_REQUEST or self._story.mirror is None:
+        if request != SNAPSHOT_REQUEST or self._played.mirror is None:
             return
         assert self._snapshot is not None
         self.stats.snapshots += 1
-        stream, now = self._story.stream, time.time()
-        batches = self._story.mirror.snapshot(now)
+        stream, now = self._played.stream, time.time()
+        batches = self._played.mirror.snapshot(now)
         incarnation = stream.incarnation if stream.incarnation is not None else self._incarnation
         header = SnapshotHeader(incarnation, stream.last_seq, now, len(batches))
         for payload in (encode_native(header), *batches):
