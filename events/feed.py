@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from events.messages import Frames
+from events.messages import END_SEQ, Frames
 from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
 from events.native_stream import OVERSIZED
 from events.pool import Digest
@@ -14,7 +14,6 @@ log = logging.getLogger(__name__)
 
 MAX_SNAPSHOT_BYTES = 256 * 2**20  # some three million blocks
 STRANGE_PAUSE_S = 10.0  # between two lines of the log about messages that are none
-END_SEQ = b"\xff" * 8
 
 
 class Feed:

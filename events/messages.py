@@ -19,6 +19,7 @@ Token: TypeAlias = int | str | tuple[int, int]
 ExtraKeys: TypeAlias = list[list[Any] | None]
 # One ZeroMQ message.
 Frames: TypeAlias = list[bytes]
+END_SEQ = b"\xff" * 8  # the number of the marker that ends a replay
 
 
 class BlockStored(Struct, tag=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

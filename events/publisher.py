@@ -26,7 +26,7 @@ from msgspec import Struct
 from events.answers import WAITING_MESSAGES, Answers, Message
 from events.bound_socket import BoundSocket
 from events.curve import Curve
-from events.messages import EventBatch, KnownEvent, encode_batch
+from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.publisher_stats import PublisherStats
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-END_OF_REPLAY = (b"", (-1).to_bytes(8, "big", signed=True), b"")
+END_OF_REPLAY = (b"", END_SEQ, b"")
 BATCHES_PER_TURN = 256
 WAITING_STATUSES = 100
 INSPECT_S = 0.25

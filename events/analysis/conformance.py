@@ -34,9 +34,8 @@ from events.analysis.points import (
     Verdict,
     readable,
 )
-from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
+from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 
-END_SEQ = b"\xff" * 8
 MAX_WAITING_BATCHES = 20_000
 REMEMBERED_BATCHES = 200_000
 

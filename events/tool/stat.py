@@ -118,10 +118,10 @@ class Shown:
         hot = hottest_prefixes(watch.tree, self._top)
         return {
             **plain(report),
-            "longest_chains": [{"key": _key(c.leaf.key), "blocks": c.blocks, "tokens": c.tokens} for c in chains],
+            "longest_chains": [{"key": f"{c.leaf.key:016x}", "blocks": c.blocks, "tokens": c.tokens} for c in chains],
             "hottest_prefixes": [
                 {
-                    "key": _key(prefix.run.last.key),
+                    "key": f"{prefix.run.last.key:016x}",
                     "prefix_tokens": prefix.prefix_tokens,
                     "trunk_tokens": prefix.run.tokens,
                     "trunk_token_ids": token_ids(prefix.run.packed),
@@ -146,7 +146,7 @@ class Shown:
         rows = [
             (
                 "long chain",
-                f"{count(chain.tokens, 'token')} in {count(chain.blocks, 'block')}, ends {_key(chain.leaf.key)}",
+                f"{count(chain.tokens, 'token')} in {count(chain.blocks, 'block')}, ends {chain.leaf.key:016x}",
             )
             for chain in longest_chains(watch.tree, self._top)
         ]
@@ -236,7 +236,3 @@ def _losses(report: Report) -> list[tuple[str, str]]:
     if found := [f"{many:,} {what}" for many, what in odd if many]:
         rows.append(("not usable", ", ".join(found)))
     return rows
-
-
-def _key(key: int) -> str:
-    return f"{key:016x}"
