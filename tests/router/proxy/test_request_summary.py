@@ -48,5 +48,5 @@ def test_a_request_alone_writes_its_fields() -> None:
     }
     assert written == {
         f"placement/policy.py: decision.{field}"
-        for field in ("chosen", "effects", "later_s", "nobody", "tie_break", "ttft_s")
+        for field in ("chosen", "effects", "later_s", "rejection", "tie_break", "ttft_s")
     }
