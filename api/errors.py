@@ -54,7 +54,7 @@ def unauthorized() -> ApiError:
 
 
 def not_found(path: str) -> ApiError:
-    return ApiError(404, f"there is nothing at {quoted(path)}; see /docs for what is served", code="not_found")
+    return ApiError(404, f"there is nothing at {quoted(path)}; see /docs for the routes", code="not_found")
 
 
 def unknown_model(name: str, known: Iterable[str]) -> ApiError:
@@ -83,7 +83,7 @@ def draining(retry_after_s: float = 1.0) -> ApiError:
 
 def internal() -> ApiError:
     """An error that does not say its cause, which is in the log."""
-    return ApiError(500, "the server failed; its log says why", "server_error", code="internal_error")
+    return ApiError(500, "the server failed; see its log", "server_error", code="internal_error")
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

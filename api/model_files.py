@@ -20,10 +20,10 @@ def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
 def check_size(file: Path, most_bytes: int) -> None:
     """Refuse a file that is too large, or not a regular one: some have no end."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is no file")
+        raise FileNotFoundError(f"{file} is not a file")
     if (size := file.stat().st_size) > most_bytes:
         raise _too_large(file, size, most_bytes)
 
 
 def _too_large(file: Path, size: int, most_bytes: int) -> ValueError:
-    return ValueError(f"{file} has {size} bytes or more; at most {most_bytes} are read: is it what its name says?")
+    return ValueError(f"{file} has {size} bytes or more, but at most {most_bytes} are read; is it the right file?")

@@ -154,7 +154,7 @@ def _check(file: SettingsFile, key: str, value: object, table: Table) -> None:
     if setting is None:
         near = get_close_matches(key.replace("-", "_"), table.all, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; `{table.command} --help` lists the settings"
-        raise Unusable(f"{file.place(key)}: {key!r} is no setting{hint}")
+        raise Unusable(f"{file.place(key)}: {key!r} is not a setting{hint}")
     kind, word = _toml_type(setting.type)
     if setting.multiple:
         right = isinstance(value, list) and all(_is(item, kind) for item in value)

@@ -90,5 +90,5 @@ SPECIAL_TOKENS_IN_TEXT = Setting(
     "special_tokens_in_text",
     click.Choice(["parse", "refuse"]),
     "parse|refuse",
-    "Text of messages or tools that spells a special token: becomes that token, as in vLLM, or is refused.",
+    "Parse special tokens in the text of messages and tools, as vLLM does, or refuse such requests.",
 )

@@ -47,7 +47,7 @@ class ChatTemplate:
         except Exception as error:
             # Jinja makes Python of it, which has limits of its own (20 nested loops), and computes constants.
             reason = str(error) or type(error).__name__
-            raise ValueError(f"{name} cannot be compiled: {reason}; make it simpler") from error
+            raise ValueError(f"{name} cannot be compiled: {reason}; simplify it") from error
         self._try(name)
 
     def _try(self, name: str) -> None:

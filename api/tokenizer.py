@@ -183,7 +183,7 @@ def _is_token_id(value: object) -> TypeGuard[int]:
 def _tokenizer_file(path: Path) -> Path:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{file} does not exist; name a tokenizer.json, or a folder that has one")
+        raise ValueError(f"{file} does not exist; name a tokenizer.json, or a folder with one")
     return file
 
 

@@ -1,1 +1,1 @@
-"""The contract: what a replica tells the world about its KV cache, and the tools that read that stream."""
+"""The contract: a replica's cache events, and the tools that read them."""

@@ -23,7 +23,7 @@ class Snapshot(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Forget the cache: what follows describes it from empty."""
+    """Forget the cache: the following events start from an empty one."""
 
     reason: str
 

@@ -49,7 +49,7 @@ class Rate:
         self._left -= count
 
     def wait_s(self, count: int = 1) -> float:
-        """Until there are so many."""
+        """Seconds until `count` of them are allowed."""
         return max(0.0, (count - self._left) / self._per_s)
 
 
@@ -75,7 +75,7 @@ class Answer:
 
 
 class Answers:
-    """The open requests, and the answer that each peer is being sent. It is told the time, and owns no socket."""
+    """Open requests, and the answer in progress for each peer. Time is an argument; it owns no socket."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Answers:
         clock: Callable[[], float],
         stats: PublisherStats,
     ) -> None:
-        """`replay` answers one request; `snapshot` makes what is sent to all who wait for one."""
+        """`replay` answers one request; `snapshot` makes one snapshot for all waiting peers."""
         self.stats = stats
         self._replays = replays
         self._replay = replay
@@ -108,7 +108,7 @@ class Answers:
         return self._request_rate.left(self._clock()) > 0
 
     def receive(self, socket: Socket) -> None:
-        """Reads the requests of one socket; what is no request is dropped, but counts."""
+        """Read the requests of one socket; other messages are counted and dropped."""
         for _ in range(self._request_rate.left(self._clock())):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
@@ -137,7 +137,7 @@ class Answers:
     # ---- what is sent
 
     def turn(self) -> None:
-        """Begins what can begin, and sends some messages of one answer: events go on in between."""
+        """Start pending answers, and send some messages of one, so that events continue in between."""
         now_s = self._clock()
         self._begin(now_s)
         for _ in range(len(self._turns)):
@@ -204,7 +204,7 @@ class Answers:
         self.stats.abandoned_answers += 1
         if not self._told:
             self._told = True
-            log.warning("a peer does not read its replay or snapshot; it gets no more of it, and may ask again")
+            log.warning("a peer does not read its replay or snapshot; dropping the rest, it may ask again")
 
 
 def _taken(socket: Socket, identity: bytes, message: Message) -> bool:

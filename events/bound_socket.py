@@ -75,14 +75,14 @@ class BoundSocket:
             self._bind_again()
         elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MOST_TOPICS:
             if not self._stats.reopened_sockets:
-                log.warning("more than %d topics at %s; its peers are to connect again", MOST_TOPICS, self.endpoint)
+                log.warning("more than %d topics at %s; reopening the socket", MOST_TOPICS, self.endpoint)
             self._stats.reopened_sockets += 1
             self.close(linger_ms=0)
             self._open()
             self._bind_again()
 
     def _bind_again(self) -> None:
-        """Until then what is sent goes to nobody, which a consumer sees as a gap."""
+        """Bind the endpoint again; messages sent before are lost, which a consumer sees as a gap."""
         try:
             self.socket.bind(self.endpoint)
             self._bound = True

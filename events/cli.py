@@ -7,14 +7,14 @@ from events.lazy import LazyGroup
 COMMANDS = {
     "conform": ("events.tool.conform:conform", "Grade an engine's stream against the wire format, point by point."),
     "decode": ("events.tool.decode:decode", "Turn payloads (JSON lines of hex) into events with named fields."),
-    "diff": ("events.tool.diff:diff", "What two replicas, or two moments of one, share and what only one has."),
-    "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt and to let in known clients."),
+    "diff": ("events.tool.diff:diff", "Compare the caches of two replicas, or of one at two moments."),
+    "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt streams and admit known clients."),
     "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),
     "replay": ("events.tool.replay:replay", "Publish a recording again, replay socket included."),
-    "stat": ("events.tool.stat:stat", "Rates, churn, lifetimes, gaps and the hottest prefixes of a stream."),
+    "stat": ("events.tool.stat:stat", "Show rates, churn, lifetimes, gaps and the hottest prefixes of a stream."),
     "tail": ("events.tool.tail:tail", "Show a stream live, one line per event."),
     "tree": ("events.tool.tree:tree", "Draw the tree of cached prefixes."),
-    "verify": ("events.tool.verify:verify", "Does the tree equal what the replica itself says it holds?"),
+    "verify": ("events.tool.verify:verify", "Compare a stream's tree with the replica's own report of its cache."),
 }
 
 
@@ -22,9 +22,9 @@ COMMANDS = {
 def events() -> None:
     """Read, check, record and replay the cache events of replicas.
 
-    FILE is a recording made by `record`; ENDPOINT is where an engine publishes its events, such as
-    tcp://127.0.0.1:5557, or the http:// address of a warmroute replica, which knows all of its sockets itself. On a
-    terminal the output is for people, elsewhere (or with --json) it is one JSON object a line.
+    FILE is a recording made by `record`; ENDPOINT is the socket of an engine's events, such as
+    tcp://127.0.0.1:5557, or the http:// address of a warmroute replica, which reports all of its sockets. On a
+    terminal the output is for people, elsewhere (or with --json) one JSON object per line.
 
     \b
     Examples:

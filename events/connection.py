@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Reconnects:
-    """The times to connect again. ZeroMQ does so by itself, 20 times a second, unless `lost` returns a pause."""
+    """Schedules reconnects. ZeroMQ reconnects 20 times a second unless `lost` returns a pause."""
 
     def __init__(self, now_s: float, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)) -> None:
         self._jitter = jitter  # subscribers that were shut out together should not all return together
@@ -43,7 +43,7 @@ class Reconnects:
         return pause_s
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether to connect anew now, for which the caller then has RECONNECT_S."""
+        """Return whether to reconnect now; the caller then has RECONNECT_S to do so."""
         if self._connected_s is not None or now_s < self._due_s:
             return False
         self._due_s = now_s + RECONNECT_S
@@ -90,7 +90,7 @@ class Connection:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s: %s ends each connection at once, perhaps for too many subscribers; the next try is in %.1f s",
+                "%s: %s ends each connection at once, perhaps because of too many subscribers; retrying in %.1f s",
                 self._name,
                 self._endpoint,
                 pause_s,

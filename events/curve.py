@@ -72,7 +72,7 @@ def write_keys(name: str) -> tuple[Path, Path]:
     path = Path(name)
     for taken in (path.with_name(f"{path.name}.key"), path.with_name(f"{path.name}.key_secret")):
         if taken.exists():
-            raise ValueError(f"{taken} exists already; keys are never overwritten")
+            raise ValueError(f"{taken} already exists; keys are never overwritten")
     before = os.umask(0o077)
     try:
         public, secret = zmq.auth.create_certificates(path.parent, path.name)
@@ -86,10 +86,10 @@ def _load(file: str, *, need_secret: bool) -> tuple[bytes, bytes | None]:
         # A pipe would be waited for, and some devices never end.
         status = os.stat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise ValueError(f"it is no regular file of at most {MOST_BYTES} bytes; name one of `events keygen`")
+            raise ValueError(f"not a regular file of at most {MOST_BYTES} bytes; use `events keygen`")
         public, secret = zmq.auth.load_certificate(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not a CURVE key file: {error}") from error
     if need_secret and secret is None:
-        raise ValueError(f"{file} holds no secret key; name the .key_secret file")
+        raise ValueError(f"{file} has no secret key; name the .key_secret file")
     return public, secret

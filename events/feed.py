@@ -53,7 +53,7 @@ class Feed:
         return self.view.perform(self.view.stream.resync(reason, now_s))
 
     def asked(self, socket: str) -> None:
-        """A request was sent: what came before belongs to an older one."""
+        """Note a new request: earlier answers belong to an older one."""
         if socket == "replay":
             self.replay_ended = False
         else:
@@ -117,7 +117,7 @@ class Feed:
         if self.view.inexact == OVERSIZED and not self._oversized_logged:
             self._oversized_logged = True
             log.warning(
-                "%s: its snapshot takes more than %d bytes; only changes from now on are known",
+                "%s: its snapshot is larger than %d bytes; following only changes from now on",
                 self.view.name,
                 MAX_SNAPSHOT_BYTES,
             )

@@ -1,4 +1,4 @@
-"""The stream of an engine that is not ours: what is missing is asked for as a replay; an idle stream is probed."""
+"""The stream of another engine: gaps are repaired by replays, and an idle stream is probed."""
 
 from events.actions import Action
 from events.stream import Repair, Row, State, Stream, StreamConfig

@@ -12,7 +12,7 @@ CommandTable = Mapping[str, tuple[str, str]]
 
 
 class LazyGroup(click.Group):
-    """A group whose `table` is read anew at each use."""
+    """A group that reads `table` at each use."""
 
     def __init__(self, *arguments: Any, table: CommandTable | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -63,7 +63,7 @@ class UnknownEvent(Struct, tag="<unknown>", gc=False):
 
 
 class RejectedEvent(Struct, tag="<rejected>", gc=False):
-    """Stands where an event of a type we know could not be read: what it changed is lost."""
+    """Replaces an unreadable event of a known type, whose change is lost."""
 
     reason: str
 
@@ -152,7 +152,7 @@ _ARRAY_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class Decoder:
-    """Reads the batches of one stream, whichever engine sends them, and counts what it had to skip.
+    """Reads the batches of any engine's stream, and counts skipped parts.
 
     The strict reading of vLLM's current format is tried until it fails once; from then on every batch takes the
     tolerant reading, which knows the other layouts and counts what it does not know. `skim` leaves token ids undecoded
@@ -184,7 +184,7 @@ class Decoder:
         return self._decode_tolerant(payload, name)
 
     def events(self, payload: bytes, name: str = "batch") -> Iterator[Event]:
-        """The events of a batch; those of a long one are decoded one by one, as they are asked for."""
+        """The events of a batch; a long batch is decoded lazily, one by one."""
         if len(payload) <= WHOLE_BYTES:
             yield from self.decode(payload, name).events
             return
@@ -250,7 +250,7 @@ class Decoder:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """One batch by itself."""
+    """Decode a single batch."""
     return Decoder().decode(payload)
 
 
@@ -304,7 +304,7 @@ def _named_fields(raw: object) -> tuple[str, dict[str, Any]]:
 
 
 def _count(counter: Counter[str], name: str) -> None:
-    """Counts by name, in bounded memory whatever the stream calls things."""
+    """Count by name, in bounded memory for any names."""
     known = name in counter or len(counter) < 256
     counter[name[:80] if known else "(others)"] += 1
 

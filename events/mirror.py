@@ -85,7 +85,7 @@ class Mirror:
         if len(event.token_ids) != event.block_size * blocks or (extras and len(extras) != blocks):
             raise ValueError(f"{len(event.token_ids)} token ids, {blocks} hashes of blocks of {event.block_size}")
         if event.mm_keys or event.metadata:
-            raise ValueError("mm_keys and metadata are other engines' fields; publish what they say as extra_keys")
+            raise ValueError("mm_keys and metadata are other engines' fields; publish extra_keys instead")
         context = _context_of(event)
         if context != self._context:
             if len(self._contexts) >= MOST_CONTEXTS:

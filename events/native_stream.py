@@ -1,4 +1,4 @@
-"""The stream of one of our replicas: its status proves what is known, and a snapshot repairs what a replay cannot."""
+"""The stream of a warmroute replica: its status proves the view, and snapshots repair what replays cannot."""
 
 from collections.abc import Iterable
 

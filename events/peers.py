@@ -60,7 +60,7 @@ class Peers:
             self.monitor.close()
 
     def watch(self) -> None:
-        """Takes note of who came and went; one too many is shut out."""
+        """Track connects and disconnects; close connections beyond the limit."""
         came: dict[int, None] = {}  # the last that is known of each descriptor; in order
         with suppress(zmq.Again):
             while True:
@@ -78,7 +78,7 @@ class Peers:
                     self._refuse_one()
 
     def _ends(self, descriptor: int) -> Ends | None:
-        """None: it is a connection of somebody else's in this process by now."""
+        """Return None if the descriptor belongs to another connection by now."""
         ends = _ends_of(descriptor)
         if ends is None or not isinstance(ends.own, tuple):
             return None if self._endpoint().startswith("tcp:") else ends
@@ -92,18 +92,18 @@ class Peers:
         [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
         descriptor = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
         if not self._stats.refused_peers:
-            log.warning("more than %d peers at one event socket; one of %r is refused", self._most_peers, crowd)
+            log.warning("more than %d peers at one event socket; refusing one from %r", self._most_peers, crowd)
         self._stats.refused_peers += 1
         self._shut(descriptor)
 
     def inspect(self) -> None:
-        """Shuts out who has sent more than anybody has reason to."""
+        """Close connections that have sent too much."""
         now_s = time.monotonic()
         for descriptor, connection in list(self._connections.items()):
             allowed = BYTES_AT_ONCE + BYTES_PER_S * (now_s - connection.since_s)
             if _received(descriptor, connection.ends) > allowed:
                 if not self._stats.cut_off_peers:
-                    log.warning("a peer of an event socket at %r sends without end; it is cut off", connection.host)
+                    log.warning("a peer of an event socket at %r sends without end; closing it", connection.host)
                 self._stats.cut_off_peers += 1
                 self._shut(descriptor)
 

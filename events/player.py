@@ -151,7 +151,7 @@ class Player:
             self._serve(POLL_S)
 
     def play(self, start: int = 0, progress: Callable[[], None] | None = None) -> None:
-        """Publishes everything from this offset on; what is before it is for the replay socket only."""
+        """Publish everything from this offset on; earlier batches are for the replay socket only."""
         self._begin()
         clock: tuple[float, float] | None = None
         for offset, record in self._recording.located():
@@ -197,7 +197,7 @@ class Player:
         del self._asked[:end]
 
     def _pass(self, record: Record, *, send: bool) -> None:
-        """Publishes one record, if it is one that the publisher had sent to everybody."""
+        """Publish one record if the publisher had sent it to all subscribers."""
         incarnations = len(self._played.incarnations)
         self._played.take(record)
         if len(self._played.incarnations) != incarnations:

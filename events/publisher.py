@@ -113,7 +113,7 @@ class Publisher:
         self._put(load)
 
     def close(self) -> None:
-        """Sends what is queued, then closes the sockets."""
+        """Send queued batches, then close the sockets."""
         if self._closed:
             return
         self._closed = True
@@ -146,7 +146,7 @@ class Publisher:
         except Exception as error:  # where the thread ends: nobody further up could see it
             self.failed = error
             self._queue.clear()
-            log.exception("publishing KV events has ended; consumers will see this replica as gone")
+            log.exception("publishing KV events has stopped; consumers will treat this replica as gone")
             self._shut()
 
     def _serve(self) -> None:
@@ -172,7 +172,7 @@ class Publisher:
                     self._send_batch(*item)
 
     def _poller(self) -> zmq.Poller:
-        """Requests beyond their rate are not looked for: they wait with those who send them."""
+        """Leave requests beyond the rate unread: they wait at their senders."""
         poller = zmq.Poller()
         poller.register(self._wake_read, zmq.POLLIN)
         for bound in self._bound:
@@ -229,7 +229,7 @@ class Publisher:
     def _skip_batch(self, events: Sequence[KnownEvent]) -> None:
         """Too far behind: the batch takes a number and reaches the mirror only. A visible gap, repaired by snapshot."""
         if not self.stats.skipped_batches:
-            log.warning("more than %d batches wait to be sent; skipping until it is less", self.config.queue_batches)
+            log.warning("more than %d batches wait to be sent; skipping batches", self.config.queue_batches)
         self.seq += 1
         self.stats.skipped_batches += 1
         if self._mirror is None:
@@ -246,7 +246,7 @@ class Publisher:
                 Mirror().apply([event])
         except UNENCODABLE as error:
             if not self.stats.unencodable_events:
-                log.error("a %s cannot be published and is left out: %s", type(event).__name__, error)
+                log.error("cannot publish a %s, skipping it: %s", type(event).__name__, error)
             self.stats.unencodable_events += 1
             return False
         return True

@@ -94,7 +94,7 @@ class Recorder:
         self.close()
 
     def tap(self, source: int) -> Tap:
-        """Records what a subscriber receives from the source of this index."""
+        """Record everything that a subscriber receives from this source."""
 
         def tap(kind: str, frames: Frames) -> None:
             self.write(Record(self._zero_s + time.monotonic(), source, kind, frames))
@@ -108,7 +108,7 @@ class Recorder:
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """To be called now and then, so that what came last is not only in memory."""
+        """Flush recent records to disk; call it now and then."""
         now_s = time.monotonic()
         if now_s - self._flushed_s >= FLUSH_EVERY_S:
             self._flushed_s = now_s
@@ -129,7 +129,7 @@ class Recorder:
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError as error:
-            raise FileExistsError(f"{self.path} exists; --append goes on with it, --force replaces it") from error
+            raise FileExistsError(f"{self.path} exists; --append continues it, --force replaces it") from error
         self._take(descriptor)
         self._file.write(MAGIC)
         self.written_bytes = len(MAGIC)

@@ -10,7 +10,7 @@ block of a chain names the root key as its parent, because the root cannot be co
 key cannot be known is named by a digest, or by a key that follows from its parent's digest: what hangs on a parent that
 was never seen is an orphan no more, and what could not be paired with tokens is paired with a key that no prompt has.
 
-A key is a hash of tokens: it tells nothing by itself, but who has a guess of a whole prompt can check it.
+A key is a hash of tokens: it reveals nothing by itself, but lets a reader check a guess of a whole prompt.
 
 A batch that was sent after a lost one can be named only once the lost one has been replayed. So records wait in memory
 for up to HOLD_S. The same payload is always redacted to the same bytes, as duplicates are recognized by their bytes.

@@ -7,7 +7,7 @@ import zmq
 
 
 class ReplayBuffer:
-    """The oldest are dropped first. A payload is one message of ZeroMQ's: whoever it is sent to shares its bytes."""
+    """Drops the oldest first. A payload is one ZeroMQ message, whose bytes all receivers share."""
 
     def __init__(self, most_batches: int, most_bytes: int) -> None:
         self.kept_bytes = 0
@@ -29,7 +29,7 @@ class ReplayBuffer:
             self.kept_bytes -= len(dropped)
 
     def since(self, start: int) -> Iterator[tuple[int, zmq.Frame]]:
-        """From batch `start` to the newest there is now; what is dropped while it is read is left out."""
+        """Yield batches from `start` to the current newest; batches dropped meanwhile are left out."""
         end = self._end
         position = bisect_left(range(self._first, end), start, key=lambda at: self._batches[at][0]) + self._first
         while (position := max(position, self._first)) < end:

@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Keys of which this medium no longer holds any copy."""
+    """Keys without a remaining copy in this medium."""
 
     medium: str
     keys: list[int]
@@ -238,7 +238,7 @@ class Resolver:
         return None
 
     def _name(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> list[int]:
-        """One more copy of each hash, whose key is known; returns the keys that are new to the pool."""
+        """Add a copy of each hash with a known key; return keys new to the pool."""
         if self._intern is not None:
             keys = self._intern(keys)
         if self._name_all_new(pool, hashes, keys):
@@ -268,7 +268,7 @@ class Resolver:
         return True
 
     def _announce(self, pool: Pool, hashes: list[Hash]) -> None:
-        """One more copy of each hash, whose key is not known yet."""
+        """Add a copy of each hash without a known key."""
         for block_hash in hashes:
             if block_hash not in pool:
                 pool.named[block_hash] = None
@@ -337,7 +337,7 @@ class Resolver:
         return any(block_hash in pool for block_hash in event.block_hashes)
 
     def _wake(self, hashes: list[Hash], keys: list[int], changes: list[Change]) -> None:
-        """Names what waited for these hashes, and what waited for those in turn."""
+        """Name blocks that waited for these hashes, and recursively their children."""
         todo = list(zip(hashes, keys, strict=True))
         while todo:
             block_hash, key = todo.pop()
@@ -392,7 +392,7 @@ class Resolver:
     # ---- what it can hold
 
     def _pool_with_room(self, event: BlockStored) -> Pool | None:
-        """The event's pool; None, and it is said why, where the replica cannot hold so much."""
+        """Return the event's pool, or None, noting the reason, if the replica cannot hold that much."""
         name = pool_name(event.medium, event.group_idx)
         pool = self.pools.get(name)
         if pool is None:
@@ -415,7 +415,7 @@ class Resolver:
         self.overclaim = self.full = None
 
     def is_too_small_for(self, blocks: int) -> bool:
-        """Return whether a replica that holds so many blocks would still be refused some, were it read anew."""
+        """Return whether re-reading a replica with this many blocks would exceed the limits again."""
         if blocks > MOST_BLOCKS:
             self.full = TOO_MANY_BLOCKS.format(MOST_BLOCKS)
             return True

@@ -1,4 +1,4 @@
-"""A batch of events in slices of bounded work, so that whoever applies it can do something else between two of them."""
+"""A batch of events in slices of bounded work, so that other work can run in between."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +30,7 @@ class StoredPiece(BlockStored, tag="BlockStored", kw_only=True):
 
 
 def slices(events: Iterable[Event], blocks: int = SLICE_BLOCKS) -> Iterator[list[Event]]:
-    """The events in lists of about so many blocks; applied one after the other they do what the whole would do."""
+    """Split events into lists of about this many blocks; applied in order they equal the whole batch."""
     part: list[Event] = []
     room = blocks
     for event in events:

@@ -40,7 +40,7 @@ class Source(Struct, frozen=True):
         return self.snapshot is not None
 
     def check(self) -> None:
-        """Refuses what could not be followed."""
+        """Refuse a source that cannot be followed."""
         for field in ("events", "replay", "status", "snapshot"):
             endpoint = getattr(self, field)
             if endpoint is not None and not _can_connect(endpoint):

@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
 
 class Stream(ABC):
-    """Each fact that is told may have actions as its result, which are to be carried out in their order."""
+    """A state machine: each input returns actions, to perform in order."""
 
     native: ClassVar[bool]
     table: ClassVar[dict[State, Row]]
@@ -143,7 +143,7 @@ class Stream(ABC):
 
     @property
     def repairing(self) -> bool:
-        """True while an answer is awaited that may change what is known."""
+        """True while an outstanding answer may change the view."""
         return self._state not in {State.FOLLOWING, State.OVERSIZED}
 
     @property
@@ -176,7 +176,7 @@ class Stream(ABC):
         """The event socket is connected, for the first time or again; from now on `live` gets nothing sent before."""
 
     def disconnected(self) -> None:
-        """The event socket has lost its connection: what is known may be out of date."""
+        """Note a lost connection of the event socket: the view may be out of date."""
         self._offline = True
 
     def live(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
@@ -198,13 +198,13 @@ class Stream(ABC):
 
     @abstractmethod
     def resync(self, reason: str, now_s: float) -> list[Action]:
-        """Ask for all of the cache again: somebody compared what is known with the replica and doubts it.
+        """Ask for the whole cache again, because a comparison with the replica failed.
 
-        Without a snapshot or a replay to ask for, it is forgotten and learned anew from what still comes.
+        Without a snapshot or a replay, forget the view and learn it again from new events.
         """
 
     def delayed(self, by_s: float) -> None:
-        """Nobody has listened for so long: nothing that was awaited meanwhile is overdue."""
+        """Note a pause of the caller: nothing awaited meanwhile is overdue."""
         self._repair.deadline_s += by_s
 
     def refused(self, reason: str) -> list[Action]:
@@ -212,14 +212,14 @@ class Stream(ABC):
         return self._declare(reason)
 
     def cleared(self, seq: int) -> None:
-        """Batch `seq`, which was applied, clears the cache: what was lost before it does not matter any more."""
+        """Note that the applied batch `seq` clears the cache: earlier losses no longer matter."""
         if seq >= self._partial_from:
             self._become_exact()
 
     # ---- facts about native replicas
 
     def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:  # noqa: ARG002
-        """The replica has told the last sequence number that it sent and the digest true at it."""
+        """Handle the replica's last sequence number and the digest at it."""
         return []
 
     def matched(self) -> None:  # noqa: B027
@@ -331,7 +331,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _go_on(self, replay: Repair, now_s: float) -> list[Action]:
-        """Follow the stream again after a replay, or ask for what it did not bring."""
+        """Follow the stream again after a replay, or ask for the batches that it lacked."""
 
     def _void(self, *_: object) -> list[Action]:
         """An answer that nothing awaits any more."""
@@ -388,7 +388,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _repair_gap(self, last: int, now_s: float) -> list[Action]:
-        """Ask for the missing batches, or go on without them."""
+        """Ask for the missing batches, or continue without them."""
 
     def _declare(self, reason: str) -> list[Action]:
         self.partial = reason
@@ -427,7 +427,7 @@ class Stream(ABC):
         return [Apply(seq, payload)]
 
     def _drain(self, now_s: float) -> list[Action]:
-        """Apply what was held and is next; what is left then shows a gap."""
+        """Apply held batches that are next in order; the rest shows a gap."""
         actions: list[Action] = []
         while self.next_seq is not None and (payload := self._held.get(self.next_seq)) is not None:
             actions += self._apply(self.next_seq, payload)
@@ -436,7 +436,7 @@ class Stream(ABC):
         return actions + self._gap(missing_to, now_s) if missing_to > self.last_seq else actions
 
     def _skip_to_held(self, before: int | None = None) -> list[Action]:
-        """Apply what is held, whatever is missing between."""
+        """Apply all held batches, despite gaps between them."""
         actions: list[Action] = []
         for seq in sorted(seq for seq in self._held if before is None or seq < before):
             actions += self._go_to(seq)

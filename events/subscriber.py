@@ -70,7 +70,7 @@ class Subscriber:
         tap: Tap | None = None,
     ) -> CacheView:
         if source.name in self._sockets:
-            raise ValueError(f"a replica named {source.name!r} is followed already; names must differ")
+            raise ValueError(f"a replica named {source.name!r} is already followed; names must differ")
         source.check()
         view = view or source.view()
         self._sockets[source.name] = _Sockets(self._context, source, Feed(view, on_status), tap)
@@ -85,7 +85,7 @@ class Subscriber:
             self._timer = None
 
     def resync(self, name: str, reason: str) -> None:
-        """Asks the replica for all that it holds, as what is known of it is doubted."""
+        """Ask the replica for its whole cache, because the view is in doubt."""
         self._sockets[name].resync(reason)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class _Sockets:
         connection.open()
 
     def close(self) -> None:
-        """Also from within a callback: what is under way then ends without another request."""
+        """Stop; also works within a callback, and sends no further request."""
         self._closed = True
         for name in self._subscriptions.keys() & self._readers.keys():
             # First of all: the I/O thread waits for ever to report an event to a monitor that nobody reads any more.
@@ -163,7 +163,7 @@ class _Sockets:
     # ---- a long batch
 
     def _act(self, requests: list[Request]) -> None:
-        """Send what came of a step; the rest of a long one is done in slices."""
+        """Send a step's requests; do the rest of a long step in slices."""
         self._send(requests)
         if self._feed.view.busy and not self._going and not self._closed:
             self._going = True
@@ -189,7 +189,7 @@ class _Sockets:
             self._taking = self.loop.call_soon(self._take_waiting)
 
     def _take_waiting(self) -> None:
-        """Take what came while a long batch was applied, one by one: it may be another one."""
+        """Take messages that arrived during a long batch, one by one: one may be another long batch."""
         self._taking = None
         if self._closed or self._feed.view.busy:
             return
@@ -231,7 +231,7 @@ class _Sockets:
     # ---- what comes in
 
     def _monitored(self, messages: list[Frames]) -> bool:
-        """True if the socket is connected again: whatever is still unread came by the old connection."""
+        """Return True after a reconnect: unread messages came over the old connection."""
         again = False
         for position, frames in enumerate(messages):
             if self._closed:
@@ -283,7 +283,7 @@ class _Sockets:
             self._take(socket, frames)
 
     def _answered(self, socket: str, messages: list[Frames]) -> None:
-        """Read ahead, as a publisher drops what its peer is slow to read: what is read is applied in its turn."""
+        """Read ahead, since a publisher drops batches for slow peers; apply them in order later."""
         self._keep(socket, messages)
         self._take_soon()
 
@@ -324,7 +324,7 @@ class _Sockets:
                 self._ask("snapshot", self._source.snapshot, SNAPSHOT_REQUEST)
 
     def _drop(self, name: str) -> None:
-        """Close the socket, and forget what came by it and still waits."""
+        """Close the socket, and drop its unread messages."""
         self._close(name)
         self._forget_waiting(name)
 

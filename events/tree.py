@@ -123,7 +123,7 @@ class Tree:
         return nodes[-1:]
 
     def _place(self, change: Stored, at_s: float) -> list[Node]:
-        """The nodes of the event's blocks, in order; those that are missing are added."""
+        """Return the nodes of the event's blocks, in order, adding missing ones."""
         event = decode_tokens(change.event)
         parent = self.nodes.get(change.parent_key)
         if parent is None:
@@ -167,7 +167,7 @@ class Tree:
         return loose
 
     def _prune(self, node: Node | None) -> None:
-        """Takes the node out if nothing at or below it is resident, then its parent in turn."""
+        """Remove the node if nothing at or below it is resident, then check its parent."""
         while node is not None and not node.held and not node.children and self.nodes.get(node.key) is node:
             del self.nodes[node.key]
             parent, node.parent = node.parent, None

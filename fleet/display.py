@@ -66,6 +66,6 @@ def has_cursor(console: Console) -> bool:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how much is done; it draws on standard error, where that is a terminal."""
+    """Yield a function for progress updates; it draws on standard error if that is a terminal."""
     with Display(what, Console(stderr=True), quiet=True) as display:
         yield lambda done: display.step(done, total)

@@ -5,7 +5,7 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print; a terminal that was closed or a reader that went away ends what is said, never the fleet."""
+    """Print; a closed terminal or a vanished reader ends the output, never the fleet."""
     try:
         print(text, flush=True)
     except OSError:
@@ -13,7 +13,7 @@ def say(text: str) -> None:
 
 
 def mute_stdout() -> None:
-    """Point stdout at nothing: what is buffered would fail again, at the latest in the interpreter's last flush."""
+    """Point stdout at nothing, or buffered output would fail again in the interpreter's last flush."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

@@ -94,7 +94,7 @@ def mistakes(model: ModelPlan) -> Iterator[tuple[str, str]]:
     if not model.name.isprintable():
         yield "name", f"the name {model.name!r} has a character that cannot be printed; leave it out"
     if model.name.startswith("-"):
-        yield "name", f"the name {model.name!r} begins as an option does; leave the dash out"
+        yield "name", f"the name {model.name!r} looks like an option; leave out the dash"
     bounds = model.autoscale
     if bounds is not None and bounds.min > bounds.max:
         yield "autoscale", f"{model.name} is to scale from {bounds.min} to {bounds.max}; make max {bounds.min} or more"

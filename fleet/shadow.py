@@ -59,7 +59,7 @@ def owners_of(name: str) -> list[str]:
 
 
 def check() -> tuple[list[str], list[str]]:
-    """Return what only deserves a warning, and what makes it impossible to go on."""
+    """Return warnings and errors."""
     warnings: list[str] = []
     errors: list[str] = []
     for conflict in find_conflicts(sys.path):

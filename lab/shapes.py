@@ -1,4 +1,4 @@
-"""Well-known models and devices, for questions about what is not at hand.
+"""Well-known models and devices, for questions about hardware that is not at hand.
 
 Models are given as their makers' `config.json` gives them; memory as the makers of devices name it, in 10^9 bytes.
 """

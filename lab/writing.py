@@ -1,4 +1,4 @@
-"""Writes a result's file: whole or not at all, and into what is no regular file as it stands."""
+"""Writes a result's file: atomically, or directly into pipes and devices."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from api.settings import Unusable
 
 def check_file(path: Path, option: str) -> None:
     if not path.parent.is_dir():
-        raise Unusable(f"{option}: {str(path.parent)!r} is not a folder; make it, or name another")
+        raise Unusable(f"{option}: {str(path.parent)!r} is not a folder; create it, or name another")
     if path.is_dir():
         raise Unusable(f"{option}: {str(path)!r} is a folder; name a file in it")
 

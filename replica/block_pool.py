@@ -1,4 +1,4 @@
-"""The blocks of KV memory: which are free, which hold a known prefix, and who uses them.
+"""The blocks of KV memory: free blocks, cached prefixes and reference counts.
 
 A block is in one of three states, and two events move it:
 
@@ -109,7 +109,7 @@ class BlockPool:
     # ---- look up
 
     def match(self, chain: Chain) -> Match:
-        """The longest cached prefix, at least one token short of the chain: the last one must be computed to go on."""
+        """The longest cached prefix, at least one token short of the chain, whose last token must be computed."""
         count = min(len(chain.keys), (len(chain) - 1) // self.block_size)
         if not count or self._names.find(chain.keys[0]) == NOBODY:
             return NO_MATCH
@@ -131,7 +131,7 @@ class BlockPool:
         return Part(source, tokens, is_all and not self._references[source])
 
     def count_lookup(self, tokens: int, match: Match, part: Part = NO_PART, *, again: bool) -> None:
-        """A request of so many tokens was admitted with these hits; `again`: after a preemption."""
+        """Count an admitted request of this many tokens with its hits; `again`: after a preemption."""
         lookups, hit_blocks = self.lookups, len(match.blocks)
         hit_tokens = hit_blocks * self.block_size
         self.collisions_refused += match.refused
@@ -160,7 +160,7 @@ class BlockPool:
         return self.free - len({block for block in hits if not references[block]}) >= new
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """One more user for each of these; those that wait in the free queue are rescued from it."""
+        """Add a reference to each block, and take it out of the free queue."""
         references, filled = self._references, self._contents.filled
         rescued: list[int] = []
         for block in blocks:

@@ -33,7 +33,7 @@ def replica(ctx: click.Context, /, **_: object) -> int:
       WARMROUTE_API_KEY=secret warmroute replica --config replica.toml
 
     SIGTERM and Ctrl-C let running requests finish, for as long as --drain-timeout says; a second one ends them.
-    Exit status: 0 ended as asked, 1 could not start or the engine failed, 2 a setting cannot be used.
+    Exit status: 0 ended as asked, 1 could not start or the engine failed, 2 invalid setting.
     """
     config = config_from(ctx)
     if config.die_with_parent:
@@ -46,23 +46,23 @@ def replica(ctx: click.Context, /, **_: object) -> int:
 
 
 def no_tokenizer(model: str, config: ReplicaConfig) -> str:
-    said = f"{model!r} is no folder with a tokenizer.json, and there is no --tokenizer: a token is a byte"
+    said = f"{model!r} has no tokenizer.json, and there is no --tokenizer: every byte is a token"
     if config.engine.engine == "simulated":
         return said
-    return f"{said}, which this model hardly understands; prompts of token ids are not touched"
+    return f"{said}, which this model hardly understands; prompts of token ids are unaffected"
 
 
 @click.command()
 @click.argument("model")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--tokenizer-only", is_flag=True, help="Only what a router reads: tokenizer, chat template, config.json.")
-@click.option("--revision", metavar="NAME", help="A branch, tag or commit of a model of the hub.  [default: main]")
+@click.option("--tokenizer-only", is_flag=True, help="Only a router's files: tokenizer, chat template, config.json.")
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit of a hub model.  [default: main]")
 def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) -> None:
     """Put the files of a model into a folder, for replicas or routers to read.
 
-    MODEL is the name of one to download (ORG/NAME), a directory to copy, or demo, which is made. A folder that is
-    complete already is left as it is, without asking anybody. Nothing appears in it before all of it is there; after a
-    crash the same command keeps the files that were whole. Several that fill one folder wait for each other.
+    MODEL is a model to download (ORG/NAME), a directory to copy, or demo, which is made. A folder that is
+    already complete stays as it is, without a network request. Files appear in it only once all are complete; after a
+    crash the same command keeps complete files. Commands that fill the same folder wait for each other.
 
     \b
     Examples:
@@ -70,8 +70,8 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
       warmroute fetch Qwen/Qwen3-8B /models/qwen --tokenizer-only
       HF_TOKEN=hf_... warmroute fetch ORG/NAME /models/name --revision v1.0
 
-    The name of a model needs `pip install 'warmroute[hub]'`. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they always
-    mean. Exit status: 0 it is there, 1 it could not be fetched, 2 MODEL or DIR cannot be used.
+    To download a model you need `pip install 'warmroute[hub]'`. HF_TOKEN, HF_ENDPOINT and HF_HOME have their usual
+    meaning. Exit status: 0 the model is there, 1 it could not be fetched, 2 MODEL or DIR is invalid.
     """
     from replica.fetching.fetch import fetch_model, summary
     from replica.fetching.files import Failed

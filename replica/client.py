@@ -176,10 +176,10 @@ class EngineClient:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(self._greeted)
         except TimeoutError:
-            raise EngineDied(f"the engine said nothing for {limit_s:g} s") from None
+            raise EngineDied(f"the engine was silent for {limit_s:g} s") from None
 
     async def died(self) -> str:
-        """Waits for the end of the process and says what it was."""
+        """Wait for the process to end, and return the reason."""
         return await asyncio.shield(self._death)
 
     def new_id(self) -> int:

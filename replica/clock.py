@@ -1,4 +1,4 @@
-"""Time as the engine sees it: the wall's, or a virtual one that passes only when somebody sleeps."""
+"""The engine's clock: wall time, or virtual time that passes only during sleeps."""
 
 import time
 from typing import Protocol

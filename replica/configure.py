@@ -65,7 +65,7 @@ def _check_curve(values: Mapping[str, Any]) -> None:
     secret, clients, anyone = (values[f"curve_{key}"] for key in ("secret", "clients", "any_client"))
     for given, option in ((clients, "--curve-clients"), (anyone, "--curve-any-client")):
         if given and not secret:
-            raise Unusable(f"{option} needs a key to encrypt with; give --curve-secret too")
+            raise Unusable(f"{option} needs an encryption key; give --curve-secret too")
     if clients and anyone:
         raise Unusable(f"--curve-clients {clients} lets in some and --curve-any-client all; give one of them")
     if secret and not (clients or anyone):
@@ -124,7 +124,7 @@ def _vocabulary(tokenizer_path: str | None, model: NativeModel | None) -> dict[s
 
 
 def _num_blocks(ctx: click.Context, model: NativeModel | None) -> dict[str, int]:
-    """By memory or by number: what is nearer to the command line wins."""
+    """Size the cache by memory or by number: the source nearest to the command line wins."""
     values = ctx.params
     by_number, by_memory = (ctx.get_parameter_source(key) for key in ("num_blocks", "kv_cache_gb"))
     assert by_number is not None and by_memory is not None

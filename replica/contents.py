@@ -66,7 +66,7 @@ class Contents:
         self.last_identity = chain.identity = int(identities[-1])
 
     def fill(self, chain: Chain, slots: Slots | int, start: int, stop: int) -> None:
-        """Keep what the chain has in its blocks from `start` to `stop`."""
+        """Record the chain's tokens in its blocks from `start` to `stop`."""
         self.many_filled[slots] = self.block_size
         first_byte = start * self.tokens.itemsize
         self.tokens[slots] = np.frombuffer(chain.tokens, self.tokens.dtype, stop - start, first_byte)
@@ -76,7 +76,7 @@ class Contents:
                 self.exact[slot] = exact
 
     def is_findable(self, slots: Slots) -> NDArray[np.bool_]:
-        """Tell named blocks and tails from those that hold nothing."""
+        """Distinguish named blocks and tails from empty blocks."""
         findable: NDArray[np.bool_] = self.many_parents[slots] != NOT_NAMED
         return findable
 

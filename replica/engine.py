@@ -113,7 +113,7 @@ class Engine:
         return self.scheduler.cancel(request_id)
 
     def step(self) -> list[Output]:
-        """Start the next step, and say what the one before it brought; or what it brought itself."""
+        """Start the next step, and return the results of the previous one, or its own."""
         outputs: list[Output] = []
         if self._flying is not None and not self.scheduler.may_run_ahead():
             outputs = self._land()
@@ -130,7 +130,7 @@ class Engine:
         return Flight(batch, self.runner.start(batch), began_s)
 
     def _land(self) -> list[Output]:
-        """Take over what the flying step brought, if there is one."""
+        """Commit the results of the step in flight, if any."""
         flight, self._flying = self._flying, None
         if flight is None:
             return []

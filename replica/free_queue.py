@@ -1,4 +1,4 @@
-"""The blocks that nobody uses, in the order in which they are handed out."""
+"""Free blocks, in the order in which they are handed out."""
 
 from array import array
 from collections.abc import Iterator, Sequence

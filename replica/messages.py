@@ -105,7 +105,7 @@ class ResetDone(Struct, tag="reset_done"):
 
 
 class PoolSnapshot(Struct, frozen=True):
-    """The block pool's counters since the start, and what it holds now."""
+    """The block pool's counters since the start, and its current state."""
 
     query_tokens: int = 0
     hit_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The runner on a CPU: a transformer, its KV memory, and what samples from it; `build` also leads to that of a GPU."""
+"""The runner on a CPU: a transformer, its KV memory and its sampler; `build` can also build the GPU's runner."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def build(config: EngineConfig) -> Runner:
     """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu or mend that")
+        raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
     if config.device == "cpu" or not torch.cuda.is_available():
         return build_on_cpu(config)
     from replica.device.build import build as build_on_gpu  # which asks for more to be installed

@@ -36,12 +36,12 @@ def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
 
     folder = locate(name)
     if folder is None:
-        raise ValueError(f"{name!r} is no model; name demo, a folder with its files, or ORG/NAME to download")
+        raise ValueError(f"{name!r} is not a model; give demo, a folder with its files, or ORG/NAME to download")
     config = read_config(folder)
     longest = config.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise ValueError(
-            f"{name} has {longest} positions, and --max-model-len {max_model_len} is more; give {longest} or less"
+            f"{name} has {longest} positions, so --max-model-len {max_model_len} is too long; give {longest} or less"
         )
     return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest)
 

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def within_cache(config: EngineConfig) -> EngineConfig:
-    """A request can be no longer than the cache, whatever the model could take."""
+    """Limit a request's length to the cache, even if the model could take more."""
     if not config.num_blocks:
         return config  # nobody knows yet
     capacity = config.num_blocks * config.block_size
@@ -83,7 +83,7 @@ def within_cache(config: EngineConfig) -> EngineConfig:
         raise ValueError(f"the cache holds {capacity} tokens, and no answer fits beside a prompt; raise --num-blocks")
     if config.max_model_len <= capacity:
         return config
-    log.warning("max_model_len %d is lowered to %d: more does not fit in the cache", config.max_model_len, capacity)
+    log.warning("max_model_len %d is lowered to %d, the size of the cache", config.max_model_len, capacity)
     return msgspec.structs.replace(config, max_model_len=capacity)
 
 

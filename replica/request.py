@@ -1,4 +1,4 @@
-"""One request in the engine, and what one step does for it."""
+"""One request in the engine, and its part in one step."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def drawing(self) -> int:
-        """Tokens that there will be, and that nobody knows yet."""
+        """Tokens being drawn, whose values are not known yet."""
         return self.length - len(self.chain)
 
     @property
@@ -77,7 +77,7 @@ class Request:
         return self.length - self.launched == 1 and (self.length < self.limit or not self.drawing)
 
     def launch(self, tokens: int, copy: Copy | None = None) -> "Scheduled":
-        """Have up to so many of its next tokens computed."""
+        """Schedule up to this many of its next tokens."""
         tokens = min(tokens, self.remaining)
         scheduled = Scheduled(self, self.launched, tokens, copy)
         self.launched += tokens

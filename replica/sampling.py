@@ -66,7 +66,7 @@ def _best_of_broken(row: Tensor) -> int:
 
 @cache
 def _tell_of_broken() -> None:
-    log.error("the model computed logits that are not finite; a request with such goes on with its likeliest token")
+    log.error("the model computed non-finite logits; affected requests continue with their likeliest token")
 
 
 def _draw(row: Tensor, request: Request, otherwise: int) -> int:
@@ -277,7 +277,7 @@ def _by_likelihood(pair: tuple[int, float]) -> tuple[float, int]:
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]) -> dict[int, TokenLogprobs]:
-    """By row, for those whose clients want them."""
+    """Return log probabilities by row, for requests that ask for them."""
     wanted = {row: top for row, request in enumerate(requests) if (top := request.sampling.top_logprobs) is not None}
     if not wanted:
         return {}

@@ -32,7 +32,7 @@ class QueueFull(Exception):
 
 
 class TooLong(Exception):
-    """The request could never run, whatever finishes before it."""
+    """The request could never run, even alone."""
 
 
 class Scheduler:
@@ -104,7 +104,7 @@ class Scheduler:
     def may_run_ahead(self) -> bool:
         """Return True if the next step can be scheduled while one flies, False if only when that one has landed.
 
-        Nobody may be preempted in flight, so there has to be room for the next token of everybody.
+        No request may be preempted in flight, so every request needs room for its next token.
         """
         if any(request.needs_results for request in self.running):
             return False
@@ -114,7 +114,7 @@ class Scheduler:
         )
 
     def schedule(self, prefill_tokens: int | None = None) -> Batch:
-        """Choose what to compute now, with at most so many tokens of prefill; empty when there is nothing to do."""
+        """Choose the work of the next step, with a limit on prefill tokens; empty if there is none."""
         batch: Batch = []
         size, preemptions = self.pool.block_size, self.preemptions
         # Whoever needs one token gets it, whatever prompt has priority: no answer stalls for another's prefill.
@@ -172,7 +172,7 @@ class Scheduler:
             index += 1
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Blocks for so many tokens, preempting whoever comes last; False if that was the request itself."""
+        """Reserve blocks for this many tokens, preempting the last request; False if that is the request itself."""
         new = -(-tokens // self.pool.block_size) - len(request.blocks)
         while new > 0:
             blocks = self.pool.take((), new)
@@ -200,7 +200,7 @@ class Scheduler:
         return NO_MATCH if request.computes_whole_prompt else self.pool.match(request.chain)
 
     def _start(self, request: Request, match: Match, budget: int) -> Scheduled | None:
-        """Let it run, with what is cached of its chain; None, and nothing changed, if there is no room.
+        """Admit the request with its cached prefix; return None, with nothing changed, if there is no room.
 
         What it copies from needs no reference, although `take` may hand just that block out, to this request or to a
         later one of the same step. The runner does all copies of a step in order and before it writes any KV, and no
@@ -248,7 +248,7 @@ class Scheduler:
         return None
 
     def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
-        """Take over what a step computed, if those for whom it did are still here.
+        """Commit a step's results for the requests that still exist.
 
         While it flew, they may have been cancelled, or the step before may have drawn the token that ends their answer.
         Their blocks were free at once, and what the step writes there harms nobody: it writes after the `computed`

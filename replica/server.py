@@ -25,7 +25,7 @@ __all__ = ["build_app", "serve"]
 
 
 def serve(config: ReplicaConfig) -> int:
-    """Runs until told to end; returns the exit status."""
+    """Run until told to end, and return the exit status."""
     map_large_blocks()
     if config.die_with_parent:
         die_with_parent(os.getppid())
@@ -132,7 +132,7 @@ async def _drained(endpoints: Endpoints, limit_s: float) -> None:
                 await asyncio.sleep(0.02)
             return
     left = endpoints.metrics.open_requests
-    logging.getLogger(__name__).warning("%d requests have not ended within %g s; they are cut", left, limit_s)
+    logging.getLogger(__name__).warning("%d requests have not ended within %g s; cutting them", left, limit_s)
 
 
 def _failed(message: str) -> int:

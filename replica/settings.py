@@ -41,7 +41,7 @@ class ModelName(Text):
         model = super().convert(value, param, ctx)
         is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
         if is_path and not Path(model).is_dir():
-            self.fail(f"{model!r} is no folder; name one that exists, or a model by its name, like demo.", param, ctx)
+            self.fail(f"{model!r} is not a folder; give an existing one, or a model's name, like demo.", param, ctx)
         return model
 
 
@@ -71,17 +71,15 @@ SETTINGS: dict[str, list[Setting]] = {
             "model",
             MODEL,
             "NAME|DIR",
-            "The model: a directory, the name of one to download (ORG/NAME), or demo, which is made on first use.",
+            "The model: a directory, a model to download (ORG/NAME), or demo, which is made on first use.",
             required=True,
         ),
-        derived(
-            "served_model_name", TEXT, "NAME", "What clients ask for, and part of every block key.  [default: --model]"
-        ),
+        derived("served_model_name", TEXT, "NAME", "The name for clients and block keys.  [default: --model]"),
         engine(
             "engine",
             click.Choice(["native", "simulated"]),
             "native|simulated",
-            "Compute, or pretend to: the simulated engine makes up its text and keeps its time by a clock.",
+            "Compute, or simulate: the simulated engine makes up text at the pace of a real one.",
         ),
         derived(
             "tokenizer",
@@ -95,7 +93,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "max_model_len",
             click.IntRange(2, LARGEST),
             "TOKENS",
-            "The longest prompt and output together.  [default: what the model was made for; 8192 if simulated]",
+            "The longest prompt and output together.  [default: the model's own limit; 8192 if simulated]",
         ),
     ],
     "Native engine": [
@@ -103,7 +101,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "dtype",
             click.Choice(DTYPES),
             "TYPE",
-            "What to compute and to cache in: float32, bfloat16, float16, or auto: what the model says.",
+            "Type for computing and caching: float32, bfloat16, float16, or auto: the model's own.",
             AUTO,
         ),
         engine(
@@ -118,14 +116,14 @@ SETTINGS: dict[str, list[Setting]] = {
             "NAME",
             f"Where to compute: {', '.join(DEVICES[1:])}, or auto: a GPU if there is one.",
         ),
-        engine("threads", click.IntRange(1, 1024), "N", "Threads that compute, on a CPU."),
+        engine("threads", click.IntRange(1, 1024), "N", "Number of computing threads on a CPU."),
         engine(
             "gpu_memory_utilization",
             FiniteRange(0, 1, min_open=True),
             "FRACTION",
-            "Of a GPU's memory, how much may be taken in all; what weights and a step leave of it is for the cache.",
+            "Share of a GPU's memory to use; the cache gets the rest after weights and a step.",
         ),
-        engine("graphs", click.BOOL, "", "On a GPU, small steps are graphs: faster, after some seconds at the start."),
+        engine("graphs", click.BOOL, "", "Run small steps as graphs on a GPU: faster, but slower to start."),
     ],
     "HTTP": [
         http("host", TEXT, "HOST", "The address to listen on."),
@@ -134,7 +132,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "api_key",
             TEXT,
             "KEY",
-            "Demand this key of clients. Better given as WARMROUTE_API_KEY: everybody's ps shows the command line.",
+            "Require this key from clients. Better given as WARMROUTE_API_KEY: other users can see the command line.",
             secret=True,
         ),
         http("max_body_bytes", COUNT, "BYTES", "The largest request body."),
@@ -142,17 +140,17 @@ SETTINGS: dict[str, list[Setting]] = {
             "max_bodies_bytes",
             click.IntRange(1, 2**40),
             "BYTES",
-            "The memory that all request bodies in progress may take together; beyond it requests are refused with "
+            "Memory for all request bodies in progress; beyond it requests are refused with "
             "status 429. A quarter is kept for bodies of at most 1 MiB.",
         ),
         http(
             "drain_timeout",
             AT_LEAST_0,
             "SECONDS",
-            "How long running requests may go on after SIGTERM.",
+            "How long running requests may take to finish after SIGTERM.",
             field="drain_timeout_s",
         ),
-        http("die_with_parent", click.BOOL, "", "End when the process that started this one ends."),
+        http("die_with_parent", click.BOOL, "", "End when the parent process ends."),
     ],
     "Cache": [
         engine("block_size", click.IntRange(1, 4096), "TOKENS", "Tokens in a block."),
@@ -167,44 +165,44 @@ SETTINGS: dict[str, list[Setting]] = {
             FiniteRange(0, LARGEST, min_open=True),
             "GB",
             "Size the cache by memory (10^9 bytes) instead of by --num-blocks.  "
-            f"[default: what a GPU has left (--gpu-memory-utilization); {CPU_KV_CACHE_GB:g} on a CPU]",
+            f"[default: a GPU's free memory (--gpu-memory-utilization); {CPU_KV_CACHE_GB:g} on a CPU]",
         ),
         derived(
             "kv_bytes_per_token",
             COUNT,
             "BYTES",
-            "What a token takes of --kv-cache-gb, if simulated; 131072 is an 8B model in 16 bits.",
+            "Memory of a token in --kv-cache-gb, if simulated; 131072 is an 8B model in 16 bits.",
             131072,
         ),
-        engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of what the cache holds."),
+        engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",
             click.BOOL,
             "",
-            "Of a block that differs only from some token on, reuse what comes before.",
+            "Reuse the equal beginning of a block that differs later.",
             field="enable_partial_reuse",
         ),
     ],
     "Scheduling": [
-        engine("max_num_seqs", COUNT, "N", "Requests that run at once."),
-        engine("max_num_batched_tokens", COUNT, "TOKENS", "Tokens computed in a step."),
+        engine("max_num_seqs", COUNT, "N", "Maximum number of running requests."),
+        engine("max_num_batched_tokens", COUNT, "TOKENS", "Most tokens per step."),
         derived(
             "max_step",
             AT_LEAST_0,
             "SECONDS",
-            "What a step with prefill should take at most, by the one before; other answers wait for its end. "
+            "Target duration of a step with prefill, since other answers wait for its end. "
             f"0: no limit.  [default: {NATIVE_MAX_STEP_S:g}, unless simulated]",
         ),
-        engine("max_waiting", COUNT, "N", "Requests that may wait; more are refused with status 429."),
+        engine("max_waiting", COUNT, "N", "Maximum number of waiting requests; more are refused with status 429."),
     ],
     "Events": [
-        derived("events", click.BOOL, "", "Say what the cache stores and evicts.", True),
+        derived("events", click.BOOL, "", "Publish what the cache stores and evicts.", True),
         derived("events_host", TEXT, "HOST", "The address that the event sockets listen on; *: all.", "127.0.0.1"),
         derived(
             "events_port",
             click.IntRange(0, 65532),
             "PORT",
-            "The port of the events; replay, status and snapshot take the next three. 0: any free ones.",
+            "The port for events; replay, status and snapshot use the next three. 0: any free ones.",
             5557,
         ),
         engine("events_topic", TEXT, "TEXT", "The topic.  [default: kv@<replica>@<model>]", field="topic"),
@@ -221,7 +219,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "curve_clients",
             click.Path(exists=True, file_okay=False),
             "DIR",
-            "Let in only clients whose public keys are here.",
+            "Let in only clients with a public key in this folder.",
         ),
         engine(
             "curve_any_client",
@@ -234,21 +232,19 @@ SETTINGS: dict[str, list[Setting]] = {
             "events_replay_mib",
             COUNT,
             "MIB",
-            "The newest event batches are kept for replays, so many MiB of them (and 10,000 at most).",
+            "MiB of the newest event batches to keep for replays (at most 10,000 batches).",
         ),
     ],
     "Simulated engine": [
-        simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed in a second."),
-        simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens that a request alone generates in a second."),
-        simulated(
-            "batch_slowdown", AT_LEAST_0, "FRACTION", "How much longer each further request in the batch makes a token."
-        ),
-        simulated("step_overhead", AT_LEAST_0, "SECONDS", "What a step takes at least.", field="step_overhead_s"),
+        simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second."),
+        simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request."),
+        simulated("batch_slowdown", AT_LEAST_0, "FRACTION", "Slowdown of a token per further request in the batch."),
+        simulated("step_overhead", AT_LEAST_0, "SECONDS", "Minimum duration of a step.", field="step_overhead_s"),
         simulated(
             "mean_output_tokens",
             click.IntRange(0, LARGEST),
             "TOKENS",
-            "The mean length of an output that ends by itself; 0: none does.",
+            "Mean length of outputs that end by themselves; 0: none do.",
         ),
     ],
     "Log": [

@@ -32,7 +32,7 @@ class SimulatedRunner(ImmediateRunner):
         self.vocab_size = 2**32  # whatever it is given
         self.attention_name = ""
         if not set(range(*vocabulary)).difference(eos_token_ids):
-            raise ValueError(f"the vocabulary {vocabulary} holds no token that does not end the output")
+            raise ValueError(f"every token of the vocabulary {vocabulary} ends the output")
 
     def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
         self.clock.sleep(self.step_s(batch))

@@ -93,7 +93,7 @@ class Client:
     def stranger(self, why: object) -> click.ClickException:
         """The error for a response that no such server would give."""
         return click.ClickException(
-            f"what answers at {self.url} is no {self._server.name}: {why}; {self._server.option}"
+            f"the server at {self.url} is not a {self._server.name}: {why}; {self._server.option}"
         )
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Client:
 
 
 def options(key: str | None, timeout_s: float) -> dict[str, Any]:
-    """Return the options of an HTTP client, whatever the environment says of proxies."""
+    """Return the options of an HTTP client that ignores proxies in the environment."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return {"timeout": timeout_s, "headers": headers, "trust_env": False}
 
@@ -119,7 +119,7 @@ def reason_of(error: Exception) -> str:
 
 
 def checked(answer: httpx2.Response, url: str, server: Server = ROUTER) -> bytes:
-    """Return the content of a good answer; Refused, or a click error for what is no such server."""
+    """Return a good answer's content; raise Refused, or a click error for another kind of server."""
     if answer.is_success:
         return answer.content
     status, path = answer.status_code, answer.url.path
@@ -129,6 +129,6 @@ def checked(answer: httpx2.Response, url: str, server: Server = ROUTER) -> bytes
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if not demands_key:
             why = f"status {status} for {path}"
-            raise click.ClickException(f"what answers at {url} is no {server.name}: {why}; {server.option}") from None
+            raise click.ClickException(f"the server at {url} is not a {server.name}: {why}; {server.option}") from None
         said = f"it demands a key for {path}"
     raise Refused(status, f"{server.says}{said}" + (f"; {server.key}" if demands_key else ""))

@@ -18,11 +18,11 @@ from router.settings import SECRET, TABLE, URL
 @click.command(cls=SettingsCommand, table=TABLE)
 @click.pass_context
 def router(ctx: click.Context, /, **_: object) -> int:
-    """Answer the OpenAI API from many replicas, each request from where its prefix is cached and the queue is short.
+    """Answer the OpenAI API from many replicas; send each request to a warm cache with a short queue.
 
     Every option is also an environment variable, and a key of the --config file: --replica-limit is
     WARMROUTE_REPLICA_LIMIT there and replica_limit here. The command line wins over the environment, the environment
-    over the file. Options that may be repeated are lists in the file, and have spaces between values in the
+    over the file. Repeatable options are lists in the file, and separated by spaces in the
     environment.
 
     \b
@@ -36,13 +36,13 @@ def router(ctx: click.Context, /, **_: object) -> int:
       WARMROUTE_API_KEY=secret warmroute router --config router.toml
 
     SIGTERM and Ctrl-C let running requests finish, for as long as --drain-timeout says; a second one ends them.
-    Exit status: 0 ended as asked, 1 could not start, 2 a setting cannot be used.
+    Exit status: 0 ended as asked, 1 could not start, 2 invalid setting.
     """
     config = config_from(ctx)
     if config.die_with_parent:
         die_with_parent(parent_pid())
     if not names_replicas(config):
-        click.echo("Note: no replicas are named yet; see --replica, or add them with POST /replicas", err=True)
+        click.echo("Note: there are no replicas yet; give --replica, or add some with POST /replicas", err=True)
     from router.server import serve  # a web framework: not needed to refuse a setting
 
     return serve(config)
@@ -90,7 +90,7 @@ def _show(answer: bytes, as_json: bool, draw: Callable[[bytes, TextIO], None]) -
     metavar="FILE",
     help="A chat request in JSON, or the list of its messages; -: stdin.",
 )
-@click.option("--model", metavar="NAME", help="The model.  [default: what FILE says, or the only one that is served]")
+@click.option("--model", metavar="NAME", help="The model.  [default: the one in FILE, or the only one served]")
 @router_option
 @admin_key_option
 @json_option
@@ -99,7 +99,7 @@ def explain(
 ) -> None:
     """Show where a router would send a request now, and why: block by block, replica by replica.
 
-    Nothing is sent to a replica, and nothing is remembered.
+    It sends nothing to a replica, and the router remembers nothing.
 
     \b
     Examples:
@@ -108,7 +108,7 @@ def explain(
       curl ... | warmroute explain --chat - --json
     """
     if (prompt is None) == (chat is None):
-        raise click.UsageError("give a PROMPT or --chat FILE, one of them")
+        raise click.UsageError("give either a PROMPT or --chat FILE")
     fields: dict[str, Any] = {"prompt": prompt} if chat is None else chat_fields(chat)
     if model is not None:
         fields["model"] = model
@@ -126,7 +126,7 @@ def chat_fields(file: TextIO) -> dict[str, Any]:
     if isinstance(content, list):
         return {"messages": content}
     if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
-        raise click.UsageError(f'--chat: {file.name} is no chat request; write {{"messages": [...]}}')
+        raise click.UsageError(f'--chat: {file.name} is not a chat request; write {{"messages": [...]}}')
     return content
 
 
@@ -139,14 +139,14 @@ def chat_fields(file: TextIO) -> dict[str, Any]:
     metavar="N",
     default=20,
     show_default=True,
-    help="Beginnings to show: those that a cache saves most by, and what they come after.",
+    help="Number of prefixes to show: those that save most, and the prefixes before them.",
 )
 @json_option
 def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) -> None:
-    """Show what prompts have begun alike of late, and which replicas hold it.
+    """Show the prefixes that recent prompts share, and the replicas that hold them.
 
-    Each line is a beginning that two prompts or more have; those indented go on from it. Texts are shown where clients
-    have no keys, or where the router was started with --show-prompts.
+    Each line is a prefix of two or more prompts; indented lines continue it. Texts are shown if clients
+    have no keys, or if the router was started with --show-prompts.
 
     \b
     Examples:
@@ -170,13 +170,13 @@ def prefixes(router_url: str, admin_key: str | None, limit: int, as_json: bool) 
     metavar="SECONDS",
     default=1.0,
     show_default=True,
-    help="How often to look; where answering takes the router long, it is asked less often.",
+    help="How often to poll the router; less often if its answers take long.",
 )
-@click.option("--once", "only_once", is_flag=True, help="Print one frame and end. Rates are those between two looks.")
+@click.option("--once", "only_once", is_flag=True, help="Print one frame and end; rates are between two polls.")
 def top(router_url: str, admin_key: str | None, interval_s: float, only_once: bool) -> None:
-    """Watch a router: its replicas, their event streams, what prompts share, and what was decided and why.
+    """Watch a router: its replicas, their event streams, shared prefixes, and decisions with their reasons.
 
-    Press ? for the keys. A row can be looked into, and a replica drained, which asks first. While the router does not
+    Press ? for the keys. Enter shows a row's details; d drains a replica, after a question. If the router does not
     answer, the last figures stay, marked as old.
 
     \b
@@ -193,7 +193,7 @@ def top(router_url: str, admin_key: str | None, interval_s: float, only_once: bo
         asyncio.run(once(router_url, admin_key, interval_s, sys.stdout))
         return
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # it is drawn on stderr
-        raise click.UsageError("a live view needs a terminal; --once prints what there is to see")
+        raise click.UsageError("the live view needs a terminal; use --once to print a single frame")
     from router.top.app import top as live  # a terminal's application framework
 
     asyncio.run(live(router_url, admin_key, interval_s))

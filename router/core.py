@@ -214,7 +214,7 @@ class Router:
             if not owner.may_move(attempt, others):
                 hopeless.add(kind)
                 continue
-            why = member.suspicion or "nothing has come by its old connection since it is heard again"
+            why = member.suspicion or "its old connection stayed silent after it was heard again"
             attempt.cancel()
             attempt.broke(Broken(why, silent=True))
 
@@ -252,7 +252,7 @@ class Router:
             self.on_answer(line)
         except OSError as error:  # a full disk must not stop the answers
             if not self._is_untold:
-                log.error("The access log cannot be written (%s): lines are missing from now on", error)
+                log.error("Cannot write the access log (%s): lines are lost from now on", error)
             self._is_untold = True
 
     def over(self, summary: RequestSummary) -> None:
@@ -290,7 +290,7 @@ class Router:
         if now_s < member.resync_after_s:
             return
         member.resync_after_s = now_s + RESYNC_PAUSE_S
-        log.warning("%s: its cache is read anew: predictions of what it has cached fail too often", member.name)
+        log.warning("%s: reading its cache again, since predictions of its cached tokens fail too often", member.name)
         member.resyncs += 1
         member.accuracy.forget()
         self.feeds.resync(member.name)

@@ -45,7 +45,7 @@ MEMBER_GAUGES: tuple[Metric[Member], ...] = (
         lambda m: m.candidate.prefill_tokens_per_s,
     ),
     Metric("replica_salted", "1 if its engine is known to keep caches of different salts apart.", is_salted),
-    Metric("replica_trust", "What its claims of cached tokens count for; 1 while they are true.", lambda m: m.trust),
+    Metric("replica_trust", "Weight of its claims of cached tokens; 1 while they are true.", lambda m: m.trust),
     Metric(
         "index_accuracy",
         "Fraction of its last 1,000 answers whose cached blocks were predicted to the block.",
@@ -58,34 +58,32 @@ MEMBER_COUNTERS: tuple[Metric[Member], ...] = (
     ),
     Metric("wrong_predictions", "Those that differed.", lambda m: m.accuracy.different),
     Metric("wrong_prediction_blocks", "By how many blocks, added up.", lambda m: m.accuracy.error_blocks),
-    Metric("resyncs", "Times its cache was read anew because predictions failed.", lambda m: m.resyncs),
+    Metric("resyncs", "Times its cache was read again because predictions failed.", lambda m: m.resyncs),
     Metric("faults", "Connections lost, time-outs, status 500 and above.", lambda m: m.faults),
 )
 FEED_GAUGES: tuple[Metric[FeedState], ...] = (
     Metric("index_exact", "1 if the index holds exactly what the replica does.", lambda f: f.exact),
-    Metric("index_partial", "1 if part of its cache cannot be known, which is said openly.", lambda f: f.partial),
+    Metric("index_partial", "1 if its engine cannot report its whole cache.", lambda f: f.partial),
     Metric("event_lag_batches", "Batches that it has sent and that are not in the index yet.", lambda f: f.lag_batches),
 )
 FEED_COUNTERS: tuple[Metric[FeedState], ...] = (
-    Metric("event_lost_batches", "Batches that could not be had any more.", lambda f: f.lost_batches),
+    Metric("event_lost_batches", "Batches lost for good.", lambda f: f.lost_batches),
     Metric("event_gaps", "Gaps seen in its stream.", lambda f: f.gaps),
     Metric("event_repairs", "Replays and snapshots asked for.", lambda f: f.repairs),
-    Metric("event_restarts", "Times that it began anew with an empty cache.", lambda f: f.restarts),
+    Metric("event_restarts", "Restarts with an empty cache.", lambda f: f.restarts),
     Metric("event_digest_mismatches", "Times that its digest differed from the index.", lambda f: f.digest_mismatches),
 )
 TALLY_COUNTERS: tuple[Metric[Tally], ...] = (
     Metric("prompt_tokens", "Prompt tokens routed.", lambda t: t.prompt_tokens),
     Metric("matched_tokens", "Those predicted to be cached.", lambda t: t.matched_tokens),
-    Metric(
-        "resent_tokens", "Those with which an earlier prompt began that went there, too.", lambda t: t.resent_tokens
-    ),
+    Metric("resent_tokens", "Those in a prefix of an earlier prompt sent there.", lambda t: t.resent_tokens),
     Metric("salted_prompts", "Prompts with a cache salt.", lambda t: t.salted),
     Metric("new_salts", "Those whose salt was not seen there before.", lambda t: t.new_salts),
     Metric("predicted_blocks", "Cached blocks predicted, of answers that report them.", lambda t: t.blocks_predicted),
     Metric("reported_blocks", "Cached blocks that these answers reported.", lambda t: t.blocks_reported),
 )
 ROUTER_GAUGES: tuple[Metric[Router], ...] = (
-    Metric("open_requests", "Requests that are not answered completely.", lambda r: r.open_requests),
+    Metric("open_requests", "Requests in progress.", lambda r: r.open_requests),
     Metric("queue_length", "Requests that wait because every replica is at its limit.", lambda r: len(r.waiting)),
     Metric("index_bytes", "Memory that the index takes, estimated.", lambda r: r.placement.index.bytes_used()),
     Metric(
@@ -97,7 +95,7 @@ ROUTER_GAUGES: tuple[Metric[Router], ...] = (
 )
 ROUTER_COUNTERS: tuple[Metric[Router], ...] = (
     Metric("retries", "Requests sent to another replica before their first byte.", lambda r: r.counts.retries),
-    Metric("resumes", "Answers that another replica went on with.", lambda r: r.counts.resumes),
+    Metric("resumes", "Answers continued by another replica.", lambda r: r.counts.resumes),
     Metric("client_disconnects", "Clients that left before the end.", lambda r: r.counts.client_left),
 )
 # Metrics with a writing function of their own: name and meaning.

@@ -59,7 +59,7 @@ async def _serve(config: RouterConfig, listener: socket.socket) -> int:
         left = drained.result() if drained.done() else front.router.open_requests
         drained.cancel()
         if left:
-            logging.getLogger(__name__).warning("%d requests have not ended; they are cut", left)
+            logging.getLogger(__name__).warning("%d requests have not ended; cutting them", left)
     finally:
         await front.close()
     return 0

@@ -37,7 +37,7 @@ class Url(Text):
         try:
             parse_target(url)
         except ValueError:
-            self.fail(f"{url!r} is no URL; write http://HOST:PORT.", param, ctx)
+            self.fail(f"{url!r} is not a URL; write http://HOST:PORT.", param, ctx)
         return url.rstrip("/")
 
 
@@ -63,7 +63,7 @@ class ClientPath(click.ParamType[str]):
         except ApiError:
             usual = False
         if not (usual and path.startswith("/v1/")):
-            self.fail(f"{path!r} is no path below /v1/; write it as in /v1/videos.", param, ctx)
+            self.fail(f"{path!r} is not a path below /v1/; write it like /v1/videos.", param, ctx)
         return path
 
 
@@ -75,13 +75,13 @@ class Secret(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
         if not text or not all("!" <= letter <= "~" for letter in text):
-            self.fail("The key is empty or has characters that no header can carry; use visible ASCII.", param, ctx)
+            self.fail("The key is empty or has characters that are invalid in a header; use visible ASCII.", param, ctx)
         return text
 
 
 URL = Url()
 SECRET = Secret()
-NOT_IN_PS = "everybody's ps shows the command line."
+NOT_IN_PS = "other users can see the command line."
 
 
 def _row(
@@ -99,32 +99,30 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "replica",
             TEXT,
-            "A replica: its URL alone, or url=URL and what it cannot say itself: name, model, engine (auto, warmroute, "
+            "A replica: its URL, or url=URL and facts that it does not report: name, model, engine (auto, warmroute, "
             "vllm, sglang, openai), events, replay, topic, ... (docs/discovery.md). May be repeated.",
             metavar="URL|KEY=VALUE,...",
             multiple=True,
         ),
-        _row(
-            "replicas_file", FILE, "A TOML file of replicas, one [[replicas]] for each. Changes count within a second."
-        ),
-        _row("registry", URL, "Ask this registry, that of a fleet, for the replicas."),
-        _row("kubernetes_service", TEXT, "The pods behind this service are the replicas.", metavar="NAME"),
+        _row("replicas_file", FILE, "A TOML file of replicas, one [[replicas]] each, reloaded on change."),
+        _row("registry", URL, "Get the replicas from this registry, or a fleet."),
+        _row("kubernetes_service", TEXT, "Use the pods behind this service as replicas.", metavar="NAME"),
         _row(
             "kubernetes_pods",
             TEXT,
-            "The pods with these labels are the replicas: app=vllm, or app in (a,b). Not together with a service.",
+            "Use the pods with these labels as replicas: app=vllm, or app in (a,b). Not together with a service.",
             metavar="SELECTOR",
         ),
         _row(
             "kubernetes_namespace",
             TEXT,
-            "Where that service, or those pods, are.  [default: the router's own]",
+            "Namespace of the service or the pods.  [default: the router's own]",
             metavar="NAME",
         ),
         _row(
             "kubernetes_api",
             URL,
-            "The API server, as `kubectl proxy` offers it.  [default: that of the cluster the router runs in]",
+            "URL of the API server, for example of `kubectl proxy`.  [default: the router's own cluster]",
         ),
         _row(
             "replica_api_key",
@@ -132,12 +130,12 @@ SETTINGS: dict[str, list[Setting]] = {
             f"Send replicas this key. Better given as WARMROUTE_REPLICA_API_KEY: {NOT_IN_PS}",
             secret=True,
         ),
-        _row("curve_server", FILE, "The public CURVE key of replicas that name none: their events are encrypted."),
-        _row("curve_secret", FILE, "The router's own secret CURVE key, for these (see `warmroute events keygen`)."),
+        _row("curve_server", FILE, "Public CURVE key of replicas without their own; their events are encrypted."),
+        _row("curve_secret", FILE, "The router's secret CURVE key for them (see `warmroute events keygen`)."),
         _row(
             "model_dir",
             TEXT,
-            "Where the tokenizer and the chat template of a model are; without them its prompts are matched only "
+            "Folder with a model's tokenizer and chat template; without them its prompts are matched only "
             "approximately. May be repeated.  [default of MODEL: DIR as it is written]",
             metavar="[MODEL=]DIR",
             multiple=True,
@@ -145,8 +143,8 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "chat_template",
             TEXT,
-            "A chat template in Jinja, where replicas use another one than that of --model-dir. May be repeated.  "
-            "[default of MODEL: that of the only --model-dir]",
+            "A chat template in Jinja, if replicas use another one than in --model-dir. May be repeated.  "
+            "[default of MODEL: the model of the only --model-dir]",
             metavar="[MODEL=]FILE",
             multiple=True,
         ),
@@ -155,59 +153,58 @@ SETTINGS: dict[str, list[Setting]] = {
     "HTTP": [
         _row("host", TEXT, "The address to listen on.", metavar="HOST"),
         _row("port", click.IntRange(0, 65535), "The port to listen on; 0: any free one.", metavar="PORT"),
-        _row("tls_cert", FILE, "Speak TLS, with this certificate and those that it needs."),
+        _row("tls_cert", FILE, "Serve TLS with this certificate chain."),
         _row("tls_key", FILE, "The certificate's private key."),
         _row("max_body_bytes", COUNT, "The largest request body.", metavar="BYTES"),
         _row(
             "max_bodies_bytes",
             click.IntRange(1, 2**40),
-            "The memory that all request bodies in progress may take together; beyond it requests are refused with "
+            "Memory for all request bodies in progress; beyond it requests are refused with "
             "status 429. A quarter is kept for bodies of at most 1 MiB.",
             metavar="BYTES",
         ),
-        _row("max_connections", COUNT, "Clients that may be connected at once."),
+        _row("max_connections", COUNT, "Maximum number of client connections."),
         _row(
             "cors_origin",
             Origin(),
-            "Let pages of this origin ask; *: those of any. May be repeated.",
+            "Allow requests from pages of this origin; *: any. May be repeated.",
             field="cors_origins",
             multiple=True,
         ),
         _row(
             "drain_delay",
             AT_LEAST_0,
-            "How long it still takes requests after SIGTERM, while /ready says no and each answer is the last of its "
-            "connection: until load balancers have heard.",
+            "How long to take requests after SIGTERM, while /ready fails and each answer closes its "
+            "connection, so that load balancers notice.",
         ),
-        _row("drain_timeout", AT_LEAST_0, "How long running requests may go on after that."),
-        _row("die_with_parent", click.BOOL, "End when the process that started this one ends.", hidden=True),
+        _row("drain_timeout", AT_LEAST_0, "How long running requests may take to finish after that."),
+        _row("die_with_parent", click.BOOL, "End when the parent process ends.", hidden=True),
     ],
     "Access": [
         _row(
             "api_key",
             SECRET,
-            f"Demand a key of clients: this one. May be repeated. Better given as WARMROUTE_API_KEY: {NOT_IN_PS}",
+            f"Require this key from clients. May be repeated. Better given as WARMROUTE_API_KEY: {NOT_IN_PS}",
             multiple=True,
             secret=True,
         ),
         _row(
             "api_keys",
             FILE,
-            "A TOML file of keys with names, limits and groups. Changes count within a second.",
+            "A TOML file of keys with names, limits and groups, reloaded within a second of a change.",
             field="api_keys_file",
         ),
         _row(
             "admin_key",
             SECRET,
-            "Demand this key of who changes replicas, or asks what was decided and why. Better given as "
-            "WARMROUTE_ADMIN_KEY.  [default: only clients on this machine may]",
+            "Require this key for changing replicas and reading decisions. Better given as "
+            "WARMROUTE_ADMIN_KEY.  [default: only clients on this machine]",
             secret=True,
         ),
         _row(
             "client_path",
             ClientPath(),
-            "Let clients ask replicas for this path below /v1 as well, which is for administrators otherwise. May be "
-            "repeated.",
+            "Open this path below /v1 to clients; by default only administrators may request it. May be repeated.",
             field="client_paths",
             multiple=True,
         ),
@@ -217,18 +214,18 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "replica_limit",
             click.IntRange(0, LARGEST),
-            "Requests that this router has running at one replica at most; 0: no limit.",
+            "Maximum number of this router's requests at one replica; 0: no limit.",
         ),
         _row(
             "queue_size",
             click.IntRange(0, LARGEST),
-            "Requests that wait while no replica has room; more are refused with status 429.",
+            "Maximum number of requests waiting for room; more are refused with status 429.",
         ),
-        _row("queue_timeout", AT_LEAST_0, "How long one may wait there."),
+        _row("queue_timeout", AT_LEAST_0, "How long a request may wait there."),
         _row(
             "optimistic_ttl",
             AT_LEAST_0,
-            "How long a prompt counts as cached where it was sent, before events confirm it.",
+            "How long a prompt counts as cached where it was sent, until events confirm it.",
         ),
         _row(
             "message_cache_mb",
@@ -240,45 +237,44 @@ SETTINGS: dict[str, list[Setting]] = {
         _row(
             "accuracy_objective",
             FiniteRange(0, 1),
-            "How often the cached tokens that replicas report must be those predicted.",
+            "Share of answers whose cached tokens must match the prediction.",
             metavar="FRACTION",
         ),
     ],
     "Failure": [
-        _row("resume", click.BOOL, "Go on with an answer on another replica when its own is lost."),
-        _row("connect_timeout", ABOVE_0, "How long a replica may take to connect."),
+        _row("resume", click.BOOL, "Continue an answer on another replica if its own is lost."),
+        _row("connect_timeout", ABOVE_0, "Time limit for connecting to a replica."),
         _row(
             "first_token_timeout",
             ABOVE_0,
-            "How long it may take to begin its answer, waiting and prefill included; "
-            "of an answer that is not streamed: all of it.",
+            "How long an answer may take to begin, waiting and prefill included; without streaming, the whole answer.",
         ),
-        _row("idle_timeout", ABOVE_0, "How long it, or its client, may then be silent."),
-        _row("health_interval", ABOVE_0, "How often replicas are asked for health."),
-        _row("breaker_faults", COUNT, "Faults in a row until a replica gets no requests."),
-        _row("slow_start", AT_LEAST_0, "How long one that comes back gets fewer than others."),
+        _row("idle_timeout", ABOVE_0, "How long a replica or client may then be silent."),
+        _row("health_interval", ABOVE_0, "How often to check replicas' health."),
+        _row("breaker_faults", COUNT, "Consecutive faults that stop new requests."),
+        _row("slow_start", AT_LEAST_0, "How long a recovered replica gets fewer requests."),
     ],
     "What it tells": [
-        _row("decisions", click.IntRange(0, 10**6), "Decisions that are kept to be asked for."),
+        _row("decisions", click.IntRange(0, 10**6), "Decisions to keep for GET /decisions."),
         _row(
             "recent_prompts",
             click.IntRange(0, 20_000),
-            "Prompts of which it is kept how they begin, to say what they share; fewer, where they are long.",
+            "Number of prompts whose prefixes are kept for GET /prefixes; fewer if they are long.",
         ),
         _row(
             "show_prompts",
             click.BOOL,
-            "Keep and show the first words of what they share, too.  [default: unless clients have keys]",
+            "Also keep and show the first words of these prefixes.  [default: unless clients have keys]",
         ),
         _row("access_log", TEXT, "Write a line of JSON for each request; -: to stdout.", metavar="FILE|-"),
         _row(
             "request_log",
             TEXT,
-            "Write a line of JSON for each generation request, with what its replica was chosen by; -: to stdout.",
+            "Write a line of JSON for each generation request, with the basis of its decisions; -: to stdout.",
             metavar="FILE|-",
         ),
-        _row("log_prompts", click.BOOL, "Write the bodies of requests there, too."),
-        _row("otlp_endpoint", URL, "Send traces there, by OTLP over HTTP."),
+        _row("log_prompts", click.BOOL, "Include request bodies in the request log."),
+        _row("otlp_endpoint", URL, "Send traces to this endpoint, by OTLP over HTTP."),
         _row(
             "log_level",
             click.Choice(["debug", "info", "warning", "error"]),

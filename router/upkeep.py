@@ -79,7 +79,7 @@ class Upkeep:
         """Apply the result of discovery; replicas added by request stay, unless discovery names one the same."""
         self._wanted = wanted
         for name in wanted.keys() & self.added.keys():
-            log.warning("%s: the replica of this name that was added by request makes way", name)
+            log.warning("%s: replacing the replica of this name that was added by request", name)
             del self.added[name]
         change = difference(
             {name: member.spec_as_wanted for name, member in self._members.items()}, wanted | self.added
@@ -198,7 +198,7 @@ class Upkeep:
     # ---- one replica
 
     async def _keep(self, member: Member, due: asyncio.Event) -> None:
-        """Learn what the replica is, then check its health again and again."""
+        """Find out the replica's engine and model, then check its health repeatedly."""
         unanswered = 0  # checks in a row
         while True:
             await due.wait()
@@ -222,7 +222,7 @@ class Upkeep:
             await self._probe(member)
         except Broken as error:
             if error.ours:  # this says nothing about the replica
-                log.error("%s: not asked how it is: %s", member.name, error)
+                log.error("%s: cannot check its health: %s", member.name, error)
                 return True
             if error.silent and self._stood_still_s - stood_still_s > NATIVE_PROBE_S / 2:
                 return True  # the router itself stood still
@@ -341,7 +341,7 @@ class Upkeep:
         if member.name not in self._said_unsalted and isolation(self._router, member) == "unknown":
             self._said_unsalted.add(member.name)
             log.warning(
-                "%s: API keys are in use, and its engine (%s) may pass over the salts that keep their caches apart",
+                "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",
                 member.name,
                 member.spec.engine,
             )
@@ -418,7 +418,7 @@ class Upkeep:
         if found.verified is False:
             tokens.go_approximate(f"the tokenizer here is not that of {member.name}: {found.why}")
         elif found.verified is None:
-            log.warning("%s: it is not known whether its tokenizer is the one here: %s", member.name, found.why)
+            log.warning("%s: cannot tell if its tokenizer equals the router's: %s", member.name, found.why)
 
     async def _ask(self, member: Member, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
         return await fetch(member.upstream, path, body=body, lines=member.key_line, timeout_s=timeout_s)
@@ -494,7 +494,7 @@ class Upkeep:
 
 @contextmanager
 def _going_on(name: str) -> Iterator[None]:
-    """Log an error with one replica, and let the others go on."""
+    """Log one replica's error, and keep the others going."""
     try:
         yield
     except BadSpec as error:

@@ -185,7 +185,7 @@ def guarded(route: Route, answer: Endpoint) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         asked: RouteMatch | None = request.scope.get("state", {}).get("asked")
         if asked is None or asked.route is not route:
-            log.error("%s %r came to %s past its row; refused", request.method, request.scope["path"], route.template)
+            log.error("%s %r reached %s by no route; refused", request.method, request.scope["path"], route.template)
             raise internal()
         request.scope["path_params"] = dict(asked.params)
         return await answer(request)

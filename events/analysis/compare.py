@@ -55,7 +55,7 @@ def compare(tree: Tree, left: str, right: str) -> Comparison:
 
 
 def _side(node: Node, left: str, right: str) -> str | None:
-    """Name the side that has the block: one of the two, both, both but in different media, or nobody."""
+    """Name the side that has the block: one of the two, both, both in different media, or none."""
     on_left, on_right = media(node, left), media(node, right)
     if on_left and on_right:
         return BOTH if on_left == on_right else OTHER_MEDIA

@@ -161,7 +161,7 @@ class Conformance:
         return [self._last_live, (oldest + self._last_live) // 2, self._last_live + 1]
 
     def findings(self) -> list[Finding]:
-        """Judges what still waits, and says how each point stands."""
+        """Judge the remaining checks, and return the grade of each point."""
         self._synchronized = True
         self._confirm()
         self._release(sys.maxsize)
@@ -211,7 +211,7 @@ class Conformance:
             self._release(-1)
 
     def _release(self, up_to: int) -> None:
-        """Judges what is next; a hole before a batch up to `up_to` will not be filled any more."""
+        """Judge the next batches; holes before `up_to` are final."""
         while self._waiting:
             seq = min(self._waiting) if self._next not in self._waiting else self._next
             assert seq is not None
@@ -274,7 +274,7 @@ class Conformance:
         return OK if first == start else self._too_late(start, first, newest)
 
     def _too_late(self, start: int, first: int, newest: int | None) -> Verdict:
-        """A replay may begin later than asked if what came before is no longer buffered."""
+        """A replay may start later than asked if earlier batches are no longer buffered."""
         if self._buffered is None or newest is None:
             return SKIP
         oldest, last = self._buffered

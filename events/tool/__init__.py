@@ -1,1 +1,1 @@
-"""The sub-commands of `warmroute events`, one module each, and what they share."""
+"""The sub-commands of `warmroute events`, one module each, and their shared parts."""

@@ -37,9 +37,9 @@ PASSED, FAILED = 0, 1
 def conform(target: str, stream: StreamOptions, for_s: float | None, as_json: bool) -> None:
     """Grade any engine's stream against the wire format, point by point.
 
-    Listens until Ctrl-C or for --for SECONDS (30 if not given), asks the replay socket at the beginning, at every gap
-    and from several starts at the end, and says of each point: pass, fail, or not seen. A failed point shows the first
-    example and what a router would get wrong because of it. Of a recording everything in it is graded. Exits with 0 if
+    Listen until Ctrl-C or for --for SECONDS (default: 30), query the replay socket at the beginning, at every gap
+    and from several starts at the end, and grade each point: pass, fail, or not seen. A failed point shows the first
+    example and its effect on a router. For a recording, grade everything in it. Exit status: 0 if
     no point failed, 1 if one did, 2 if there was nothing to grade.
 
     \b

@@ -14,7 +14,7 @@ from events.tool.output import plain, to_json
 @click.command()
 @click.argument("file", type=click.File("rb"), default="-")
 def decode(file: BinaryIO) -> None:
-    """Turn payloads into events: JSON lines of {"payload_hex": ...} in, one JSON object a line out.
+    """Turn payloads into events: JSON lines of {"payload_hex": ...} in, one JSON object per line out.
 
     Every event has all named fields, absent ones null; bytes are written {"$hex": ...}. Reads what any vLLM since 0.9,
     SGLang and TensorRT-LLM send. A line that cannot be read is reported on stderr with its number and reason, an event

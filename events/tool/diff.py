@@ -39,12 +39,12 @@ def diff(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Compare two replicas, or two moments of one: blocks that both have, and that only one has.
+    """Compare two replicas, or one at two moments: list the blocks that only one side has.
 
     A and B are recordings or endpoints; the same recording twice, with --at-a and --at-b, compares two moments. Blocks
     are compared by the keys of their content, so the engines' hashes, seeds and versions may differ. Listed are the
     topmost blocks of the parts that only one side has, the largest first. With two endpoints, give --replay and the
-    like once for each, A first. Exits with 0 if the two hold the same, 1 if not, 2 if that cannot be told.
+    like once for each, A first. Exit status: 0 if both hold the same, 1 if not, 2 if unknown.
 
     \b
     Examples:

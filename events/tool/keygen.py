@@ -8,7 +8,7 @@ from events.curve import write_keys
 @click.command()
 @click.argument("name")
 def keygen(name: str) -> None:
-    """Write a pair of CURVE keys: NAME.key, which may be given away, and NAME.key_secret, which may not.
+    """Write a pair of CURVE keys: NAME.key, to give away, and NAME.key_secret, to keep.
 
     Both ends of an encrypted stream have a pair. The engine is given its own secret key and a folder with the public
     keys of the clients it lets in; a client is given its own secret key and the engine's public one.

@@ -123,7 +123,7 @@ class _Follow(Struct):
             if stream.source.name not in self.connected:
                 keys = ", and do the keys fit" if stream.source.curve is not None else ""
                 click.echo(
-                    f"nothing answers at {stream.source.events}; is the engine started with KV events on{keys}?",
+                    f"nothing answers at {stream.source.events}; did you start the engine with KV events{keys}?",
                     err=True,
                 )
 

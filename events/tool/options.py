@@ -19,9 +19,7 @@ Command = Callable[..., Any]
 
 _ENDPOINT = re.compile(r"(?P<scheme>[a-z]*)://(?P<address>.*)", re.DOTALL)
 _HOST_PORT = re.compile(r"[\w.\-\[\]:]+:\d+")
-_CURVE_NEEDS_BOTH = (
-    "--curve-server and --curve-secret belong together: the engine's public key, and your own secret one"
-)
+_CURVE_NEEDS_BOTH = "give both --curve-server, the engine's public key, and --curve-secret, your own secret key"
 
 
 class StreamOptions(Struct, frozen=True):
@@ -59,7 +57,7 @@ def stream_options(command: Command) -> Command:
 
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line; the default when the output is no terminal."
+    "--json", "as_json", is_flag=True, help="One JSON object per line; the default if the output is not a terminal."
 )
 for_option = click.option(
     "--for", "for_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time."
@@ -106,7 +104,7 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
     endpoints = [argument for argument in arguments if is_endpoint(argument) and not is_url(argument)]
     for argument in arguments:
         if is_endpoint(argument) and arguments.count(argument) > 1:
-            raise click.UsageError(f"{argument} is given twice")
+            raise click.UsageError(f"{argument} appears twice")
     if not any(map(is_endpoint, arguments)):
         _refuse_without_endpoint(stream)
     sources = iter([_source(endpoint, index, len(endpoints), stream) for index, endpoint in enumerate(endpoints)])
@@ -133,17 +131,17 @@ def checked_endpoint(value: str, option: str, *, bind: bool = False) -> str:
     """The endpoint, if it can be connected to (or bound)."""
     parts = _ENDPOINT.fullmatch(value)
     if parts is None or parts["scheme"] not in ("tcp", "ipc") or not parts["address"]:
-        raise click.UsageError(f"{option}: {value!r} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
+        raise click.UsageError(f"{option}: {value!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
     if parts["scheme"] == "ipc":
         return value
     host, _, port = parts["address"].rpartition(":")
     if not host:
         raise click.UsageError(f"{option}: {value!r} has no port; write tcp://{parts['address']}:5557")
     if host == "*" and not bind:
-        raise click.UsageError(f"{option}: {value!r} is where a publisher binds; name its host: tcp://127.0.0.1:{port}")
+        raise click.UsageError(f"{option}: {value!r} is a bind address; name a host: tcp://127.0.0.1:{port}")
     free = bind and port in ("0", "*")
     if not free and not (port.isdecimal() and 1 <= int(port) <= 65535):
-        raise click.UsageError(f"{option}: {port!r} in {value!r} is no port; use a number from 1 to 65535")
+        raise click.UsageError(f"{option}: {port!r} in {value!r} is not a port; use a number from 1 to 65535")
     return value
 
 
@@ -156,7 +154,7 @@ def _source(endpoint: str, index: int, count: int, stream: StreamOptions) -> Sou
 
     status, snapshot = own("status"), own("snapshot")
     if status is not None and snapshot is None:
-        raise click.UsageError("--status needs --snapshot too: a difference it shows is repaired from there")
+        raise click.UsageError("--status needs --snapshot too, to repair a difference")
     events = checked_endpoint(endpoint, "ENDPOINT")
     name = endpoint.removeprefix("tcp://")
     return Source(name, events, own("replay"), status, snapshot, stream.topic, stream.model, _curve(stream))
@@ -182,7 +180,7 @@ def _curve(stream: StreamOptions) -> CurveClient | None:
 def _refuse_without_endpoint(stream: StreamOptions) -> None:
     for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
         if getattr(stream, option):
-            raise click.UsageError(f"--{option.replace('_', '-')} goes with an ENDPOINT; a recording knows its own")
+            raise click.UsageError(f"--{option.replace('_', '-')} needs an ENDPOINT; a recording has its own sockets")
 
 
 def _open_file(argument: str, model: str) -> Target:

@@ -19,7 +19,7 @@ class Output:
         self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def line(self, fields: Mapping[str, Any]) -> None:
-        """One JSON line, flushed: whoever reads a live stream wants it now."""
+        """Print one JSON line and flush it, for readers of a live stream."""
         sys.stdout.write(to_json(fields) + "\n")
         sys.stdout.flush()
 

@@ -18,7 +18,7 @@ from events.view import CacheView
 @click.argument("targets", nargs=-1, required=True, metavar="ENDPOINT...")
 @click.option("-o", "--output", "path", required=True, metavar="FILE", help="The file to write.")
 @click.option("--redact", is_flag=True, help="Leave out token ids, salts and names; keep keys and structure.")
-@click.option("--append", is_flag=True, help="Go on with an existing recording of the same sources.")
+@click.option("--append", is_flag=True, help="Continue an existing recording of the same sources.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @stream_options
 @for_option
@@ -33,7 +33,7 @@ def record(
     for_s: float | None,
     as_json: bool,
 ) -> None:
-    """Record streams to a file, every message of all their sockets with the time it came.
+    """Record streams to a file: every message of all sockets, with its arrival time.
 
     A recording holds prompts as token ids, and is created readable by you alone. With --redact it holds none: block
     keys and structure stay, so that tree, stat and diff work as before. A recording (FILE) in place of ENDPOINT is
@@ -47,7 +47,7 @@ def record(
       warmroute events record incident.wre --redact -o shareable.wre
     """
     if append and force:
-        raise click.UsageError("--append goes on with the file, --force replaces it: give one of them")
+        raise click.UsageError("--append continues the file, --force replaces it: give only one of them")
     opened = open_targets(targets, stream)
     output = Output(as_json)
     try:
@@ -89,9 +89,9 @@ def _record(recorder: Recorder, for_s: float | None, output: Output) -> list[Cac
 def _copy(targets: list[Target], path: str, redact: bool, append: bool, force: bool, output: Output) -> None:
     recording = targets[0].recording
     if len(targets) > 1 or recording is None:
-        raise click.UsageError("a recording is copied by itself: give one FILE, or ENDPOINTs")
+        raise click.UsageError("give either one FILE to copy, or ENDPOINTs to record")
     if not redact or append:
-        raise click.UsageError("a recording is copied with --redact and to a new file; for the same bytes use cp")
+        raise click.UsageError("copying a recording needs --redact and a new file; for an exact copy use cp")
     if Path(path).exists() and Path(path).samefile(recording.path):
         raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
     recorder = redacted_copy(recording, path, force=force)
@@ -118,7 +118,7 @@ def _counts(views: Sequence[CacheView]) -> dict[str, int]:
 
 
 def _sentence(recorder: Recorder, views: Sequence[CacheView]) -> str:
-    """One line of what was recorded so far."""
+    """Return one line about the recording so far."""
     parts = [count(recorder.records, "record"), size(recorder.written_bytes)]
     if views:
         counted = _counts(views)

@@ -44,15 +44,15 @@ def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
 @click.option(
     "--from", "start", type=MomentType(), help="Where to begin: 1234 (a batch), +12.5 (seconds) or an ISO time."
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Begin when the first subscriber is there.")
-@click.option("--loop", is_flag=True, help="Begin anew at the end, until Ctrl-C: a restart, for the subscribers.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the first subscriber.")
+@click.option("--loop", is_flag=True, help="Start over at the end, until Ctrl-C; subscribers see a restart.")
 @click.option(
     "--stay",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to go on answering requests at the end.",
+    help="How long to keep answering requests at the end.",
 )
 @json_option
 def replay(
@@ -71,7 +71,7 @@ def replay(
 ) -> None:
     """Publish a recording again, with the original topics, sequence numbers and bytes.
 
-    So any consumer can be tested against yesterday's incident: gaps are gaps again, and the replay socket has what the
+    Use it to test a consumer against yesterday's incident: gaps are gaps again, and the replay socket has what the
     recorder got. Batches before --from are not published, but can be replayed. With --snapshot-bind a recording of a
     warmroute replica, or a redacted one, answers snapshot requests.
 

@@ -23,7 +23,7 @@ class _Answer(Struct):
 
 
 def source_at(url: str) -> Source:
-    """All of its sockets; a click error says what is wrong."""
+    """Return all sockets of a replica; raise a click error if it has none."""
     key = os.environ.get(KEY)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -31,7 +31,7 @@ def source_at(url: str) -> Source:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise click.UsageError(f"nothing answers at {url}: {error or type(error).__name__}") from error
     if answer.status_code == 401:
-        raise click.UsageError(f"the replica at {url} demands its key; give it as {KEY}")
+        raise click.UsageError(f"the replica at {url} requires a key; set {KEY}")
     try:
         said = msgspec.json.decode(answer.content, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -41,9 +41,9 @@ def stat(
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
-    """Rates, churn, lifetimes, losses and the hottest prefixes of a stream.
+    """Show rates, churn, lifetimes, losses and the hottest prefixes of a stream.
 
-    Sums up each replica of a recording once; follows live streams and shows them anew every second, until Ctrl-C or for
+    Sum up each replica of a recording once; follow live streams and update every second, until Ctrl-C or for
     --for SECONDS. A lifetime is the age at which that share of the blocks is evicted; blocks that are still resident
     count as "at least this old" (Kaplan-Meier), neither as evicted nor as nothing. Lag is the time of receipt minus the
     batch's own time stamp. A hot prefix is a shared trunk: it has saved its length times the number of distinct

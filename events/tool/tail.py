@@ -46,7 +46,7 @@ def tail(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, a
 
     A line has the time, the batch's sequence number, what happened, the medium, how many blocks and tokens, the hash of
     the parent block and the key of the first block. Gaps, repairs, restarts and losses stand where they happen. With
-    --replay the past that the engine still has is shown first. A recording (FILE) is shown as it was recorded.
+    --replay, batches that the engine still has come first. A recording (FILE) is shown as it was recorded.
 
     \b
     Examples:

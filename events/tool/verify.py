@@ -49,13 +49,13 @@ STREAM, REPLICA = "stream", "replica"
 @timeout_option
 @json_option
 def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, timeout_s: float, as_json: bool) -> None:
-    """Does the tree built from the stream equal what the replica itself says it holds?
+    """Compare the tree built from a stream with the replica's own report of its cache.
 
     Follows the stream for --for SECONDS (5 if not given), then asks the replica anew: a warmroute replica for a
     snapshot, any other for a replay from batch 0, as far as its buffer goes back to there. The two trees are compared
     at the same batch, and every digest that a status brought on the way is compared at its own. Blocks that only the
     stream has are surplus, those that only the replica has are missing. In a recording the digests in it are compared.
-    Exits with 0 if all is equal, 1 if not, 2 if that cannot be told.
+    Exit status: 0 if all is equal, 1 if not, 2 if unknown.
 
     \b
     Examples:

@@ -96,7 +96,7 @@ class MomentType(click.ParamType[Moment]):
             return Moment(time_s=_clock(text))
         except ValueError:
             self.fail(
-                f"{text!r} is no moment; write 1234 (a batch), +12.5 (seconds) or 2026-11-21T09:30:00", param, ctx
+                f"{text!r} is not a moment; write 1234 (a batch), +12.5 (seconds) or 2026-11-21T09:30:00", param, ctx
             )
 
 
@@ -142,7 +142,7 @@ def load(
     for target, its_watches, moment in loading:
         if target.recording is None:
             if moment is not None:
-                raise click.UsageError(f"{target.name} is live: a moment can be chosen of a recording only")
+                raise click.UsageError(f"{target.name} is live; only a recording has moments to choose")
             live += its_watches
             continue
         for watch in its_watches:

@@ -42,7 +42,7 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
 
     On this machine it works as Ctrl-C in `warmroute up`, and --now as a second Ctrl-C; files of a killed fleet are
     removed. A fleet elsewhere is named by the URL of its controller. Where `warmroute up` has joined a running fleet,
-    only its router ends; the controller's URL ends the fleet.
+    only its router ends; to end the fleet, give the controller's URL.
 
     \b
     Examples:
@@ -51,14 +51,14 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
       warmroute down --all
       warmroute down --fleet http://10.0.0.5:8790
 
-    Ctrl-C ends the waiting, not the ending. Exit status: 0 ended, 1 there is no such fleet.
+    Ctrl-C stops waiting; the fleet still ends. Exit status: 0 ended, 1 there is no such fleet.
     """
     if everything and which is not None:
-        raise click.UsageError("--all is all fleets of this machine; give it or --fleet, not both")
+        raise click.UsageError("--all means all fleets of this machine; give either --all or --fleet")
     killed = [fleet for fleet in recorded_fleets() if was_killed(fleet)]
     living = running_fleets()  # which removes what was left, and says so
     if everything and not living and not killed:
-        raise click.ClickException("no fleet runs on this machine; there is nothing to end")
+        raise click.ClickException("no fleet runs on this machine")
     if everything:
         end_here(living, now)
     elif not was_meant(which, killed) or was_meant(which, living):
@@ -77,7 +77,7 @@ def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -
     if here is not None and not (here.found and which == here.controller):
         end_here([here], now)
     elif now:
-        raise click.UsageError(f"--now is for a fleet of this machine, and that of {where.url} is none")
+        raise click.UsageError(f"--now works only for fleets of this machine, not for {where.url}")
     else:
         with Fleet(where.url, fleet_key or where.key) as fleet:
             end_there(fleet)
@@ -90,7 +90,7 @@ def end_here(fleets: Sequence[LocalFleet], now: bool) -> None:
         for fleet in fleets:
             wait_here(fleet, now)
     except KeyboardInterrupt:
-        click.echo("No longer waited for; it goes on ending. `warmroute down --now` does not wait.", err=True)
+        click.echo("Stopped waiting; the fleet is still ending. `warmroute down --now` ends it at once.", err=True)
         raise
 
 
@@ -107,7 +107,7 @@ def ask_to_end(fleet: LocalFleet, now: bool) -> None:
 
 
 def send_signal(fleet: LocalFleet) -> None:
-    """Only to the process that has noted this fleet; that number may be another one's by now."""
+    """Signal the process that wrote the fleet's file, unless its id has been reused."""
     if is_running(fleet):
         os.kill(fleet.pid, signal.SIGTERM)
 
@@ -122,7 +122,7 @@ def wait_here(fleet: LocalFleet, now: bool) -> None:
             if not fleet.found:
                 running.look()
             if now and not said and time.monotonic() - began_s > STUCK_S:
-                display.line(f"It does not end. To kill it: kill -9 {fleet.pid}; warmroute down")
+                display.line(f"It does not end. Kill it with: kill -9 {fleet.pid}; warmroute down")
                 said = True
             time.sleep(LOOK_S)
     killed = any(each.pid == fleet.pid and was_killed(each) for each in recorded_fleets())
@@ -151,14 +151,14 @@ def end_there(fleet: Fleet) -> None:
                 running.look()
                 time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        click.echo("No longer waited for; it goes on ending.", err=True)
+        click.echo("Stopped waiting; the fleet is still ending.", err=True)
         raise
     click.echo(f"The fleet of {fleet.url} has ended")
 
 
 @dataclass
 class Running:
-    """Shows what still runs of a fleet that ends."""
+    """Shows the remaining replicas of an ending fleet."""
 
     fleet: Fleet
     display: Display

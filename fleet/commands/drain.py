@@ -1,4 +1,4 @@
-"""`warmroute drain`: keep new requests away from a replica, or from all of a node."""
+"""`warmroute drain`: keep new requests away from a replica, or from a whole node."""
 
 import time
 from collections.abc import Callable, Collection
@@ -26,7 +26,7 @@ NOT_BEGUN = ("placing", "starting", "failing")
     "wait_s",
     type=FiniteRange(min=0),
     metavar="SECONDS",
-    help="Wait until they are idle, for this time at most.",
+    help="Wait at most this long until they are idle.",
 )
 @click.option("--undo", is_flag=True, help="Send them requests again.")
 @fleet_options
@@ -35,7 +35,7 @@ def drain(
 ) -> None:
     """Keep new requests away from REPLICA; running requests finish, and it keeps its cache.
 
-    It still counts as a replica of its model: no other one is started. Replicas of a --node get requests again once
+    It still counts as a replica of its model, so no other one is started. Replicas of a --node get requests again once
     they have restarted, on another node for example.
 
     \b
@@ -47,9 +47,9 @@ def drain(
     Exit status: 0 done, 1 requests were left when --wait was over, or the controller does not answer.
     """
     if (replica is None) == (node is None):
-        raise click.UsageError("give a REPLICA or --node ADDRESS, one of them")
+        raise click.UsageError("give either a REPLICA or --node ADDRESS")
     if undo and wait_s is not None:
-        raise click.UsageError("--undo has nothing to --wait for; leave one of them out")
+        raise click.UsageError("--wait does not work with --undo; leave one of them out")
     where = locate(which, fleet_key)
     with Fleet(where.url, where.key) as fleet:
 
@@ -104,7 +104,7 @@ def _wait(fleet: Fleet, tell: Callable[[], Collection[str]], limit_s: float) -> 
 
 
 def _is_idle(now: ReplicaView, before: ReplicaView, passed_s: float) -> bool:
-    """True if it has nothing left; a process that was replaced has lost what it had."""
+    """Return True if the replica is idle; a replaced process has lost its requests."""
     if now.life in NOT_BEGUN or (now.incarnation or before.incarnation) != before.incarnation:
         return True
     return now.serves and not now.open_requests and now.measured_at != before.measured_at and passed_s > HEARD_S
@@ -124,7 +124,7 @@ def _say_undone(replicas: Collection[ReplicaView]) -> None:
     if free := [each.name for each in replicas if each.name not in kept]:
         click.echo(_sentence(free, "requests again"))
     for name in kept:
-        click.echo(f"{name} was drained by its name, and stays so: warmroute drain {name} --undo")
+        click.echo(f"{name} was drained by name and stays drained; undo it with: warmroute drain {name} --undo")
 
 
 def _sentence(names: Collection[str], what: str, has: str = "") -> str:

@@ -1,6 +1,6 @@
 """The fleets of this machine: `warmroute up` keeps a file for each, so that other commands find its controller.
 
-A file may be broken, stale or forged: what is wrong with it is said, and the others count. New fields go last.
+A broken, stale or forged file is reported and skipped. New fields go last.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def record_fleet(fleet: LocalFleet) -> Path:
         remove_record(fleet, but=path)  # what another session's XDG_RUNTIME_DIR made it write elsewhere
     except OSError as error:
         raise click.ClickException(
-            f"cannot write {str(path)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours"
+            f"cannot write {str(path)!r}: {error.strerror}; set XDG_RUNTIME_DIR to a writable folder"
         ) from error
     return path
 
@@ -127,9 +127,9 @@ def running_fleets() -> list[LocalFleet]:
             living.append(fleet)
         elif was_killed(fleet):
             clean_up(fleet)
-            _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); what it had left is removed")
+            _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); its remains are removed")
             if _answers(fleet.controller):  # in a cluster it needs no `warmroute up`
-                _say(f"its controller still answers; to end it: warmroute down --fleet {fleet.controller}")
+                _say(f"its controller still answers; end it with: warmroute down --fleet {fleet.controller}")
     return sorted(living, key=lambda fleet: (fleet.port, fleet.started))
 
 
@@ -141,8 +141,8 @@ def find(which: str | None) -> Where:
         none = "no fleet runs on this machine; start one with `warmroute up`, or name one with --fleet URL"
     else:
         found = _at_port(fleets, int(which)) if which.isdecimal() else _at_url(fleets, which)
-        several = f"{which} may be one of several: {listed(found)}; name one with --fleet URL"
-        none = f"no fleet of this machine has port {which}; there are {listed(fleets)}"
+        several = f"{which} matches several fleets: {listed(found)}; name one with --fleet URL"
+        none = f"no fleet on this machine has port {which}; running: {listed(fleets)}"
     if len(found) == 1:
         return Where(found[0].controller, found[0].key, found[0])
     if found or which is None or which.isdecimal():
@@ -160,7 +160,7 @@ def recorded_fleets() -> Iterator[LocalFleet]:
         try:
             fleets = _read_all(folder, "*.json") if _is_ours(folder) else []
         except OSError as error:
-            _say(f"{folder} is passed over: {error.strerror or error}")
+            _say(f"{folder} is skipped: {error.strerror or error}")
             continue
         yield from fleets
 
@@ -177,11 +177,11 @@ def was_killed(fleet: LocalFleet) -> bool:
 
 
 def clean_up(fleet: LocalFleet) -> None:
-    """Remove what a fleet that was killed has left."""
+    """Remove the remains of a killed fleet."""
     for name in fleet.folders:
         folder = Path(name)
         if not (folder.is_absolute() and folder.name.startswith(FOLDER_PREFIX) and ".." not in folder.parts):
-            _say(f"{name!r} is left alone: its name is not that of a temporary folder of warmroute")
+            _say(f"{name!r} is left alone: it does not look like a temporary folder of warmroute")
         elif folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
             shutil.rmtree(folder, ignore_errors=True)
     remove_record(fleet)
@@ -203,18 +203,18 @@ def _folders() -> list[Path]:
 def _make_ours(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(folder):
-        raise PermissionError(0, "its folder is not this user's", str(folder))
+        raise PermissionError(0, "its folder belongs to another user", str(folder))
     folder.chmod(0o700)
 
 
 def _is_ours(folder: Path) -> bool:
-    """False where there is none. In a folder for everybody another user may have made it first."""
+    """Return False without a folder; in a shared parent another user may have made it first."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(0, "it is not a folder of this user", str(folder))
+        raise PermissionError(0, "it is not a folder, or belongs to another user", str(folder))
     return True
 
 
@@ -242,9 +242,9 @@ def _read(path: Path) -> LocalFleet | None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        _say(f"{path} is passed over: {error.strerror}")
+        _say(f"{path} is skipped: {error.strerror}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _say(f"{path} is passed over: {error}; remove it")
+        _say(f"{path} is skipped: {error}; remove it")
     return None
 
 
@@ -253,7 +253,7 @@ def _content(path: Path) -> bytes:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(0, "it is not a file that only this user writes", str(path))
+            raise PermissionError(0, "other users can write to it", str(path))
         return os.read(descriptor, MOST_BYTES)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`warmroute logs`: what a replica has written to its log."""
+"""`warmroute logs`: print the log of a replica."""
 
 import contextlib
 import time
@@ -25,12 +25,12 @@ NOT_FOUND, UNAVAILABLE = 404, 503
     default=LINES,
     show_default=True,
     metavar="N",
-    help="How many of the last lines.",
+    help="Number of lines from the end.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C, or until the replica is gone.")
 @fleet_options
 def logs(replica: str, lines: int, follow: bool, which: str | None, fleet_key: str | None) -> None:
-    """Print the log of REPLICA, from whatever node it runs on; also that of the processes before this one.
+    """Print the log of REPLICA from any node, including its earlier processes.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def followed(poller: Poller, replica: str, lines: int) -> Iterator[str]:
             now, poller.why = None, error.message
         if now is None:
             if not said:
-                click.echo(f"Note: no answer ({poller.why}); asking again", err=True)
+                click.echo(f"Note: no answer ({poller.why}); retrying", err=True)
             said = True
             continue
         yield news(seen, now)

@@ -32,7 +32,7 @@ def fleet_options(command: Command) -> Command:
         type=SECRET,
         metavar="KEY",
         envvar="WARMROUTE_FLEET_KEY",
-        help="The fleet's key. Better given as WARMROUTE_FLEET_KEY.  [default: known of fleets that this user runs on "
+        help="The fleet's key. Better given as WARMROUTE_FLEET_KEY.  [default: stored for this user's fleets on "
         "this machine]",
     )
     fleet = click.option(

@@ -1,4 +1,4 @@
-"""Draws a fleet: a line for each model, a table of its replicas, and what is wrong with them."""
+"""Draws a fleet: a line for each model, a table of its replicas, and their problems."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -90,7 +90,7 @@ def sentences(console: Console, lines: Sequence[Text]) -> Sequence[Text]:
 def heading(view: View) -> list[Text]:
     lines = [Text("The fleet is ending", style="bold")] if view.ending else []
     if not view.models:
-        lines.append(Text("No models are wanted"))
+        lines.append(Text("The fleet has no models"))
     for model in view.models:
         style = "" if view.ending else "green" if model.ready >= model.wanted else "bold yellow"
         lines.append(Text.assemble((model.name, "bold"), "  ", (so_far(model), style), f"  {said_of(view, model)}"))
@@ -125,7 +125,7 @@ def autoscaled(model: ModelView) -> str:
 
 
 def fitting(view: View, now_s: float, console: Console, options: ConsoleOptions) -> Table:
-    """Without the columns that say the same of all, and without as many others as do not fit."""
+    """Drop columns with equal values, and as many others as do not fit."""
     names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
     replicas = [replica for name in names for replica in view.of(name)]
     columns = [column for column in COLUMNS if tells(column, replicas, now_s)]

@@ -23,12 +23,12 @@ class Step(NamedTuple):
 
 
 def follow(poller: Poller, before: View, model: str, title: str, step: Callable[[View], Step]) -> None:
-    """Show what happens to a model until `step` says that it is over; Ctrl-C ends the waiting, not the change."""
+    """Show a model's progress until `step` reports the end; Ctrl-C stops waiting, not the change."""
     try:
         with Display(title) as display:
             _follow(poller, before, model, display, step)
     except KeyboardInterrupt:
-        click.echo("No longer waited for; the change stays in effect. See `warmroute status`.", err=True)
+        click.echo("Stopped waiting; the change stays in effect. See `warmroute status`.", err=True)
         raise
 
 
@@ -39,7 +39,7 @@ def _follow(poller: Poller, seen: View, model: str, display: Display, step: Call
             if poller.away_s > MISSING_S:
                 raise Unreachable(CONTROLLER, poller.fleet.url, poller.why)
             if poller.is_news:
-                display.line(f"The controller does not answer ({poller.why}); it is asked again")
+                display.line(f"The controller does not answer ({poller.why}); retrying")
         else:
             for line in changes(seen, view, model):
                 display.line(line)

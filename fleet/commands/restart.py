@@ -10,13 +10,13 @@ from fleet.commands.view import View
 
 @click.command()
 @click.argument("model")
-@click.option("--surge", is_flag=True, help="Start a new one before an old one leaves; there must be room for it.")
+@click.option("--surge", is_flag=True, help="Start a new one before an old one leaves; needs room for it.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all are new.")
 @fleet_options
 def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key: str | None) -> None:
     """Replace all replicas of MODEL, one after the other, and wait until all are new.
 
-    The next one is not touched before all others are ready. Those whose caches are worth least go first; each finishes
+    Each waits until all others are ready. Replicas with the least valuable caches go first; each finishes
     its running requests, for as long as the model's drain timeout says. A new one has an empty cache.
 
     \b
@@ -25,14 +25,14 @@ def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key
       warmroute restart demo --surge
       warmroute restart demo --no-wait && warmroute status --watch
 
-    Ctrl-C ends the waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
+    Ctrl-C stops waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
     cannot be done.
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
         before = poller.fleet.view()
         generation = poller.fleet.restart(model, int(surge)).generation
         if no_wait:
-            click.echo(f"The replicas of {model} are replaced one after the other; see `warmroute status`")
+            click.echo(f"Replacing the replicas of {model} one by one; see `warmroute status`")
             return
         follow(poller, before, model, f"Restarting {model}", lambda view: so_far(view, model, generation))
     click.echo(f"All replicas of {model} are new")

@@ -18,7 +18,7 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
 
     New replicas get requests when they are ready. When scaling down, those with the least valuable caches leave; their
     running requests finish within the model's drain timeout. For a model with autoscaling, N must be between its
-    bounds, and autoscaling goes on from there.
+    bounds, and autoscaling continues from there.
 
     \b
     Examples:
@@ -26,7 +26,7 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
       warmroute scale demo 0 --no-wait
       warmroute scale llama-3.1-8b 6 --fleet http://10.0.0.5:8790
 
-    Ctrl-C ends the waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
+    Ctrl-C stops waiting, not the change. Exit status: 0 done (with --no-wait: accepted), 1 refused, or changed by
     someone else meanwhile.
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
@@ -36,7 +36,7 @@ def scale(model: str, replicas: int, no_wait: bool, which: str | None, fleet_key
             click.echo(f"{model} is set to {replicas} replicas; see `warmroute status`")
             return
         follow(poller, before, model, f"Scaling {model}", lambda view: so_far(before, view, model, replicas))
-    click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas any more")
+    click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas")
 
 
 def so_far(before: View, now: View, name: str, wanted: int) -> Step:

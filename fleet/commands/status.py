@@ -1,4 +1,4 @@
-"""`warmroute status`: what a fleet should be, and what it is."""
+"""`warmroute status`: the desired and the current state of a fleet."""
 
 import contextlib
 import time
@@ -22,11 +22,11 @@ REFRESH_S = 1.0
 @click.option("--watch", is_flag=True, help="Show it every second, until Ctrl-C.")
 @fleet_options
 def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool) -> int:
-    """Show a fleet: the ready replicas of each model, the state of every replica, and what is wrong with it.
+    """Show a fleet: the ready replicas of each model, the state of every replica, and its problems.
 
-    "cached" is how much of a replica's KV cache holds prefixes, and how many tokens these are; "hits" the part of the
+    "cached" is the share of a replica's KV cache that holds prefixes, and their tokens; "hits" the share of the
     prompt tokens of the last seconds that came from it; "run" and "wait" count requests, "queued" the prompt tokens
-    that are still to be computed. Columns that say the same of every replica are left out, and so are those that do not
+    still to be computed. Columns with equal values for every replica are left out, and so are columns that do not
     fit; --json has all.
 
     \b

@@ -36,20 +36,20 @@ def happened(replica: ReplicaView) -> str:
     why = replica.why
     match replica.life:
         case "placing":
-            return f"waits for a place: {why}" if why else "is being placed"
+            return f"waits for resources: {why}" if why else "is being placed"
         case "starting":
-            return f"starts again; before, it {why}" if why else "starts"
+            return f"restarts; before, it {why}" if why else "starts"
         case "ready":
             return "is ready"
         case "failing":
-            return f"{why}; it is started again" + (f", after {replica.starts} starts" if replica.starts > 1 else "")
+            return f"{why}; restarting" + (f", after {replica.starts} starts" if replica.starts > 1 else "")
         case "draining":
             return "gets no new requests"
         case "leaving":
             running = replica.open_requests
             return f"finishes {count(running, 'request')} and leaves" if running else "leaves"
         case "lost":
-            return f"is out of sight: {why}"
+            return f"is unreachable: {why}"
         case life:
             return f"is {life}: {why}" if why else f"is {life}"
 

@@ -102,7 +102,7 @@ class Endpoints:
             raise invalid(f"lines is {lines!r}; make it a whole number")
         if (host := self._controller.host_of.get(name)) is None:
             self._controller.reconciler.replica(name)  # UnknownName
-            raise ApiError(503, f"{name} has no log: it has not begun yet", code="host_lost")
+            raise ApiError(503, f"{name} has no log: it has not started yet", code="host_lost")
         try:
             return Response(await host.log(int(lines)), media_type="text/plain; charset=utf-8")
         except (HostLost, HostGone) as error:
@@ -206,7 +206,7 @@ def build_app(controller: Controller, key: str) -> Starlette:
 
 
 def not_known() -> ApiError:
-    return ApiError(503, "the replicas are not known yet", code="not_known", headers={"Retry-After": "1"})
+    return ApiError(503, "the replicas are still unknown", code="not_known", headers={"Retry-After": "1"})
 
 
 def _answering(make: Callable[[Any], Response]) -> Callable[[Request, Any], Awaitable[Response]]:

@@ -47,15 +47,15 @@ class Demand(NamedTuple):
         return self.waiting and self.memory >= FULL
 
     def wait_s(self, replicas: int) -> float:
-        """Estimate how long a new prompt would wait with so many replicas."""
+        """Estimate the wait of a new prompt with this number of replicas."""
         return self.queued_tokens / (self.pace * replicas / self.replicas)
 
     def busy(self, replicas: int) -> float:
-        """Estimate the larger load, of prefill speed and KV memory, with so many replicas."""
+        """Estimate the load with this number of replicas: the larger of prefill and KV memory."""
         return max(self.done_tokens_per_s / self.tokens_per_s, self.memory) * self.replicas / replicas
 
     def enough(self, target_s: float) -> int:
-        """The fewest replicas with which a new prompt would not wait for longer than the target."""
+        """The fewest replicas that keep a new prompt's wait within the target."""
         fewest = min(self.queued_tokens / target_s / self.pace * self.replicas, MOST_REPLICAS)
         replicas = max(1, round(fewest))
         return replicas if self.wait_s(replicas) <= target_s else replicas + 1

@@ -1,4 +1,4 @@
-"""Makes what is so what is wanted: one task follows each host, one loop acts on what the reconciler decides."""
+"""Brings a fleet to its desired state: one task follows each host, one loop acts on the reconciler's decisions."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class StateStore:
 
 
 class Controller:
-    """`run` it; the other methods say what is wanted, and may be called at any time."""
+    """A fleet's controller: `run` it; the other methods change the desired state at any time."""
 
     def __init__(self, hosts: Hosts, store: StateStore) -> None:
         self.reconciler = Reconciler()
@@ -80,7 +80,7 @@ class Controller:
             self._begin(replica.task)
         for name in await self._hosts.there():
             if name not in self.reconciler.replicas:
-                log.warning("%s: runs, but is not in the plan; stopping it", name)
+                log.warning("%s: not in the plan; stopping it", name)
                 stray = self._hosts.begin(Task(name=name, plan=ModelPlan(name=name, model=name)))
                 self._tasks[name] = asyncio.create_task(self._stop(name, stray, 0.0))
         return True
@@ -148,7 +148,7 @@ class Controller:
     # ---- one host
 
     async def _follow(self, task: Task) -> None:
-        """Hear what it says, until it is stopped."""
+        """Handle a host's reports until it stops."""
         name, host, after = task.name, self.host_of[task.name], None
         waiting = asyncio.create_task(self._why_not_placed(task))
         try:

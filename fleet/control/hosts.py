@@ -7,11 +7,11 @@ from fleet.plan import Task
 
 
 class HostLost(Exception):
-    """The host of a replica does not answer, and may be on its way back; the message says what is known."""
+    """A replica's host does not answer, but may come back; the message gives the reason."""
 
 
 class HostGone(Exception):
-    """There is no such host any more, and none comes back by itself."""
+    """The host is gone for good."""
 
 
 class Host(Protocol):
@@ -34,4 +34,4 @@ class Hosts(Protocol):
         """Return the names of all hosts, including those of an earlier controller."""
 
     async def missing(self, task: Task) -> str | None:
-        """Return what no node has free for a host that does not report; None if one has it."""
+        """Return the resource that no node has free for a silent host; None if one has it."""

@@ -1,7 +1,7 @@
 """Compares the desired and the current state, and decides what to do: a state machine without sockets, clocks or Ray.
 
-`want`, `scale`, `restart`, `drain` and `end` say what is wanted; `reported`, `lost` and `gone` say what is so; `decide`
-returns each thing to do once. `kept` is all that a restarted controller needs to go on.
+`want`, `scale`, `restart`, `drain`, `end` set the desired state; `reported`, `lost`, `gone` the current one; `decide`
+returns each action once. `kept` is the state that a restarted controller needs.
 """
 
 import math
@@ -154,7 +154,7 @@ class Reconciler:
         self._surges[model] = surge
 
     def drain(self, name: str, wanted: bool = True) -> None:
-        """Keep new requests away from a replica that goes on running."""
+        """Keep new requests away from a running replica."""
         replica = self.replica(name)
         replica.kept_away = wanted
         if not wanted:

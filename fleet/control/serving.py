@@ -10,7 +10,7 @@ from fleet.tasks import check, first
 
 
 class Serving:
-    """`start` it within a running loop; `ended` returns when the fleet was told to end, and has."""
+    """A served controller: `start` it in a running loop; `ended` returns once the fleet has ended."""
 
     def __init__(self, controller: Controller, listener: socket.socket, key: str) -> None:
         self.controller = controller
@@ -32,7 +32,7 @@ class Serving:
         check(self._tasks)
 
     async def ended(self) -> None:
-        """Raises what has ended one of its tasks before."""
+        """Raise the error of a task that has failed."""
         await first(asyncio.create_task(self.controller.ended.wait()), beside=self._tasks)
         check(self._tasks)
 

@@ -50,7 +50,7 @@ class Log:
     def shorten(self) -> None:
         """Rotate a log that is too long: its content moves to PATH.1.
 
-        It is cut in place, for whoever writes it has it open; a line of that moment may be lost.
+        It is cut in place, since its writer has it open; a line written at that moment may be lost.
         """
         if self.size <= LONGEST_LOG_BYTES:
             return

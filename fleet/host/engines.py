@@ -35,7 +35,7 @@ class Launch(Struct, frozen=True):
 
 
 def launch(task: Task, host: str, incarnation: str) -> Launch:
-    """`host`: the address to listen on, that of the node. OSError where `engine_missing` says that it cannot be."""
+    """Build the command; `host` is the node's address. Raise OSError if `engine_missing` finds no engine."""
     if task.plan.engine == "vllm":
         return _vllm(task, host, incarnation)
     if task.plan.engine == "sglang":

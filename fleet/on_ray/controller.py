@@ -105,7 +105,7 @@ class Controller:
             return
         await self._store.keep_port(listener.getsockname()[1])
         if await self._controller.restore():
-            log.info("goes on with the plan of an earlier controller")
+            log.info("continuing with an earlier controller's plan")
         serving = Serving(self._controller, listener, self._key)
         await serving.start()
         log.info("serves at %s", serving.url)

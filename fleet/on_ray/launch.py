@@ -195,7 +195,7 @@ def heal_controller(namespace: str) -> None:
 
 
 def begin(order: Order) -> Launched:
-    """Have a controller there that wants this plan."""
+    """Start a controller with this plan, or give the plan to a running one."""
     import ray
     from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 

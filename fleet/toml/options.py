@@ -99,7 +99,7 @@ def own_words(
     beside: Mapping[str, Any],
     check: Callable[[click.Context], object],
 ) -> tuple[str, ...]:
-    """Words that the command takes, besides what the fleet says; the environment of this process does not count."""
+    """Return the command's extra words, beyond the fleet's own; this process's environment does not count."""
     if isinstance(options, Mapping):
         words = [word for key, value in options.items() for word in _own_words(table, key, value, own)]
     else:
@@ -138,7 +138,7 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
         return
     for item in value if setting.multiple and isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise BadOption(key, f"{key} is {shown(value)}; write a text or a number")
+            raise BadOption(key, f"{key} is {shown(value)}; write a string or a number")
         yield f"{setting.option}={item}"
 
 
@@ -147,13 +147,13 @@ def _refuse_own(setting: Setting, written: str, own: Mapping[str, str]) -> None:
         raise BadOption(written, f"{written} is set by the fleet; {own[setting.key]}")
     if setting.secret:
         fix = f"export {setting.variable} instead"
-        raise BadOption(written, f"{written} would stand on a command line, for everybody to read; {fix}")
+        raise BadOption(written, f"{written} would be on a command line, where other users can read it; {fix}")
 
 
 def _plain_words(options: Sequence[Any]) -> list[str]:
     for word in options:
         if not isinstance(word, str):
-            raise BadOption(None, f"{shown(word)} in options is not a text; write {shown(str(word))}")
+            raise BadOption(None, f"{shown(word)} in options is not a string; write {shown(str(word))}")
     return list(options)
 
 
@@ -178,7 +178,7 @@ def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
         return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value, own))
     words = _plain_words(options)
     if words and not words[0].startswith("-"):
-        raise BadOption(None, f"options begin with {shown(words[0])}; write ['--name', 'value']")
+        raise BadOption(None, f"options start with {shown(words[0])}; write ['--name', 'value']")
     for word in words:
         if word == "--":
             raise BadOption(None, "'--' in options ends all options; leave it out")
@@ -190,13 +190,13 @@ def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
 def _refuse_foreign(
     key: str | None, written: str, name: str, own: Mapping[str, str], *, abbreviated: bool = True
 ) -> None:
-    """Their parsers take the beginning of a name for all of it; those of one dash are short anyhow."""
+    """Refuse the fleet's own options, also abbreviated, as the engines' parsers accept those."""
     name = name.replace("_", "-")
     if name in own:
         raise BadOption(key, f"{written} is set by the fleet; {own[name]}")
     meant = next((each for each in own if each.startswith(name) and (abbreviated or len(each) <= SHORT)), None)
     if meant is not None:
-        raise BadOption(key, f"{written} can be taken for --{meant}, which is set by the fleet; {own[meant]}")
+        raise BadOption(key, f"{written} abbreviates --{meant}, which is set by the fleet; {own[meant]}")
 
 
 def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
         case False if engine == "vllm":
             yield f"--no-{name}"
         case False:
-            raise BadOption(key, f"{key} is false, which {engine} has no word for; leave it out")
+            raise BadOption(key, f"{key} is false, but {engine} has no --no-{key}; leave it out")
         case str() | int() | float():
             yield f"--{name}={value}"
         case list():
@@ -220,18 +220,18 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
             try:
                 yield f"--{name}={json.dumps(value, allow_nan=False)}"
             except (TypeError, ValueError) as error:
-                raise BadOption(key, f"{key} has a date or nan in it, which JSON has not; write a text") from error
+                raise BadOption(key, f"{key} contains a date or nan, which is not JSON; write a string") from error
         case _:
-            raise BadOption(key, f"{key} is {shown(value)}; write a text, a number, a list, or a table for JSON")
+            raise BadOption(key, f"{key} is {shown(value)}; write a string, a number, a list, or a table for JSON")
 
 
 def _items(key: str, values: list[Any]) -> Iterator[str]:
     """Yield a list's items as words; one that begins with a dash would be another option."""
     if not values:
-        raise BadOption(key, f"{key} is []; write texts or numbers into the list, or leave it out")
+        raise BadOption(key, f"{key} is []; put strings or numbers into the list, or leave it out")
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise BadOption(key, f"{key} has {shown(item)} in it; write texts or numbers into the list")
+            raise BadOption(key, f"{key} contains {shown(item)}; use strings or numbers")
         if isinstance(item, str) and item.startswith("-"):
-            raise BadOption(key, f"{key} has {shown(item)} in it, which begins an option; give that a key of its own")
+            raise BadOption(key, f"{key} has {shown(item)} in it, which starts an option; give that its own key")
         yield str(item)

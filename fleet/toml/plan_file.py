@@ -1,4 +1,4 @@
-"""fleet.toml: what a fleet should be, as its owner writes it. Its reference is docs/fleet-file.md."""
+"""fleet.toml: a fleet's desired state. Its reference is docs/fleet-file.md."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def read_fleet(path: str) -> FleetPlan:
 
 
 def parse_fleet(path: str, text: str) -> FleetPlan:
-    """Check all that can be known before anything is started; folders and files are those of this machine."""
+    """Check everything possible before a start; folders and files are on this machine."""
     content = _content(path, text)
     mistakes = Mistakes(path, Lines(text))
     for where, problem in _unusable(content):

@@ -130,7 +130,7 @@ def _at(values: Any, path: Sequence[str | int]) -> Any:
 
 
 def explained(key: str, value: object, said: str) -> str:
-    """Return what is wrong with a value, as msgspec says it, in TOML's words."""
+    """Return msgspec's complaint about a value in TOML's terms."""
     if key == "engine":
         listed = f"write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
         return f"engine is {shown(value)}; {nearest(value, ENGINES, listed) if isinstance(value, str) else listed}"

@@ -75,13 +75,13 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     envvar="WARMROUTE_FLEET_FILE",  # WARMROUTE_CONFIG is a replica's
     help="A fleet.toml: models and their replicas.",
 )
-@option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model, where there is no --config.")
-@option("replicas", "N", type=click.IntRange(1, 64), default=2, help="How many replicas of it.")
+@option("model", "NAME|DIR", type=MODEL, default="demo", help="The replicas' model, without a --config.")
+@option("replicas", "N", type=click.IntRange(1, 64), default=2, help="Number of replicas.")
 @click.option(
     "--simulated",
     is_flag=True,
     envvar="WARMROUTE_SIMULATED",
-    help="Pretend to compute: made-up text, timed by a clock; no weights.",
+    help="Simulate the model: made-up text at a realistic pace; no weights.",
 )
 @option(
     "policy",
@@ -90,15 +90,15 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     default="cost",
     help=f"How a replica is chosen: {', '.join(get_args(Policy))}.",
 )
-@option("host", "HOST", type=TEXT, default="127.0.0.1", help="The address that the router listens on.")
+@option("host", "HOST", type=TEXT, default="127.0.0.1", help="The router's address.")
 @option(
     "port",
     "PORT",
     type=click.IntRange(0, 65535),
     default=8000,
-    help="The port that the router listens on; 0: any free one.",
+    help="The router's port; 0: any free one.",
 )
-@option("api_key", "KEY", type=TEXT, help="Demand this key of clients. Better given as WARMROUTE_API_KEY.")
+@option("api_key", "KEY", type=TEXT, help="Require this key from clients. Better given as WARMROUTE_API_KEY.")
 @click.option(
     "--ray/--no-ray",
     default=True,
@@ -106,28 +106,28 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     help="Run replicas on Ray, or as plain processes.",
     show_default=True,
 )
-@option("address", "ADDRESS", type=TEXT, help="Join the Ray cluster at HOST:PORT (auto: that of this machine).")
-@option("namespace", "NAME", type=TEXT, default="warmroute", help="Where in the cluster the fleet's actors are named.")
+@option("address", "ADDRESS", type=TEXT, help="Join the Ray cluster at HOST:PORT (auto: this machine's).")
+@option("namespace", "NAME", type=TEXT, default="warmroute", help="Ray namespace of the fleet's actors.")
 @option(
     "controller_port",
     "PORT",
     type=click.IntRange(0, 65535),
     default=8790,
-    help="Where the controller listens in a cluster, on its head node; 0: any free one.",
+    help="The controller's port in a cluster, on the head node; 0: any free one.",
 )
 @click.option(
     "--router/--no-router",
     default=True,
     envvar="WARMROUTE_ROUTER",
-    help="Run a router here; without one a cluster's fleet is left running when it is ready.",
+    help="Run a router here; without one, leave a cluster's fleet running once it is ready.",
     show_default=True,
 )
 @click.option(
     "--follow",
     is_flag=True,
     envvar="WARMROUTE_FOLLOW",
-    help="Stay, without a router, and keep a cluster's fleet as --config says: hand its plan over again when the file "
-    "changes, and when there is no controller any more.",
+    help="Stay, without a router, and keep a cluster's fleet as --config says: send its plan again when the file "
+    "changes, and when the controller is gone.",
 )
 @option("log_dir", "DIR", type=click.Path(file_okay=False), help="Keep the replicas' logs here.")
 @click.argument("replica_options", nargs=-1, type=click.UNPROCESSED)
@@ -136,7 +136,7 @@ def up(ctx: click.Context, /, config: str | None, api_key: str | None, **options
     """Start replicas, on this machine or over a Ray cluster, and a router that speaks the OpenAI API.
 
     The router sends each request where its prefix is cached and the queue is short (see `warmroute router --help`). A
-    replica that dies, or that hangs, is started again. What stands behind -- goes to every replica (see `warmroute
+    replica that dies or hangs is restarted. Options after -- go to every replica (see `warmroute
     replica --help`); several models, GPUs and automatic scaling need a --config.
 
     Every option is also an environment variable: --log-dir is WARMROUTE_LOG_DIR there, and --config is
@@ -178,7 +178,7 @@ def fleet_key() -> str:
     try:
         return SECRET.convert(given, None, None)
     except click.BadParameter as error:
-        raise click.UsageError(f"{FLEET_KEY} in the environment cannot be used: {error.message}") from error
+        raise click.UsageError(f"{FLEET_KEY} in the environment is invalid: {error.message}") from error
 
 
 def plan_of(config: str | None, options: dict[str, Any]) -> FleetPlan:
@@ -198,11 +198,9 @@ def check_together(settings: Settings) -> None:
     if settings.follow and settings.router:
         raise click.UsageError("--follow has no router: give --no-router too, and start routers with --registry")
     if not settings.router and settings.address is None:
-        raise click.UsageError("--no-router is for the fleet of a cluster; give its --address too")
+        raise click.UsageError("--no-router is for a cluster's fleet; give its --address too")
     if not settings.router and FLEET_KEY not in os.environ:
-        raise click.UsageError(
-            f"--no-router needs a {FLEET_KEY} in the environment: its holder can change and end the fleet"
-        )
+        raise click.UsageError(f"--no-router needs {FLEET_KEY} in the environment, the key to change and end the fleet")
     if settings.ray and importlib.util.find_spec("ray") is None:
         raise click.ClickException(NO_RAY)
 
@@ -242,7 +240,7 @@ def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
         if not broken and settings.log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)  # it may have been removed already
     if broken:
-        say(f"Something failed on the way; the logs are in {told.logs}")
+        say(f"Something failed; the logs are in {told.logs}")
     return 0
 
 

@@ -24,7 +24,7 @@ AWAY_S = 10.0  # Ray restarts a controller within that time, mostly; it keeps it
 
 @dataclass
 class Following:
-    """`run` it until a signal; the fleet goes on without it."""
+    """A followed fleet file: `run` it until a signal; the fleet outlives it."""
 
     plan: FleetPlan
     file: WatchedFile
@@ -90,7 +90,7 @@ class Following:
             await asyncio.sleep(LOOK_S)
 
     async def _hand_over(self, fleet: Fleet) -> None:
-        """Again and again, but for a plan that is refused."""
+        """Retry until the plan is accepted or refused."""
         try:
             await asyncio.to_thread(fleet.want, self.plan)
         except Refused as error:

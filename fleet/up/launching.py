@@ -39,10 +39,10 @@ class Launcher(Protocol):
         """True if everything ended in order."""
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
-        """Begin the fleet; again: a controller that is there goes on with what it was told."""
+        """Start the fleet; with `again`, an existing controller keeps its plan."""
 
     async def failed(self) -> str:
-        """Returns only if the controller cannot go on, and says why."""
+        """Wait until the controller fails, and return the reason."""
 
     async def close(self) -> None:
         """After the fleet has ended, or in its place where it cannot be ended in order."""

@@ -120,5 +120,5 @@ def check_alone(ctx: click.Context, config: str | None, others: Sequence[str]) -
         return
     for key in others:
         if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE and ctx.params[key]:
-            name = "what stands behind --" if key == "replica_options" else "--" + key.replace("_", "-")
+            name = "the options after --" if key == "replica_options" else "--" + key.replace("_", "-")
             raise Unusable(f"{name} and --config {config} say it twice; write it into the file")

@@ -1,4 +1,4 @@
-"""Everything that is said of a file, as one object."""
+"""The whole analysis of a file, as one object."""
 
 import numpy as np
 from msgspec import Struct
@@ -44,7 +44,7 @@ class Breaks(Struct, frozen=True):
 
 
 class Ordered(Struct, frozen=True):
-    """The given order and the suggested one, with a cache of so many tokens."""
+    """The given and the suggested order, with a cache of this many tokens."""
 
     capacity_tokens: int
     hit_rate: float

@@ -24,11 +24,11 @@ class Curve(Struct, frozen=True, eq=False):
 
     @property
     def most_blocks(self) -> int:
-        """The number of blocks with which nothing is ever evicted."""
+        """The cache size in blocks that needs no eviction."""
         return len(self.hits) - 1 + self.begun_blocks
 
     def hit_rate(self, blocks: int) -> float:
-        """Tokens found in a cache of so many blocks, as a share of all prompt tokens."""
+        """The token hit rate of a cache of this many blocks."""
         return self._found(blocks) * self.block_tokens / self.input_tokens
 
     def share(self, blocks: int) -> float:
@@ -45,7 +45,7 @@ class Curve(Struct, frozen=True, eq=False):
         return self.hit_rate(self.most_blocks)
 
     def needed(self, share: float) -> int:
-        """The fewest blocks with which this share of what can hit does."""
+        """The fewest blocks that give this share of all possible hits."""
         wanted = math.ceil(share * int(self.hits[-1]) - 1e-6)
         return int(np.searchsorted(self.hits, wanted)) + self.begun_blocks
 

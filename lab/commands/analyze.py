@@ -27,12 +27,12 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option(
     "--target-hit-rate",
     "SHARE",
-    "Share of an unlimited cache's hits; how much cache does that take?",
+    "Compute the cache size for this share of an unlimited cache's hits.",
     name="target",
     type=SHARE,
     default=0.9,
 )
-@option("--capacity-tokens", "C", "The size of your cache; how much does it hit?", type=click.IntRange(1))
+@option("--capacity-tokens", "C", "Compute the hit rate of a cache of this size.", type=click.IntRange(1))
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=click.IntRange(1))
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(SHAPES)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
@@ -65,7 +65,7 @@ def analyze(
     before constant text, a cache_salt for each request.
 
     Hit rates are tokens found / tokens of all prompts, exactly those of the engine's block pool with one request at
-    a time. A cache without an end finds what can hit.
+    a time. An unlimited cache finds everything that can hit.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def analyze(
       warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b --plot curve.svg
       warmroute analyze batch.jsonl --capacity-tokens 400000 --order order.txt
 
-    Exit status: 0 it is analyzed, whatever is found, 1 --order or --plot cannot be written, 2 the file or a value
+    Exit status: 0 analyzed, with or without findings, 1 --order or --plot cannot be written, 2 the file or a value
     cannot be used.
     """
     if kv_bytes is not None and model is not None:

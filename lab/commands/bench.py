@@ -103,7 +103,7 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option("--max-tokens", "N", "Ask for answers of this length.  [default: as planned]", type=AT_LEAST_1)
 @option("--turns", "N", "Of a conversation of multi-turn.  [default: 8]", type=AT_LEAST_1)
 @option("--think", "SECONDS", "Between its turns, on average.  [default: 2]", name="think_s", type=AT_LEAST_0)
-@click.option("--shuffled", is_flag=True, help="The questions of batch in any order, not document by document.")
+@click.option("--shuffled", is_flag=True, help="Shuffle the questions of batch instead of asking document by document.")
 @option(
     "--api",
     "NAME",
@@ -120,15 +120,15 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option(
     "--tokens-per-word",
     "X",
-    "Tokens of a word of text.  [default: measured first]",
+    "Tokens per word of text.  [default: measured first]",
     type=FiniteRange(min=LEAST_TOKENS_PER_WORD),
 )
-@option("--block-tokens", "N", "Of a trace's blocks, where the file does not tell.", type=AT_LEAST_1)
-@option("--ttft-limit", "SECONDS", "Goodput: how many first tokens came by then.", type=ABOVE_0)
+@option("--block-tokens", "N", "Block size of a trace, if the file does not have it.", type=AT_LEAST_1)
+@option("--ttft-limit", "SECONDS", "Goodput: count answers with a first token within this time.", type=ABOVE_0)
 @option(
     "--timeout",
     "SECONDS",
-    "For a whole answer; it has failed then.  [default: 600]",
+    "Time limit of a whole answer.  [default: 600]",
     name="timeout_s",
     show_default=False,
     type=ABOVE_0,
@@ -137,17 +137,17 @@ class BenchOptions(Struct, kw_only=True, frozen=True):
 @option(
     "--api-key",
     "KEY",
-    "Send this key. Better given as OPENAI_API_KEY: everybody's ps shows the command line.",
+    "Send this key. Better given as OPENAI_API_KEY: other users can see the command line.",
     type=SECRET,
     envvar="OPENAI_API_KEY",
 )
-@option("--against", "URL2", "Compare: ask this endpoint the same, in turn with URL.")
+@option("--against", "URL2", "Compare: send the same requests to this endpoint, in turn with URL.")
 @option("--against-model", "NAME", "Its model.  [default: --model]")
-@option("--rounds", "N", f"Of the comparison.  [default: {USUAL_ROUNDS}]", type=AT_LEAST_1)
+@option("--rounds", "N", f"Rounds of the comparison.  [default: {USUAL_ROUNDS}]", type=AT_LEAST_1)
 @click.option(
     "--other-words",
     is_flag=True,
-    help="Ask URL2 in other words of the same lengths, where both lead to the same caches.",
+    help="Send URL2 other words of the same lengths, for endpoints that share caches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
 @option(
@@ -162,7 +162,7 @@ def bench(api_key: str | None, as_json: bool, output: Path | None, plot_path: Pa
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
 
     URL is http://HOST:PORT, with or without /v1: a router or a replica of warmroute, vLLM, SGLang, or any other that
-    streams. All requests follow from --seed. With --rate they are sent at their times, whether earlier ones are
+    streams. --seed determines all requests. With --rate they are sent at their times, whether earlier ones are
     answered or not (open loop), and latencies count from then; with --concurrency each client waits for its answer
     (closed loop).
 
@@ -217,7 +217,7 @@ def _check(asked: BenchOptions) -> None:
     )
     for one, is_given, other, value in pointless:
         if is_given is not None and value is not None:
-            raise Unusable(f"{other} cannot be used with {one}; leave one of them out")
+            raise Unusable(f"{other} does not work with {one}; leave one of them out")
     needs: tuple[tuple[str, object, str, object], ...] = (
         ("--speed", asked.speed, "--trace", asked.trace),
         ("--block-tokens", asked.block_tokens, "--trace", asked.trace),
@@ -232,11 +232,11 @@ def _check(asked: BenchOptions) -> None:
     )
     for one, value, other, is_given in needs:
         if value is not None and is_given is None:
-            raise Unusable(f"{one} changes nothing without {other}; give that too, or leave it out")
+            raise Unusable(f"{one} has no effect without {other}; give that too, or leave it out")
     if asked.token_ids and asked.tokens_per_word is not None:
-        raise Unusable("--tokens-per-word changes nothing with --token-ids; leave one of them out")
+        raise Unusable("--tokens-per-word has no effect with --token-ids; leave one of them out")
     if asked.token_ids and asked.api == "chat":
-        raise Unusable("--api chat takes no --token-ids, /v1/completions does; leave one of them out")
+        raise Unusable("--token-ids needs --api completions; leave one of them out")
 
 
 def target_of(url: str) -> Target:
@@ -253,7 +253,7 @@ def _tell_of_key(targets: Sequence[Target]) -> None:
     away = [target.url for target in targets if not is_loopback(target.host)]
     if away:
         urls = " and ".join(away)
-        click.echo(f"OPENAI_API_KEY, a key from the environment, is sent to {urls}; unset it to send none", err=True)
+        click.echo(f"OPENAI_API_KEY from the environment is sent to {urls}; unset it to send no key", err=True)
 
 
 def warm_up_of(text: str) -> WarmUp:
@@ -289,7 +289,7 @@ def _limits(asked: BenchOptions, trace: Trace | None) -> Limits:
     warm_up, requests = warm_up_of(asked.warm_up), asked.requests
     if trace is not None and warm_up.requests >= len(trace.requests):
         raise Unusable(
-            f"--warm-up {warm_up.requests:,} leaves none to count of the {len(trace.requests):,} requests of "
+            f"--warm-up {warm_up.requests:,} leaves none of the {len(trace.requests):,} requests to count in "
             f"{asked.trace!r}; give less"
         )
     if requests is None and asked.for_s is None:
@@ -326,6 +326,6 @@ def allow_files(clients: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if clients is not None and hard != resource.RLIM_INFINITY and clients + FILES_BESIDE > hard:
         raise Unusable(
-            f"--concurrency {clients} needs as many open files, and this process may have {hard:,} (it had {soft:,}); "
-            "raise `ulimit -Hn`, or take fewer"
+            f"--concurrency {clients} needs as many open files, but the limit is {hard:,} (it was {soft:,}); "
+            "raise `ulimit -Hn`, or use fewer"
         )

@@ -1,4 +1,4 @@
-"""`warmroute doctor`: what is wrong with a running router and its replicas, and which knob to turn."""
+"""`warmroute doctor`: diagnose a running router and its replicas."""
 
 import click
 
@@ -33,7 +33,7 @@ class Failed(click.ClickException):
 @option(
     "--replica",
     "URL",
-    "A replica that no router knows, or that demands a key for its metrics. May be repeated.",
+    "A replica without a router, or with a key for its metrics. May be repeated.",
     name="replica_urls",
     type=URL,
     multiple=True,
@@ -45,13 +45,12 @@ class Failed(click.ClickException):
     type=SECRET,
     metavar="KEY",
     envvar="WARMROUTE_API_KEY",
-    help="The key of the replicas named with --replica, and of the router where there is no --admin-key. "
-    "Better given as WARMROUTE_API_KEY.",
+    help="The key for --replica, and for the router without an --admin-key. Better given as WARMROUTE_API_KEY.",
 )
 @option(
     "--for",
     "SECONDS",
-    "How long to look.",
+    "How long to watch.",
     name="for_s",
     type=FiniteRange(min=0.5, max=3600),
     default=10.0,
@@ -66,11 +65,11 @@ def doctor(
     for_s: float,
     as_json: bool,
 ) -> int:
-    """Find out what is wrong with a router and its replicas, by their live metrics, and which setting to change.
+    """Diagnose a router and its replicas from their live metrics, and name the setting to change.
 
-    It reads the metrics of the router and, through it, of its replicas twice, some seconds apart, and judges what
-    happened in between; so look while there is traffic. Replicas whose metrics cannot be had are judged by the router
-    alone. Replicas of vLLM and SGLang are understood, too. Nothing is changed, and nothing is sent to a model.
+    It reads the metrics of the router and its replicas twice, some seconds apart, and judges what
+    happened in between, so run it during traffic. Replicas without readable metrics are judged by the router's
+    data alone. vLLM and SGLang work, too. It changes nothing, and sends nothing to a model.
 
     Each finding has a section in docs/troubleshooting.md.
 
@@ -80,7 +79,7 @@ def doctor(
       warmroute doctor --router http://10.0.0.9:8000 --for 60
       warmroute doctor --replica http://10.0.0.1:8001 --json
 
-    Exit status: 0 nothing is wrong, 1 there are findings, 2 there is no answer, or a value cannot be used.
+    Exit status: 0 nothing is wrong, 1 there are findings, 2 no answer, or an invalid value.
     """
     if router_url is None and not replica_urls:
         router_url = DEFAULT_ROUTER

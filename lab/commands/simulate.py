@@ -1,4 +1,4 @@
-"""`warmroute simulate`: what each policy would have made of a trace."""
+"""`warmroute simulate`: compare policies on a trace."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,13 +73,13 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option(
     "--capacity-tokens",
     "C",
-    "Tokens of KV cache in each replica (warmroute size says how many).",
+    "Tokens of KV cache in each replica (see warmroute size).",
     "capacity_tokens",
     click.IntRange(1),
 )
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
-@option("--load", "RHO", "Change the pace: prompts come at RHO x N x R tokens/s, cached or not.", type=PACE)
+@option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
 @option(
     "--policy",
@@ -99,7 +99,7 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
     "--eviction", type=click.Choice(list(POOLS)), default="lru", show_default=True, help="Which blocks go first."
 )
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=click.IntRange(1), default=1)
-@option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=click.IntRange(1))
+@option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=click.IntRange(1))
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
 @click.option(
@@ -116,16 +116,16 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
     default=True,
     help="Requests in flight count only once events report their blocks.",
 )
-@fleet_option("--event-delay", "S", "Events come S seconds late.", "event_delay_s", SECONDS)
-@fleet_option("--event-loss", "P", "Batches lost, and repaired at the next.", "event_loss", SHARE)
-@fleet_option("--rate-error", "P", "Half of the replicas overstate their rate, half do not.", "rate_error", SHARE)
-@fleet_option("--routers", "N", "Side by side, by turns.", "routers", click.IntRange(1, 64))
+@fleet_option("--event-delay", "S", "Delay events by S seconds.", "event_delay_s", SECONDS)
+@fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
+@fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
+@fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option(
     "--source",
     "NAME=ENDPOINT",
-    "Replay: a replica of the log, and its source.",
+    "Replay: match a replica in the log to a source.",
     name="sources",
     type=Named(),
     multiple=True,
@@ -164,13 +164,13 @@ def simulate(
 
     \b
     hits      1 - tokens computed / tokens of all prompts
-    tokens    computed by the busiest replica, as a multiple of the mean; requests likewise
-    busy      share of the time that prefill takes
+    tokens    computed by the busiest replica, as a multiple of the mean; same for requests
+    busy      share of time spent on prefill
     pooled    one cache as large as all together, one queue, N prefills at once
-    ideal     the same with a cache without an end
+    ideal     the same with an unlimited cache
 
     With --recording (of warmroute events record) and --requests (of warmroute router --request-log) an incident is
-    replayed: every logged decision is made again by the router's own code, with what it knew then, and compared; with
+    replayed: the router's own code makes every logged decision again, with the same information, and compares; with
     --policy P as P would have made it. Exit status: 0 all are the same, 1 some are not.
 
     \b
@@ -183,19 +183,19 @@ def simulate(
         _replay(ctx, recording, log, policies, dict(sources), as_json=as_json)
         return
     if path is None:
-        raise Unusable("say which requests: give --trace FILE, or --recording FILE and --requests LOG")
+        raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
     policies = policies or DEFAULT_POLICIES
     if load is not None and speed is not None:
         raise Unusable("--load and --speed both change the pace; give one of them")
     if sources:
-        raise Unusable("--source changes nothing without --recording and --requests; leave it out")
+        raise Unusable("--source has no effect without --recording and --requests; leave it out")
     settings = Settings(**fleet)
     if not (settings.events or settings.optimistic):
-        raise Unusable("--no-events and --no-optimistic together leave nothing to go by; give one of them")
+        raise Unusable("--no-events and --no-optimistic together leave no information; give one of them")
     if not settings.events and (settings.event_delay_s or settings.event_loss or settings.rate_error):
-        raise Unusable("--event-delay, --event-loss and --rate-error change nothing with --no-events; leave them out")
+        raise Unusable("--event-delay, --event-loss and --rate-error have no effect with --no-events; leave them out")
     if settings.model == "engine" and settings.eviction != "lru":
-        raise Unusable(f"--eviction {settings.eviction} is simulated with --model fifo only")
+        raise Unusable(f"--eviction {settings.eviction} needs --model fifo")
     trace = _paced(_read(path, block_tokens, coarsen, settings), settings, load, speed)
     runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     done = 0
@@ -230,11 +230,11 @@ def _replay(
     if recording is None or log is None:
         raise Unusable("a replay needs both: --recording FILE and --requests LOG")
     if policies is not None and len(policies) > 1:
-        raise Unusable(f"a replay asks one policy, not {len(policies)}: give --policy {policies[0]}")
+        raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
     for each in ctx.command.params:
         given = ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
         if given and each.name not in OF_REPLAY:
-            raise Unusable(f"{each.opts[0]} changes nothing in a replay; leave it out")
+            raise Unusable(f"{each.opts[0]} has no effect in a replay; leave it out")
     with progress("replaying", 100) as tell:
         told = replay(recording, log, policy=policies[0] if policies else None, sources=sources, on_progress=tell)
     click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))

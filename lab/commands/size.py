@@ -74,7 +74,7 @@ def size(
       warmroute size llama-3-70b --kv-gb 45 --quantization int4
       warmroute size path/to/model --memory-gb 24 --workspace-gb 1.5 --json
 
-    Exit status: 0 it fits, 1 it does not, 2 a value cannot be used.
+    Exit status: 0 it fits, 1 it does not, 2 invalid value.
     """
     given = {"utilization": utilization, "weights": _bytes(weights_gb), "workspace": _bytes(workspace_gb)}
     room = _room(device, memory_gb, kv_gb, {name: value for name, value in given.items() if value is not None})
@@ -98,11 +98,11 @@ def _bytes(size_gb: float | None) -> float | None:
 
 def _room(device: str | None, memory_gb: float | None, kv_gb: float | None, rest: dict[str, float]) -> Room:
     if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
-        raise Unusable("say how much memory there is: give one of --device, --memory-gb and --kv-gb")
+        raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
     if kv_gb is not None:
         if rest.keys() - {"weights"}:
             unused = " and ".join(f"--{name}{'-gb' * (name == 'workspace')}" for name in rest if name != "weights")
-            raise Unusable(f"--kv-gb is the memory for KV alone: {unused} would change nothing; leave that out")
+            raise Unusable(f"--kv-gb is the memory for KV alone: {unused} has no effect; leave it out")
         return Room(kv=kv_gb * GIGABYTE, **rest)
     return Room(memory=(DEVICES_GB[device] if device else memory_gb or 0) * GIGABYTE, **rest)
 

@@ -1,1 +1,1 @@
-"""Finds out what is wrong by live metrics; the rules are in `router.doctor`."""
+"""Reads live metrics for a diagnosis; the rules are in `router.doctor`."""

@@ -1,4 +1,4 @@
-"""Asks a router and its replicas over HTTP; what cannot be asked is said, and stops nothing unless it was named."""
+"""Asks a router and its replicas over HTTP; reports failures, and stops only for servers that the user named."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -25,7 +25,7 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     """Summarize a run. Refused requests are counted, and in no other figure; raise ValueError if all are refused."""
     everybody, jobs = len(jobs), [job for job in jobs if not job.is_refused]
     if not jobs:
-        raise ValueError(f"all {everybody:,} requests waited for room in vain")
+        raise ValueError(f"all {everybody:,} requests waited for room until their time-out")
     computed = [0] * replicas
     requests = [0] * replicas
     for job in jobs:

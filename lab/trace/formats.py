@@ -39,7 +39,7 @@ Line = TypeVar("Line")
 
 
 class BadTrace(Unusable):
-    """Names the file, and the line where there is one."""
+    """An error with the file, and the line if known."""
 
 
 class MooncakeLine(Struct):
@@ -52,9 +52,9 @@ class MooncakeLine(Struct):
 
     def __post_init__(self) -> None:
         if (self.hash_ids is None) == (self.hash_runs is None):
-            raise ValueError("it has to have either hash_ids or hash_runs")
+            raise ValueError("it needs either hash_ids or hash_runs")
         if self.hash_runs is not None and (len(self.hash_runs) % 2 or min(self.hash_runs[1::2], default=1) < 1):
-            raise ValueError("hash_runs are not pairs of a number and how many follow it")
+            raise ValueError("hash_runs are not pairs of a first number and a count")
 
     @property
     def runs(self) -> Sequence[range]:

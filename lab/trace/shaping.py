@@ -40,5 +40,5 @@ def sped_up(trace: Trace, factor: float) -> Trace:
 def at_rate(trace: Trace, input_tokens_per_s: float) -> Trace:
     own = trace.input_tokens / trace.span_s if trace.span_s else 0.0
     if not own:
-        raise Unusable(f"{trace.name}: all its requests come at once, so it has no rate that could be changed")
+        raise Unusable(f"{trace.name}: all its requests arrive at once, so it has no rate to change")
     return sped_up(trace, input_tokens_per_s / own)

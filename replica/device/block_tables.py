@@ -1,4 +1,4 @@
-"""The block tables of all running requests, on the host and on the device: a step sends only what is new of them."""
+"""The block tables of all running requests, on host and device: a step sends only their new entries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Row:
 
 
 class BlockTables:
-    """`count` requests of up to `width` blocks; one more row, of zeros, is nobody's."""
+    """Tables for `count` requests of up to `width` blocks, and a row of zeros for padding."""
 
     def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
         self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
@@ -80,7 +80,7 @@ class BlockTables:
         self._blocks.append(new)
 
     def deliver(self) -> None:
-        """Let the device have what is new, in the order of its work."""
+        """Send new entries to the device, in the order of its work."""
         if not self._places:
             return
         news = np.stack((np.concatenate(self._places), np.concatenate(self._blocks)))

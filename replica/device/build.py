@@ -31,7 +31,7 @@ WARM = 1024  # rows of a prompt up to which its kernels may be others if somethi
 
 
 class Needs(NamedTuple):
-    """In bytes: what a step takes beside weights and KV, and what all graphs hold."""
+    """Memory in bytes of a step beside weights and KV, and of all graphs."""
 
     step: int
     graphs: int
@@ -124,7 +124,7 @@ def measured(runner: DeviceRunner, sizes: tuple[Size, ...], accelerator: Acceler
 
 
 def rehearse(runner: DeviceRunner) -> None:
-    """The largest steps there can be, and small ones, cold and warm: what is compiled depends on what is computed."""
+    """Run the largest possible steps, and small ones, cold and warm, since each shape compiles other code."""
     rows, requests, longest = runner.limits
     prompt = min(rows, longest - 1)
     batches = [
@@ -141,7 +141,7 @@ def rehearse(runner: DeviceRunner) -> None:
 
 
 def rehearse_copy(runner: DeviceRunner) -> None:
-    """Between the memory there will be: its size is part of what is compiled."""
+    """Run in the final memory, whose size is part of the compiled code."""
     runner.model.pointwise.copy(runner.caches, [Copy(runner.num_blocks, runner.num_blocks, 1)])
 
 
@@ -151,7 +151,7 @@ def doubled(most: int) -> list[int]:
 
 
 def made_up(tokens: int, runner: DeviceRunner, computed: int = 0) -> Request:
-    """All of its KV in the first block: nobody wants to know what comes out."""
+    """A made-up request with all KV in the first block; its results are not used."""
     chain = Chain(array("I", bytes(4 * tokens)), runner.block_size, "")
     request = Request(id(chain), chain, tokens, Sampling(max_tokens=1, top_p=0.5), (0.0, 0))
     request.blocks = [0] * -(-tokens // runner.block_size)
@@ -195,7 +195,7 @@ def say(
 def blocks_that_fit(
     before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
 ) -> int:
-    """`before` anything was loaded, and with the weights. What others hold is not counted, but it cannot be had."""
+    """Compute how many blocks fit, from memory `before` loading and after; other processes' memory is unavailable."""
     weights = max(0, before.free - loaded.free)
     workspace = needs.step + needs.graphs
     left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)

@@ -1,4 +1,4 @@
-"""The runner whose steps are on the device; what the host needs of one is asked for while the next one computes.
+"""The runner on a device; the host reads one step's results while the next one computes.
 
 In the order of the device's work a step is: what is new of the block tables, copies of beginnings of blocks, the
 inputs, the model, the draw, the tokens to the host. Where all decode, and in small steps with few prompts, model and
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class DeviceRunner:
-    """The last block of the caches is nobody's: what fills up a graph's batch is written there."""
+    """The last block of the caches belongs to no request: padding of a graph's batch is written there."""
 
     ahead = True
 

@@ -106,7 +106,7 @@ def refuse_others(folder: Path, source: str) -> None:
 
 @contextmanager
 def only_one(folder: Path, say: Say) -> Iterator[None]:
-    """Let one of several processes fill the volume while the others wait; if it is killed, the next goes on."""
+    """Let one of several processes fill the volume; if it is killed, the next one continues."""
     (folder / OWN).mkdir(exist_ok=True)
     with (folder / OWN / "lock").open("w") as lock:
         try:

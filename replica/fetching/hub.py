@@ -1,4 +1,4 @@
-"""A model of the Hugging Face hub as a source of files. HF_HOME, HF_ENDPOINT, HF_TOKEN mean what they always mean."""
+"""A model of the Hugging Face hub as a source of files. HF_HOME, HF_ENDPOINT and HF_TOKEN have their usual meaning."""
 
 import glob
 import sys
@@ -20,7 +20,7 @@ LOOK_S = 1.0
 
 
 class Hub(Source):
-    """A commit's files never change, and a branch is not looked for anew."""
+    """Return True: a commit's files never change, and a branch is resolved only once."""
 
     def __init__(self, hub_id: str, revision: str | None) -> None:
         self.hub_id = hub_id
@@ -28,7 +28,7 @@ class Hub(Source):
         self.name = hub_id if revision is None else f"{hub_id}@{revision}"
 
     def listing(self, known: Record | None) -> tuple[str, Files]:
-        """List the files at a commit; a fetch that was begun at one goes on at that one, whatever `main` is by now."""
+        """List the files at a commit; an interrupted fetch continues at its commit, even if `main` has moved."""
         revision = known.revision if known is not None else self.revision
         with self._failures(revision):
             model = HfApi().model_info(self.hub_id, revision=revision, files_metadata=True)
@@ -70,7 +70,7 @@ class Hub(Source):
 
 @contextmanager
 def told_of(folder: Path, wanted: Files) -> Iterator[None]:
-    """Says now and then how much is there, where no bars are shown: those of the hub's library need a terminal."""
+    """Log progress now and then without a terminal, where the hub's library shows no bars."""
     if sys.stderr.isatty():
         yield
         return
@@ -96,6 +96,6 @@ def _watch(folder: Path, progress: Lines, over: threading.Event) -> None:
 
 
 def remove_halves(folder: Path) -> None:
-    """Remove unfinished files of a hub library that was killed: it begins them anew, under other names."""
+    """Remove unfinished files of a killed hub library, which starts over under new names."""
     for half in folder.rglob("*.incomplete"):
         half.unlink(missing_ok=True)

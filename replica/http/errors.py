@@ -18,7 +18,7 @@ def unavailable(message: str, code: str, retry_after_s: int = 1) -> ApiError:
 
 
 def refusal(error: ApiError) -> str | None:
-    """The label under which /metrics counts it; None for failures, which are nobody's refusal."""
+    """The label in /metrics; None for failures, which are not refusals."""
     match error.status:
         case 429:
             return "full"

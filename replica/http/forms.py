@@ -57,7 +57,7 @@ class Form(ABC):
         self._cached_in_prompts = 0
 
     def begin(self, choice: Choice, cached_tokens: int) -> None:
-        """The engine has begun this choice, with so many tokens of its prompt from the cache."""
+        """Note the start of a choice, with its number of cached prompt tokens."""
         self._cached_tokens[choice.index] = cached_tokens
         if choice.index % self.request.n == 0:
             self._cached_in_prompts += cached_tokens

@@ -1,4 +1,4 @@
-"""From an engine's tokens to what a client reads: text, stop strings, the end, and a start in the middle.
+"""From an engine's tokens to a client's text: stop strings, the end, and a start in the middle.
 
 Pure: no socket and no clock. What a `Choice` says after a sequence of tokens depends on that sequence only, never on
 how it was cut into calls. Resuming rests on this: a choice that is fed the tokens of another replica says next exactly
@@ -66,7 +66,7 @@ class Choice:
     ) -> Delta:
         """Takes the engine's next tokens, and with the last ones the reason of the end.
 
-        After a stop string the choice is finished, whatever the engine, which does not know it, still brings.
+        After a stop string the choice is finished; later tokens of the engine, which does not know it, are dropped.
         """
         if self.finish_reason is not None:
             return NOTHING

@@ -41,16 +41,16 @@ REFUSALS = ("full", "too_long", "draining", "loading", "invalid")
 Row: TypeAlias = tuple[str, str, str]
 
 GAUGES: tuple[Row, ...] = (
-    ("vllm:kv_cache_usage_perc", "Fraction of blocks that live requests hold.", "pool.utilization"),
+    ("vllm:kv_cache_usage_perc", "Fraction of blocks held by live requests.", "pool.utilization"),
     ("vllm:gpu_cache_usage_perc", "The same, under vLLM's old name.", "pool.utilization"),
     ("vllm:gpu_prefix_cache_hit_rate", "Block hit rate since the start.", "pool.hit_rate"),
     ("vllm:num_requests_running", "Choices in the running batch.", "load.running"),
-    ("vllm:num_requests_waiting", "Choices that wait for room.", "load.waiting"),
+    ("vllm:num_requests_waiting", "Choices waiting for room.", "load.waiting"),
     ("warmroute:num_blocks", "Blocks in the pool.", "pool.total"),
     ("warmroute:free_blocks", "Blocks that no request holds, cached or not.", "pool.free"),
     ("warmroute:cached_blocks", "Blocks that a prompt could hit, held or not.", "pool.cached"),
     ("warmroute:unreferenced_blocks", "Cached blocks that no request holds.", "pool.unreferenced"),
-    ("warmroute:referenced_blocks", "Blocks that live requests hold.", "pool.referenced"),
+    ("warmroute:referenced_blocks", "Blocks held by live requests.", "pool.referenced"),
     (
         "warmroute:unreferenced_fraction",
         "Unreferenced blocks as a fraction of the pool.",
@@ -87,7 +87,7 @@ COUNTERS: tuple[Row, ...] = (
     ("vllm:gpu_prefix_cache_queries", "The same, under vLLM's old name.", "pool.query_tokens"),
     ("vllm:gpu_prefix_cache_hits", "The same, under vLLM's old name.", "pool.hit_tokens"),
     ("vllm:prompt_tokens", "Prompt tokens of choices begun.", "prompt_tokens"),
-    ("vllm:num_preemptions", "Choices that lost their blocks and began anew.", "preemptions"),
+    ("vllm:num_preemptions", "Choices that lost their blocks and started over.", "preemptions"),
     ("warmroute:prefix_cache_query_blocks", "Full blocks looked up.", "pool.query_blocks"),
     ("warmroute:prefix_cache_hit_blocks", "Full blocks found.", "pool.hit_blocks"),
     (
@@ -194,7 +194,7 @@ class Metrics(Collector):
         cache = one | {"block_size": str(self._block_size), "num_gpu_blocks": str(stats.pool.total)}
         gauges = [
             *((name, meaning, attrgetter(path)(stats)) for name, meaning, path in GAUGES),
-            ("warmroute:open_requests", "HTTP requests that are being answered.", self.open_requests),
+            ("warmroute:open_requests", "HTTP requests in progress.", self.open_requests),
             ("warmroute:draining", "1 while no new work is taken.", self.draining),
         ]
         counters = [
@@ -212,7 +212,7 @@ class Metrics(Collector):
         for name, meaning, value in counters:
             yield family(CounterMetricFamily, name, meaning, (one, value))
         yield family(CounterMetricFamily, "vllm:request_success", "Choices completed.", *finished)
-        not_taken = "HTTP requests for an answer that were not taken."
+        not_taken = "Refused HTTP requests for an answer."
         yield family(CounterMetricFamily, "warmroute:requests_refused", not_taken, *refused)
         yield from (distribution.family(self._model) for distribution in self._distributions())
         yield self._old_name_of_between_tokens()

@@ -86,7 +86,7 @@ class Reader:
             )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
-        """Does work of this many bytes where it holds up nobody; not at all where its client leaves while it waits."""
+        """Run work of this many bytes on a thread; drop it if its client leaves while it waits."""
         if size <= INLINE_BYTES:
             return work()
         await self._take_turn(size)
@@ -136,7 +136,7 @@ class Reader:
     def _tell_of_tools(self) -> None:
         if not self._told_of_tools:
             self._told_of_tools = True
-            log.warning("a client sends tools: the model is shown them, but its calls come as text, not as tool_calls")
+            log.warning("a client sends tools: the model sees them, but its calls come as text, not as tool_calls")
 
 
 def _check_size(size: int, limit: int) -> None:

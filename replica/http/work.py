@@ -33,7 +33,7 @@ class Served(Struct, frozen=True):
 
 
 class Part(NamedTuple):
-    """One choice of the answer: what is asked for it, and what another replica has said already."""
+    """One choice of the answer: its request, and the tokens that another replica has already generated."""
 
     choice: Choice
     submit: Submit | None  # None: it was complete before it came here

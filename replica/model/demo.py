@@ -39,7 +39,7 @@ def _cache_folder() -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:  # an unknown user, or no HOME
-        raise ValueError(f"{folder!r} begins with no home folder; set {CACHE_VARIABLE} to a whole path") from error
+        raise ValueError(f"{folder!r} has no home folder; set {CACHE_VARIABLE} to an absolute path") from error
 
 
 def _is_whole(folder: Path) -> bool:
@@ -57,7 +57,7 @@ def _remove_abandoned(cache: Path) -> None:
 
 
 def _made_beside(folder: Path) -> None:
-    """Under another name first, so that nobody ever sees half of it."""
+    """Write under another name first, so that a half-written file is never visible."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_demo(unfinished)

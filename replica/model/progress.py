@@ -23,7 +23,7 @@ def spoken_size(size_bytes: int) -> str:
 def progress_of(
     what: str, total: int, console: Console | None = None, *, spoken: Spoken = spoken_size
 ) -> "Bar | Lines":
-    """Shows `what` ("loading llama") from now on; of bytes, unless it is said how to speak of so many."""
+    """Show the progress of `what` ("loading llama"), in bytes unless another format is given."""
     console = console or Console(stderr=True)
     return Bar(what, total, console, spoken) if console.is_terminal else Lines(what, total, spoken=spoken)
 

@@ -60,7 +60,7 @@ class Transformer:
 
 
 class Layer:
-    """Attention and MLP, each behind a norm and added to what came in; `name` begins its weights' names."""
+    """Attention and MLP, each after a norm and added to its input; `name` is the prefix of its weights."""
 
     def __init__(self, config: ModelConfig, weights: Source, name: str, pointwise: Pointwise) -> None:
         self._pointwise = pointwise

@@ -1,6 +1,6 @@
 """The tensors of a model's safetensors files, each read when it is asked for.
 
-What `take` returns may share the file's memory: nobody may write to it.
+Tensors returned by `take` may share the file's memory: never write to them.
 """
 
 import logging
@@ -78,7 +78,7 @@ class Weights:
         return converted
 
     def finish(self) -> None:
-        """Every tensor of the model is taken: closes the files, and says which tensors nobody wanted."""
+        """Close the files after the last tensor is taken, and log unused tensors."""
         if unused := sorted(name for name in self._unread if not HARMLESS.fullmatch(name)):
             named = ", ".join(unused[:NAMED_AT_MOST]) + (", ..." if len(unused) > NAMED_AT_MOST else "")
             log.warning(

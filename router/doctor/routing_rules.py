@@ -78,7 +78,7 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
     if not refused or refused < REFUSED * (answered + refused):
         return None
     if by_code.get("rate_limit_exceeded", 0) > refused / 2:
-        turn = "raise the key's requests_per_minute or max_in_flight (--api-keys), or have its clients wait longer"
+        turn = "raise the key's requests_per_minute or max_in_flight (--api-keys), or slow its clients down"
     elif by_code:
         turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     else:
@@ -101,7 +101,7 @@ def salt_per_request(figures: Figures) -> Diagnosis | None:
     if salted < SALTED_PROMPTS or new < NEW_SALTS * salted or new < NEW_SALTS * requests:
         return None
     return Diagnosis(
-        "prompts have a cache salt that was never used before: no cache can be hit",
+        "prompts have new cache salts, so they cannot hit a cache",
         "let clients send one cache_salt for each tenant, or none; put keys that may share a cache in one group",
         {"requests": requests, "salted": salted, "new_salts": new},
     )

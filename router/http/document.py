@@ -21,9 +21,9 @@ DIRECT: dict[str, tuple[type[Struct], type[Struct]]] = {
     "/detokenize": (DetokenizeRequest, DetokenizedPrompt),
 }
 ERRORS = {
-    400: "The request cannot be understood, or asks for what cannot be given",
+    400: "The request is invalid, or asks for something impossible",
     401: "The API key is missing or wrong",
-    403: "Only an administrator may ask for this",
+    403: "Only an administrator may do this",
     404: "There is no such model, replica, decision or path",
     409: "Discovery names this replica: it would be back at once",
     413: "The body, or the prompt, is too long",

@@ -49,7 +49,7 @@ class Endpoints:
     async def model_named(self, request: Request) -> Response:
         name = request.path_params["model"]
         if not self._router.members.model(name).members:
-            raise no_replica(f"no replica of the model {quoted(name)} is there now")
+            raise no_replica(f"the model {quoted(name)} has no replica at the moment")
         return json_response(self._model(name))
 
     def _model(self, name: str) -> Model:
@@ -87,10 +87,10 @@ class Endpoints:
             async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
                 spec = spec_of(msgspec.json.decode(body, type=dict[str, Any]))
             if spec.api_key_env or spec.curve_secret:  # an administrator need not have access to these
-                raise invalid("api_key_env and the files of CURVE keys can be named only where the router is started")
+                raise invalid("api_key_env and the files of CURVE keys can be set only at the router's start")
             self._upkeep.add(spec)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise invalid(f"the body is no JSON object that describes a replica: {error}") from error
+            raise invalid(f"the body is not a JSON object that describes a replica: {error}") from error
         except BadSpec as error:
             raise invalid(str(error)) from error
         return json_response(replica_status(self._router, self._router.members.by_name[spec.name]), 201)
@@ -115,7 +115,7 @@ class Endpoints:
 
     async def resync(self, request: Request) -> Response:
         member = self._member(request)
-        self._router.feeds.resync(member.name, "somebody asked for it")
+        self._router.feeds.resync(member.name, "requested by an administrator")
         return json_response(replica_status(self._router, member))
 
     def _member(self, request: Request) -> Any:

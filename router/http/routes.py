@@ -1,4 +1,4 @@
-"""The router's table of routes: who may request each one, and its handler. Other routes are not served.
+"""The router's table of routes: each one's role and handler. Other routes are not served.
 
 What is passed on is named one by one. Engines add routes that change them, also below /v1: one that nobody has looked
 at is for administrators (decision 0022).

@@ -20,7 +20,7 @@ from router.responses import FeedState
 
 MOST_SIZES = 16  # block sizes of one replica
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
-RESYNC = "what the replica reported as cached differs from what its events say"
+RESYNC = "the replica's reported cached tokens differ from its events"
 
 
 class Traffic(Struct, frozen=True):

@@ -145,18 +145,18 @@ class Members:
         return self.by_name.get(member.name) is member
 
     def model(self, name: str) -> ServedModel:
-        """The model of this name; raise ApiError if nobody serves it. A model just gone has no candidates yet."""
+        """Return this model; raise ApiError if no replica serves it. A model just gone has no candidates yet."""
         served = self.models.get(name) or self._gone.get(name)
         if served is not None:
             return served
         if name in self._once_served:
-            raise no_replica(f"no replica of the model {quoted(name)} is there now")
+            raise no_replica(f"the model {quoted(name)} has no replica at the moment")
         if self.by_name and not self.models:
-            raise no_replica("no replica has said yet which models it serves")
+            raise no_replica("no replica has reported its models yet")
         raise unknown_model(name, self.models)
 
     def check_served(self, name: str | None) -> None:
-        """Raise ApiError if nobody serves this model, or for None if there is no replica and none has served before."""
+        """Raise ApiError if no replica serves this model; for None, if there is no replica and never was one."""
         if name is not None:
             self.model(name)
         elif not self.by_name and not self._once_served:

@@ -97,12 +97,12 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise BadSpec(f"{self.name}: {field} is {number}; write a whole number above 0, or leave it out")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
             raise BadSpec(
-                f"{self.name}: api_key_env is no variable's name; write the name of the variable, not the key itself"
+                f"{self.name}: api_key_env is not a variable's name; write the name of the variable, not the key itself"
             )
         if (self.curve_server is None) != (self.curve_secret is None):
             raise BadSpec(
                 f"{self.name}: curve_server and curve_secret belong together: the file of the replica's public key, "
-                "and that of your own secret one"
+                "and the file of your own secret key"
             )
         self._check_events()
 
@@ -116,7 +116,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
         for field in SOCKETS:
             endpoint = getattr(self, field)
             if endpoint is not None and (tcp := _TCP.fullmatch(endpoint)) and tcp[1] in WILDCARDS:
-                raise BadSpec(f"{self.name}: {field} is {endpoint!r}, where a publisher binds; name its host")
+                raise BadSpec(f"{self.name}: {field} is {endpoint!r}, a bind address; give the publisher's host")
         if self.events is not None and self.events != OFF:
             try:
                 Source(self.name, self.events, self.replay, self.status, self.snapshot).check()
@@ -139,7 +139,7 @@ def parse_replica(text: str) -> ReplicaSpec:
         key, equals, value = pair.partition("=")
         if not equals:
             raise BadSpec(
-                f"{pair!r} in {text!r} is no key=value; write http://HOST:PORT, or url=http://HOST:PORT,key=value"
+                f"{pair!r} in {text!r} is not key=value; write http://HOST:PORT, or url=http://HOST:PORT,key=value"
             )
         _known(key, _TYPED, text)
         if not value:
@@ -147,7 +147,7 @@ def parse_replica(text: str) -> ReplicaSpec:
         if key == "adapter":
             fields.setdefault("adapters", []).append(value)
         elif key in fields:
-            raise BadSpec(f"{key} in {text!r} is given twice; give it once")
+            raise BadSpec(f"{key} in {text!r} appears twice; give it once")
         else:
             fields[key] = value
     return spec_of(fields, strict=False)
@@ -245,10 +245,10 @@ def _known(key: str, names: Mapping[str, object], where: str) -> None:
     if key in names:
         return
     if key in ("api_key", "key"):
-        raise BadSpec(f"{key} in a replica's description would be for everybody to read; write api_key_env=VARIABLE")
+        raise BadSpec(f"{key} in a replica's description would be readable by other users; write api_key_env=VARIABLE")
     near = get_close_matches(key, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(names)}"
-    raise BadSpec(f"{key!r} in {where!r} is no key of a replica; {hint}")
+    raise BadSpec(f"{key!r} in {where!r} is not a key of a replica; {hint}")
 
 
 def _target(url: str) -> Target:

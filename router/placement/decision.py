@@ -97,7 +97,7 @@ class Decision(Struct, eq=False):
             return "no replica serves this model"
         if self.rejection == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
-            return f"the prompt has {self.question.tokens:,} tokens; the most that a replica takes is {longest:,}"
+            return f"the prompt has {self.question.tokens:,} tokens; the longest that a replica takes is {longest:,}"
         obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MOST_TOLD])
         reasons = "; ".join(f"{name}: {why or 'has room by now'}" for name, why in obstacles)
         if (more := len(self.candidates) - MOST_TOLD) > 0:

@@ -37,7 +37,7 @@ def later_s(tokens: float, rate: float) -> float:
 def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
-    """Add the effects to the costs, and return them; None: nobody waits, and there is room everywhere."""
+    """Add the effects to the costs, and return them; None: no queue and room everywhere."""
     if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
         return None
     came_s = question.now_s if question.came_s is None else question.came_s

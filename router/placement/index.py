@@ -138,7 +138,7 @@ class PrefixIndex:
         return {medium: blocks for medium, blocks in self._blocks[slot].items() if blocks}
 
     def bytes_used(self) -> int:
-        """An estimate, without what the resolvers keep."""
+        """An estimate, without the resolvers' memory."""
         return sum(holders.bytes_used() for holders in self._media.values())
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests that no replica has room for: a bounded queue by priority, in which nobody starves.
+"""Requests that no replica has room for: a bounded queue by priority, without starvation.
 
 An entry's rank is fixed when it comes: its arrival, later by STEP_S for each step of its priority. So all of them age
 alike, and only entries that come within STEP_S times the difference of the priorities overtake one. The queue is a
@@ -71,7 +71,7 @@ class Waiting(Generic[Entry]):
         except those that they have tried.
         """
         if entry in self._tickets:
-            raise ValueError(f"{entry!r} waits already; cancel it first")
+            raise ValueError(f"{entry!r} already waits; cancel it first")
         rank = (now_s if since_s is None else since_s) + STEP_S * priority
         refused = None
         if len(self._places) >= self.capacity:

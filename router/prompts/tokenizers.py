@@ -18,7 +18,7 @@ NEWEST = 8  # models
 
 
 class Tokenizers:
-    """The `Tokens` of every model, made when its first replica has said what it serves.
+    """The `Tokens` of every model, made when its first replica reports its models.
 
     They live as long as a replica serves the model; the newest few live longer, so that all replicas may restart.
     """
@@ -54,9 +54,7 @@ class Tokenizers:
         elif tokenizer == ByteTokenizer.name:
             prompts = self._prompts(model, ByteTokenizer())
         else:
-            log.warning(
-                "%s: no tokenizer, so its prompts are known approximately; name its folder with --model-dir", model
-            )
+            log.warning("%s: no tokenizer, matching its prompts approximately; give its folder with --model-dir", model)
             return Tokens(model, None, cache_bytes=self._cache_bytes, strict=native)
         return Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=native)
 

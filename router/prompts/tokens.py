@@ -104,7 +104,7 @@ class Tokens:
     def go_approximate(self, why: str) -> None:
         """Make no more exact prompts, because the replicas' tokens differ from ours."""
         if self.why_not is None:
-            log.warning("%s: prompts are known approximately from now on: %s", self.model, why)
+            log.warning("%s: matching prompts approximately from now on: %s", self.model, why)
         self.why_not = why
         self.cache = None
 
@@ -265,7 +265,7 @@ class Encoding:
                 self._prompts.completion(self._request)
         except ApiError as error:
             return self._tokens.refused(self._named, error)
-        raise AssertionError("a prompt without tokens is refused")
+        raise AssertionError("the prompt has no tokens")
 
 
 def _texts(

@@ -201,7 +201,7 @@ class Admission:
 
 
 class WatchedKeys:
-    """The keys of a file and those of options; while the file is broken, the last good keys stay."""
+    """The keys from a file and from options; while the file is broken, the last good keys stay."""
 
     def __init__(self, path: str, beside: Sequence[Key] = ()) -> None:
         self.problem: str | None = None
@@ -217,7 +217,7 @@ class WatchedKeys:
             keys = parse_keys(self._file.path, text)
             names = {key.name for key in self._beside}
             if taken := next((key.name for key in keys if key.name in names), None):
-                raise ValueError(f"{self._file.path}: the name {taken!r} is taken by an option; choose another one")
+                raise ValueError(f"{self._file.path}: the name {taken!r} is used by an option; choose another one")
         except ValueError as error:
             if self.problem != str(error):
                 log.warning("%s; the keys stay as they were", error)

@@ -40,7 +40,7 @@ class Owner:
         raise NotImplementedError
 
     def begun(self, attempt: "Attempt") -> None:
-        """Handle a successful response, whose head may be sent on."""
+        """Handle a successful response; its head may be sent on."""
         raise NotImplementedError
 
     def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
@@ -162,7 +162,7 @@ class Attempt(Struct, eq=False):
                 if frame.packed_ids:
                     self._note_ids(frame)
             if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
-                raise ValueError("the answers under way have no room left for so long a frame")
+                raise ValueError("answers in progress leave no room for a frame of this size")
         except ValueError as error:
             self.cancel()
             self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))

@@ -38,7 +38,7 @@ class Client(Protocol):
 
 
 class Answerer(Protocol):
-    """The producer of an exchange's response; it is told of the client's actions."""
+    """The producer of an exchange's response; it gets the client's actions."""
 
     def client_left(self) -> None: ...
     def client_full(self) -> None:

@@ -69,7 +69,7 @@ class Forwarding(Request):
         """Refuse the content type of routers: only they may set a priority or a cache salt at a replica."""
         for name, value in self.exchange.scope["headers"]:
             if name == b"content-type" and value.partition(b";")[0].strip().lower() == REQUEST_TYPE.encode():
-                raise ApiError(415, f"{REQUEST_TYPE} is what a router sends; send application/json", code="router_only")
+                raise ApiError(415, f"{REQUEST_TYPE} is only for routers; send application/json", code="router_only")
 
     async def _read_apart(self, body: bytes) -> None:
         key = self.admitted.key

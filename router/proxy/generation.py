@@ -478,7 +478,7 @@ class Generation(Request):
         self.why = why
         exchange = self.exchange
         if self._reads_events:
-            error = ApiError(502, f"the answer broke off, and no other replica could go on with it: {why}")
+            error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
             error.type, error.code = "server_error", "broken_stream"
             end_of_half_an_event = b"" if self._last.endswith(b"\n\n") or not self._last else b"\n\n"
             exchange.send(end_of_half_an_event + event(error.body()) + DONE)

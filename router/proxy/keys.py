@@ -39,7 +39,7 @@ class Key(Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """A set of keys, looked up by what clients send."""
+    """A set of keys, looked up by a client's key."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._by_digest = {key.digest: key for key in keys}
@@ -101,14 +101,14 @@ class KeyTable(Struct, forbid_unknown_fields=True):
 
     def digest(self, name: str) -> bytes:
         if (self.key is None) == (self.key_sha256 is None):
-            raise ValueError(f"keys.{name} needs either key or key_sha256; write one of them")
+            raise ValueError(f"keys.{name} needs either key or key_sha256")
         if self.key is not None:
             if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
                 raise ValueError(f"the key of keys.{name} cannot be sent in a header; use visible ASCII characters")
             return digest_of(self.key)
         if not _DIGEST.fullmatch(digits := (self.key_sha256 or "").lower()):
             raise ValueError(
-                f"key_sha256 of keys.{name} is no SHA-256; write the 64 digits of `printf KEY | sha256sum`"
+                f"key_sha256 of keys.{name} is not a SHA-256; write the 64 digits of `printf KEY | sha256sum`"
             )
         return bytes.fromhex(digits)
 

@@ -36,12 +36,12 @@ class LineFile:
             return
         self._torn = False
         if self.lost_lines != self._lost_before:
-            log.warning("The %s is written again; lines lost: %d", self._what, self.lost_lines - self._lost_before)
+            log.warning("The %s works again; lines lost: %d", self._what, self.lost_lines - self._lost_before)
             self._lost_before = self.lost_lines
 
     def _lose(self, why: str) -> None:
         if self.lost_lines == self._lost_before:  # logged once, not for every request
-            log.error("The %s %s cannot be written, its lines are lost: %s", self._what, self._path, why)
+            log.error("Cannot write the %s %s, losing lines: %s", self._what, self._path, why)
         self.lost_lines += 1
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class RequestLog(LineFile):
                 self.add(_encode(self._line(summary, summary.generation, summary.notes)))
         except Exception:  # any mistake in making the line: the request itself went well
             if not self._has_failed:  # logged once, not for every request
-                log.exception("A line of the request log could not be made; it is lost, like all that fail so")
+                log.exception("Cannot make a line of the request log; lines with this error are lost")
             self._has_failed = True
             self.lost_lines += 1
             self._lost_before += 1  # the file itself works

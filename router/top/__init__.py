@@ -1,1 +1,1 @@
-"""`warmroute top`: a running router, looked at live; what is pure is apart from the terminal."""
+"""`warmroute top`: a live view of a running router; pure parts are separate from the terminal."""

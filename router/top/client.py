@@ -40,7 +40,7 @@ class RouterClient:
         try:
             return msgspec.json.decode(answer, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreachable(f"no answer of a router: {path}: {error}") from error
+            raise Unreachable(f"no answer from a router: {path}: {error}") from error
 
     async def text(self, path: str) -> str:
         return (await self._request("GET", path)).decode(errors="replace")

@@ -173,7 +173,7 @@ def test_a_snapshot_too_long_to_be_read_is_asked_for_twice_and_no_more(
     assert replica.asked == asked + 1
     assert "snapshot" in replica.inexact
     assert {block(197)} <= replica.feed.view.resolver.keys(), "what comes live is applied"
-    assert caplog.text.count("snapshot takes more than") == 1
+    assert caplog.text.count("snapshot is larger than") == 1
     replica.seq += 3  # and what is lost is not asked for
     replica.holds(210)
     replica.speaks(20)

@@ -272,7 +272,7 @@ def test_only_clients_with_a_known_key_get_events(tmp_path: Path, connect: Conne
 
 def test_wrong_key_files_are_named(tmp_path: Path) -> None:
     public, _ = write_keys(str(tmp_path / "a"))
-    with pytest.raises(ValueError, match=r"a\.key holds no secret key"):
+    with pytest.raises(ValueError, match=r"a\.key has no secret key"):
         load_curve(str(public))
     with pytest.raises(ValueError, match="never overwritten"):
         write_keys(str(tmp_path / "a"))
@@ -286,7 +286,7 @@ def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     large.write_bytes(bytes(MOST_BYTES + 1))
     for file in (pipe, large, Path("/dev/zero"), tmp_path):
-        with pytest.raises(ValueError, match=rf"{file} is not a CURVE key file: it is no regular file of at most"):
+        with pytest.raises(ValueError, match=rf"{file} is not a CURVE key file: not a regular file of at most"):
             load_curve(str(file))
 
 
@@ -368,7 +368,7 @@ def test_a_failure_of_the_thread_is_seen_and_the_queue_does_not_grow(caplog: pyt
     publisher.publish([stored(5, 6, 7, 8)])
     assert not publisher._queue
     publisher.close()
-    assert "has ended" in caplog.text
+    assert "has stopped" in caplog.text
 
 
 def test_a_flood_of_replay_requests_does_not_stop_the_events(connect: Connect) -> None:

@@ -112,7 +112,7 @@ async def test_two_replicas_of_one_name_are_refused() -> None:
     with Publisher(config()) as publisher:
         async with Subscriber() as subscriber:
             subscriber.add(native(publisher, "a"))
-            with pytest.raises(ValueError, match="'a' is followed already"):
+            with pytest.raises(ValueError, match="'a' is already followed"):
                 subscriber.add(native(publisher, "a"))
 
 

@@ -24,23 +24,23 @@ TAIL = "tail tcp://127.0.0.1:5557"
         ("tail nowhere.wre", "no file 'nowhere.wre'"),
         ("tail 127.0.0.1:5557", "no file '127.0.0.1:5557'; an endpoint is written tcp://127.0.0.1:5557"),
         ("tail .", "no file '.'"),
-        ("tail udp://127.0.0.1:5557", "'udp://127.0.0.1:5557' is no endpoint; write tcp://HOST:PORT or ipc://PATH"),
+        ("tail udp://127.0.0.1:5557", "'udp://127.0.0.1:5557' is not an endpoint; write tcp://HOST:PORT or ipc://PATH"),
         ("tail http://127.0.0.1:1", "nothing answers at http://127.0.0.1:1: "),
-        ("tail http://127.0.0.1:1 http://127.0.0.1:1", "http://127.0.0.1:1 is given twice"),
-        ("tail ipc://", "'ipc://' is no endpoint"),
+        ("tail http://127.0.0.1:1 http://127.0.0.1:1", "http://127.0.0.1:1 appears twice"),
+        ("tail ipc://", "'ipc://' is not an endpoint"),
         ("tail tcp://127.0.0.1", "'tcp://127.0.0.1' has no port; write tcp://127.0.0.1:5557"),
-        ("tail tcp://127.0.0.1:http", "'http' in 'tcp://127.0.0.1:http' is no port; use a number from 1 to 65535"),
-        ("tail tcp://127.0.0.1:65536", "'65536' in 'tcp://127.0.0.1:65536' is no port"),
-        ("tail tcp://127.0.0.1:0", "'0' in 'tcp://127.0.0.1:0' is no port"),
-        ("tail tcp://*:5557", "'tcp://*:5557' is where a publisher binds; name its host: tcp://127.0.0.1:5557"),
-        ("tail tcp://a:1 tcp://a:1", "tcp://a:1 is given twice"),
+        ("tail tcp://127.0.0.1:http", "'http' in 'tcp://127.0.0.1:http' is not a port; use a number from 1 to 65535"),
+        ("tail tcp://127.0.0.1:65536", "'65536' in 'tcp://127.0.0.1:65536' is not a port"),
+        ("tail tcp://127.0.0.1:0", "'0' in 'tcp://127.0.0.1:0' is not a port"),
+        ("tail tcp://*:5557", "'tcp://*:5557' is a bind address; name a host: tcp://127.0.0.1:5557"),
+        ("tail tcp://a:1 tcp://a:1", "tcp://a:1 appears twice"),
         ("tail tcp://a:1 tcp://b:1 --replay tcp://a:2", "--replay is given 1 times for 2 endpoints; give one for each"),
         (f"{TAIL} --replay tcp://127.0.0.1", "--replay: 'tcp://127.0.0.1' has no port"),
         (f"{TAIL} --status tcp://127.0.0.1:5559", "--status needs --snapshot too"),
-        (f"{TAIL} --curve-server a.key", "--curve-server and --curve-secret belong together"),
+        (f"{TAIL} --curve-server a.key", "give both --curve-server"),
         (f"{TAIL} --curve-server a.key --curve-secret b.key", "a.key is not a CURVE key file"),
         (f"{TAIL} --for 0", "0"),
-        ("record tcp://a:1 -o a.wre --append --force", "give one of them"),
+        ("record tcp://a:1 -o a.wre --append --force", "give only one of them"),
         ("replay tcp://a:1 --bind tcp://127.0.0.1:1", "tcp://a:1 is an endpoint; replay publishes a recording"),
     ],
 )
@@ -62,7 +62,7 @@ def test_options_of_endpoints_are_refused_with_a_file(tmp_path: Path, option: st
     record_incident(tmp_path / "a.wre")
     result = CliRunner().invoke(events, ["tail", str(tmp_path / "a.wre"), option, "1"])
     assert result.exit_code == 2
-    assert f"{option} goes with an ENDPOINT" in result.stderr
+    assert f"{option} needs an ENDPOINT" in result.stderr
 
 
 def test_sockets_belong_to_the_endpoints_in_order() -> None:
@@ -166,7 +166,7 @@ def test_a_replica_is_asked_for_all_of_its_sockets() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, {}, "demands its key; give it as WARMROUTE_API_KEY"),
+        (401, {}, "requires a key; set WARMROUTE_API_KEY"),
         (200, {"model": "m"}, "sends no events, or has not started yet"),
         (404, {"error": "?"}, "is not a warmroute replica"),
     ],

@@ -124,7 +124,7 @@ def test_an_existing_file_is_refused(tmp_path: Path) -> None:
     path.write_text("precious")
     result = run("tcp://127.0.0.1:1", "-o", path)
     assert result.exit_code == 1
-    assert f"{path} exists; --append goes on with it, --force replaces it" in result.stderr
+    assert f"{path} exists; --append continues it, --force replaces it" in result.stderr
     assert path.read_text() == "precious"
 
 

@@ -81,15 +81,15 @@ def run(*arguments: object) -> Result:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--bind", "5557"], "--bind: '5557' is no endpoint; write tcp://HOST:PORT or ipc://PATH"),
+        (["--bind", "5557"], "--bind: '5557' is not an endpoint; write tcp://HOST:PORT or ipc://PATH"),
         (
             ["--bind", FREE, "--replay-bind", "tcp://127.0.0.1:x"],
-            "--replay-bind: 'x' in 'tcp://127.0.0.1:x' is no port",
+            "--replay-bind: 'x' in 'tcp://127.0.0.1:x' is not a port",
         ),
         (["--bind", FREE, "--speed", "fast"], "'fast' is neither a number above 0 nor 'max'"),
         (["--bind", FREE, "--speed", "0"], "'0' is neither a number above 0 nor 'max'"),
         (["--bind", FREE, "--from", "5000"], "--from is after the end of the recording"),
-        (["--bind", FREE, "--from", "noon"], "'noon' is no moment"),
+        (["--bind", FREE, "--from", "noon"], "'noon' is not a moment"),
         (["--bind", FREE, "--source", "b"], "there is no source 'b'; choose one with --source: a"),
         ([], "Missing option '--bind'"),
     ],
@@ -122,7 +122,7 @@ def test_keys_are_written_and_never_overwritten(tmp_path: Path) -> None:
     assert load_curve(str(secret)).public == load_curve_client(str(public), str(secret)).server
     again = run("keygen", tmp_path / "me")
     assert again.exit_code == 1
-    assert "exists already; keys are never overwritten" in again.stderr
+    assert "already exists; keys are never overwritten" in again.stderr
     assert run("keygen", tmp_path / "nowhere" / "me").exit_code == 1
 
 

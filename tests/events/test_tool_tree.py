@@ -62,8 +62,8 @@ def test_a_redacted_recording_has_the_same_shape(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
     record_incident(tmp_path / "r")
-    assert "is no moment" in run("tree", str(tmp_path / "r"), "--at", "noon").notes
-    assert "is live: a moment" in run("tree", "tcp://127.0.0.1:1", "--at", "5").notes
+    assert "is not a moment" in run("tree", str(tmp_path / "r"), "--at", "noon").notes
+    assert "is live; only a recording" in run("tree", "tcp://127.0.0.1:1", "--at", "5").notes
     assert "name a folder with a tokenizer.json" in run("tree", str(tmp_path / "r"), "--tokenizer", "nowhere").notes
 
 

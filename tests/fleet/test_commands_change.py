@@ -70,7 +70,7 @@ def test_a_failure_comes_with_last_words() -> None:
     failing = replica("demo-0", "failing", why="ended with status 1", last_words=["one", "two"])
     now = typed(view([], [failing]))
     assert changes(typed(calm(1)), now, "demo") == [
-        "demo-0 ended with status 1; it is started again",
+        "demo-0 ended with status 1; restarting",
         "  | one",
         "  | two",
     ]
@@ -120,7 +120,7 @@ def test_scaling_down_waits_until_those_that_are_too_many_have_left(script: Scri
 
 def test_scaling_to_nothing_says_so(script: Script) -> None:
     script.views = [calm(), view([model(wanted=0, ready=0)], [])]
-    assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas any more"
+    assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas"
 
 
 def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:
@@ -164,7 +164,7 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_change_stays(
     script.views = [calm(), view([model(wanted=3)], demos("ready", "ready"))]
     with pytest.raises(click.Abort):
         scale.main(["demo", "3", "--fleet", script.url], standalone_mode=False)
-    assert capsys.readouterr().err == "No longer waited for; the change stays in effect. See `warmroute status`.\n\n"
+    assert capsys.readouterr().err == "Stopped waiting; the change stays in effect. See `warmroute status`.\n\n"
 
 
 # ---- restart
@@ -280,11 +280,11 @@ def test_what_comes_to_the_node_meanwhile_is_waited_for_too(script: Script) -> N
 
 @pytest.mark.usefixtures("quick")
 def test_a_controller_that_does_not_know_yet_is_asked_again(script: Script) -> None:
-    answers = iter([refusal(503, "the replicas are not known yet"), (502, "<html>"), (200, {"replicas": []})])
+    answers = iter([refusal(503, "the replicas are still unknown"), (502, "<html>"), (200, {"replicas": []})])
     script.answers["/nodes/drain"] = 0, lambda: next(answers)
     ran = run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url)
     assert (ran.status, ran.lines) == (0, ["No replica of this fleet runs at 10.0.0.7"])
-    script.answers["/nodes/drain"] = refusal(503, "the replicas are not known yet")
+    script.answers["/nodes/drain"] = refusal(503, "the replicas are still unknown")
     assert run(drain, "--node", "10.0.0.7", "--fleet", script.url).status == 1, "nobody waits who is not told to"
     script.answers["/nodes/drain"] = refusal(401, "the key is missing")
     assert run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url).status == 1
@@ -313,16 +313,16 @@ def test_a_replica_drained_by_name_stays_drained_when_its_node_stays(script: Scr
     script.views = [view([model()], demos("ready", "draining"))]
     assert run(drain, "--node", "10.0.0.7", "--undo", "--fleet", script.url).lines == [
         "demo-0 gets requests again",
-        "demo-1 was drained by its name, and stays so: warmroute drain demo-1 --undo",
+        "demo-1 was drained by name and stays drained; undo it with: warmroute drain demo-1 --undo",
     ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "give a REPLICA or --node ADDRESS"),
-        (["demo-0", "--node", "10.0.0.7"], "give a REPLICA or --node ADDRESS"),
-        (["demo-0", "--undo", "--wait", "3"], "--undo has nothing to --wait for"),
+        ([], "give either a REPLICA or --node ADDRESS"),
+        (["demo-0", "--node", "10.0.0.7"], "give either a REPLICA or --node ADDRESS"),
+        (["demo-0", "--undo", "--wait", "3"], "--wait does not work with --undo"),
         (["--node", ""], "'' is empty"),
     ],
 )
@@ -364,7 +364,7 @@ def test_waiting_continues_when_the_controller_is_back(script: Script, monkeypat
     monkeypatch.setattr(Fleet, "answer", answer)
     script.views = [calm(), calm(3)]
     ran = run(scale, "demo", "3", "--fleet", script.url)
-    assert ran.lines[0] == "The controller does not answer (Connection refused); it is asked again"
+    assert ran.lines[0] == "The controller does not answer (Connection refused); retrying"
     assert ran.lines[-1] == "demo: 3 of 3 ready"
     assert ran.output.count("does not answer") == 1
 

@@ -110,7 +110,7 @@ def test_other_servers_are_distinguished_from_controllers(script: Script, body: 
     script.answers["/fleet"] = status, body
     with Fleet(script.url) as fleet, pytest.raises(click.ClickException) as caught:
         fleet.view()
-    assert "is no controller" in caught.value.format_message()
+    assert "is not a controller" in caught.value.format_message()
     assert script.url in caught.value.format_message()
     assert "\n" not in caught.value.format_message()
 
@@ -137,5 +137,5 @@ def test_what_is_neither_port_nor_url_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["ftp://h", "http://", "http://h:x", "http://u:p@h"])
 def test_urls_that_cannot_be_asked_are_refused(given: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is no URL; write http://HOST:PORT"):
+    with pytest.raises(click.BadParameter, match=r"is not a URL; write http://HOST:PORT"):
         PortOrUrl().convert(given, None, None)

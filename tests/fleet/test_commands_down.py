@@ -130,10 +130,10 @@ def test_what_a_killed_fleet_has_left_is_removed(start: Start, tmp_path: Path, n
         ran = run(down, *arguments)
         if not arguments:
             assert (ran.status, ran.output) == (0, "")
-            assert f"Note: the fleet of port 8000 was killed (pid {up.pid}); what it had left is removed" in ran.errors
+            assert f"Note: the fleet of port 8000 was killed (pid {up.pid}); its remains are removed" in ran.errors
             assert not (tmp_path / "warmroute-8000").exists()
             assert not noted_in.exists()
-    assert (ran.status, ran.errors) == (1, "no fleet of this machine has port 8000; there are none")
+    assert (ran.status, ran.errors) == (1, "no fleet on this machine has port 8000; running: none")
 
 
 def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
@@ -180,7 +180,7 @@ def test_a_joined_fleet_is_ended_by_its_url_with_the_key_that_was_noted(
 def test_nothing_to_end_is_an_error() -> None:
     assert run(down).status == 1
     assert run(down).errors.startswith("no fleet runs on this machine")
-    assert run(down, "--all") == (1, "", "no fleet runs on this machine; there is nothing to end")
+    assert run(down, "--all") == (1, "", "no fleet runs on this machine")
 
 
 def test_a_pid_that_was_given_again_gets_no_signal() -> None:

@@ -57,7 +57,7 @@ def test_following_continues_when_its_host_answers_again(script: Script) -> None
     script.logs = ["1\n", away, away, "1\n2\n", away, "1\n2\n3\n", GONE]
     ran = run(logs, "demo-0", "--follow", "--fleet", script.url)
     assert ran.output == "1\n2\n3\n"
-    assert ran.errors.count("Note: no answer (its host does not answer: x); asking again\n") == 2
+    assert ran.errors.count("Note: no answer (its host does not answer: x); retrying\n") == 2
 
 
 def test_a_log_that_restarted_is_shown_from_its_beginning() -> None:

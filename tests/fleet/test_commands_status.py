@@ -112,7 +112,7 @@ def test_models_come_first() -> None:
 
 
 def test_a_fleet_without_anything_is_one_line() -> None:
-    assert drawn(view([], [])) == "No models are wanted\n"
+    assert drawn(view([], [])) == "The fleet has no models\n"
     assert drawn(view([], [], ending=True)).splitlines()[0] == "The fleet is ending"
 
 
@@ -132,12 +132,12 @@ def test_replicas_that_fail_say_why_and_what_they_said_last() -> None:
     ]
     shown = drawn(view([model("demo", 5, 1)], [replica("demo-0"), failing, *others]))
     assert shown.partition("demo-1 was")[1:][1].splitlines() == [
-        " killed by SIGKILL; it is started again, after 3 starts",
+        " killed by SIGKILL; restarting, after 3 starts",
         *(f"  | line {n}" for n in range(4, 9)),
         "  | Out of [memory]",
-        "demo-2 is out of sight: no answer",
-        "demo-3 waits for a place: no node has 1 GPU",
-        "demo-4 starts again; before, it ended with status 1",
+        "demo-2 is unreachable: no answer",
+        "demo-3 waits for resources: no node has 1 GPU",
+        "demo-4 restarts; before, it ended with status 1",
         "  | bad option",
     ]
 

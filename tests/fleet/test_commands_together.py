@@ -181,7 +181,7 @@ def test_scaling_there_and_back(ask: Callable[..., Ran]) -> None:
     ran = ask(scale, "demo", "1")
     assert (ran.status, ran.lines[-1]) == (0, "demo: 1 of 1 ready")
     assert {"demo-1 is gone", "demo-2 is gone", "demo-3 is gone"} <= set(ran.lines)
-    assert ask(scale, "demo", "0").lines[-1] == "demo has no replicas any more"
+    assert ask(scale, "demo", "0").lines[-1] == "demo has no replicas"
 
 
 def test_what_cannot_be_scaled_says_why(ask: Callable[..., Ran]) -> None:
@@ -232,7 +232,7 @@ def test_a_replica_that_cannot_start_shows_why(ask: Callable[..., Ran], controll
         until(lambda: [replica.life for replica in fleet.view().of("broken")] == ["failing"])
     ran = ask(status)
     assert ran.status == 1
-    assert ran.lines[-2:] == ["broken-0 ended with status 1; it is started again", "  | no such model"]
+    assert ran.lines[-2:] == ["broken-0 ended with status 1; restarting", "  | no such model"]
 
 
 def test_down_by_url_ends_it(ask: Callable[..., Ran], controlled: Controlled) -> None:

@@ -108,7 +108,7 @@ def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Pope
     for fleet in fleets:
         record_fleet(fleet)
     assert running_fleets() == fleets
-    several = "may be one of several: port 8000 .*:1.*, port 8000 .*:2.*; name one with --fleet URL"
+    several = "matches several fleets: port 8000 .*:1.*, port 8000 .*:2.*; name one with --fleet URL"
     for which in ("8000", "http://localhost:8000"):
         with pytest.raises(click.ClickException, match=f"^{which} {several}"):
             find(which)
@@ -190,7 +190,7 @@ def test_a_folder_of_another_user_is_neither_trusted_nor_used(
     (noted_in.parents[1] / "temporary" / f"warmroute-{real + 1}").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
     assert running_fleets() == []
-    assert "it is not a folder of this user" in capsys.readouterr().err
+    assert "it is not a folder, or belongs to another user" in capsys.readouterr().err
     with pytest.raises(click.ClickException, match=r"cannot write '.*8000-\d+\.json'.*; set XDG_RUNTIME_DIR"):
         record_fleet(fleet_of())
 
@@ -227,7 +227,7 @@ def test_garbage_is_reported_and_passed_over(
     record_fleet(fleet)
     (noted_in / "8000.json").write_bytes(content)
     assert running_fleets() == [fleet]
-    assert f"Note: {noted_in / '8000.json'} is passed over: " in capsys.readouterr().err
+    assert f"Note: {noted_in / '8000.json'} is skipped: " in capsys.readouterr().err
     assert (noted_in / "8000.json").exists()
 
 
@@ -312,7 +312,7 @@ def test_the_remains_of_a_killed_fleet_are_removed_with_a_note(
     assert running_fleets() == []
     assert not folder.exists()
     assert not noted_in.exists()
-    said = f"Note: the fleet of port 8000 was killed (pid {process.pid}); what it had left is removed\n"
+    said = f"Note: the fleet of port 8000 was killed (pid {process.pid}); its remains are removed\n"
     assert capsys.readouterr().err == said
     assert running_fleets() == []
     assert capsys.readouterr().err == ""
@@ -398,7 +398,7 @@ def test_an_unknown_url_is_used_as_given(which: str) -> None:
 def test_errors_say_what_there_is() -> None:
     with pytest.raises(click.ClickException, match="no fleet runs on this machine; start one with `warmroute up`"):
         find(None)
-    with pytest.raises(click.ClickException, match="no fleet of this machine has port 7000; there are none"):
+    with pytest.raises(click.ClickException, match="no fleet on this machine has port 7000; running: none"):
         find("7000")
     record_fleet(fleet_of())
     record_fleet(fleet_of(port=9000))
@@ -407,7 +407,7 @@ def test_errors_say_what_there_is() -> None:
         click.ClickException, match=f"several fleets run on this machine: {both}; name one with --fleet"
     ):
         find(None)
-    with pytest.raises(click.ClickException, match=f"no fleet of this machine has port 7000; there are {both}"):
+    with pytest.raises(click.ClickException, match=f"no fleet on this machine has port 7000; running: {both}"):
         find("7000")
 
 

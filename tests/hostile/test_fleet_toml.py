@@ -89,9 +89,9 @@ def test_a_name_is_a_single_word_and_no_path(name: str) -> None:
 
 def test_a_name_that_an_engine_would_take_for_an_option_is_refused() -> None:
     for name in ("-rf", "--help", "-"):
-        with pytest.raises(BadPlan, match="begins as an option does"):
+        with pytest.raises(BadPlan, match="looks like an option"):
             parse_fleet("f", f"[[models]]\nname = '{name}'\nmodel = 'demo'")
-        with pytest.raises(ValueError, match="begins as an option does"):
+        with pytest.raises(ValueError, match="looks like an option"):
             bounded(FleetPlan(models=(ModelPlan(name=name, model="demo"),)))
 
 

@@ -131,10 +131,10 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("llama-3-8b",), "give one of --device, --memory-gb and --kv-gb"),
-        (("llama-3-8b", "--device", "h100", "--kv-gb", "5"), "give one of --device, --memory-gb and --kv-gb"),
-        (("llama-3-8b", "--kv-gb", "5", "--utilization", "0.5"), "--utilization would change nothing; leave that out"),
-        (("llama-3-8b", "--kv-gb", "5", "--workspace-gb", "1"), "--workspace-gb would change nothing"),
+        (("llama-3-8b",), "Give one of --device, --memory-gb and --kv-gb"),
+        (("llama-3-8b", "--device", "h100", "--kv-gb", "5"), "Give one of --device, --memory-gb and --kv-gb"),
+        (("llama-3-8b", "--kv-gb", "5", "--utilization", "0.5"), "--utilization has no effect; leave it out"),
+        (("llama-3-8b", "--kv-gb", "5", "--workspace-gb", "1"), "--workspace-gb has no effect"),
         (("llama-3-8b", "--device", "abacus"), "'abacus' is not one of 'a10'"),
         (("llama-3-8b", "--memory-gb", "0"), "'--memory-gb': 0.0 is not in the range"),
         (("llama-3-8b", "--memory-gb", "nan"), "nan is not a finite number"),

@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_written_is_reported_with_its_path_and_why(tmp_pat
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match=r"--order: '.*' is a folder; name a file in it"):
         check_file(tmp_path, "--order")
-    with pytest.raises(Unusable, match=r"--order: '.*/no' is not a folder; make it"):
+    with pytest.raises(Unusable, match=r"--order: '.*/no' is not a folder; create it"):
         check_file(tmp_path / "no" / "file", "--order")
 
 

@@ -53,7 +53,7 @@ def test_a_model_that_does_not_exist_is_reported_in_one_line() -> None:
     finished = run("--model", "unheard-of")
     assert finished.returncode == 2
     assert finished.stderr == (
-        "Error: --model: 'unheard-of' is no model; name demo, a folder with its files, or ORG/NAME to download\n"
+        "Error: --model: 'unheard-of' is not a model; give demo, a folder with its files, or ORG/NAME to download\n"
     )
 
 
@@ -86,14 +86,14 @@ def test_without_the_extra_the_command_says_how_to_get_it(module: str, arguments
 def test_a_model_without_a_tokenizer_is_noted() -> None:
     finished = run(*DEMO, "--model", "some/model", "--host", "203.0.113.1")
     assert finished.stderr.startswith(
-        "Note: 'some/model' is no folder with a tokenizer.json, and there is no --tokenizer: a token is a byte\n"
+        "Note: 'some/model' has no tokenizer.json, and there is no --tokenizer: every byte is a token\n"
     )
 
 
 def test_a_real_model_without_a_tokenizer_is_noted_too(tmp_path: Path) -> None:
     finished = run("--model", model_folder(tmp_path), "--host", "203.0.113.1")
-    assert finished.stderr.startswith(f"Note: {str(tmp_path)!r} is no folder with a tokenizer.json")
-    assert "prompts of token ids are not touched" in finished.stderr
+    assert finished.stderr.startswith(f"Note: {str(tmp_path)!r} has no tokenizer.json")
+    assert "prompts of token ids are unaffected" in finished.stderr
 
 
 def test_a_port_in_use_is_reported_in_one_line() -> None:

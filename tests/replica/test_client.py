@@ -175,5 +175,5 @@ def test_an_engine_that_ends_before_it_reads_is_reported_on_the_loop_of_the_serv
 
 
 async def test_an_engine_that_says_nothing_is_given_up() -> None:
-    with pytest.raises(EngineDied, match=r"nothing for 0\.1 s"):
+    with pytest.raises(EngineDied, match=r"silent for 0\.1 s"):
         await started(engine_config(), GREETS_NOBODY, limit_s=0.1)

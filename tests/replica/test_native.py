@@ -194,7 +194,7 @@ def test_on_a_cpu_the_cache_has_a_gigabyte_if_nothing_is_reported(folder: Path) 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_reported(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"--device cuda: torch .* sees no GPU here; use --device cpu or mend that"):
+    with pytest.raises(ValueError, match=r"--device cuda: torch .* sees no GPU here; use --device cpu, or fix it"):
         engine_of(folder, device="cuda")
     status, said = refused("--model", folder, "--device", "cuda")
     assert status == 1 and "Error: the engine cannot start: --device cuda: torch" in said

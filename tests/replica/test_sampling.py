@@ -315,4 +315,4 @@ def test_a_model_that_fails_is_told_once(caplog: pytest.LogCaptureFixture) -> No
         for _ in range(3):
             token([NAN, 1.0], top_logprobs=1)
     [record] = caplog.records
-    assert "not finite" in record.message
+    assert "non-finite" in record.message

@@ -155,7 +155,7 @@ def test_the_model_has_to_be_named() -> None:
         (("--chat-template", "nowhere.jinja"), "'nowhere.jinja' does not exist"),
         (("--tokenizer", "."), "--tokenizer .: tokenizer.json does not exist"),
         (("--curve-clients", "."), "give --curve-secret too"),
-        (("--curve-any-client",), "--curve-any-client needs a key to encrypt with; give --curve-secret too"),
+        (("--curve-any-client",), "--curve-any-client needs an encryption key; give --curve-secret too"),
         (("--curve-secret", __file__, "--curve-clients", ".", "--curve-any-client"), "give one of them"),
         (("--max-waiting", "0"), "'--max-waiting': 0 is not"),
         (("--threads", "0"), "'--threads': 0 is not"),
@@ -168,10 +168,10 @@ def test_the_model_has_to_be_named() -> None:
         (("--kv-cache-gb", "1e9", "--kv-bytes-per-token", "1"), "62,500,000,000,000,000 blocks; give less"),
         (("--dtype", "int4"), "'int4' is not one of"),
         (("--attention", "guessing"), "'guessing' is not one of"),
-        (("--model", "./nowhere"), "'--model': './nowhere' is no folder"),
-        (("--model", "/nowhere"), "'/nowhere' is no folder; name one that exists"),
-        (("--model", "some/model/"), "'some/model/' is no folder"),
-        (("--model", "data/some/model"), "'data/some/model' is no folder"),
+        (("--model", "./nowhere"), "'--model': './nowhere' is not a folder"),
+        (("--model", "/nowhere"), "'/nowhere' is not a folder; give an existing one"),
+        (("--model", "some/model/"), "'some/model/' is not a folder"),
+        (("--model", "data/some/model"), "'data/some/model' is not a folder"),
         (("--max-num-batched-tokens", "64"), "64 is less than --max-num-seqs 256"),
         (("--max-num-seqs", "4096"), "--max-num-batched-tokens 2048 is less than --max-num-seqs 4096"),
         (("--kv-cache-gb", "0.001"), "--kv-cache-gb 0.001 holds no block of 2,097,152 bytes"),
@@ -213,10 +213,10 @@ def test_a_name_with_one_slash_is_a_name() -> None:
         (f"drain_timeout = 1{'0' * 400}", "drain_timeout in c.toml, line 1: The number is too large"),
         ("events = 1", "c.toml, line 1: events is 1; write true or false"),
         ("api_key = 5", "c.toml, line 1: api_key is no text; write text in quotes"),
-        ("max_nun_seqs = 1", "c.toml, line 1: 'max_nun_seqs' is no setting; did you mean 'max_num_seqs'?"),
-        ("max-num-seqs = 1", "c.toml, line 1: 'max-num-seqs' is no setting; did you mean 'max_num_seqs'?"),
-        ("zzz = 1", "'zzz' is no setting; `warmroute replica --help` lists the settings"),
-        ("a = 1\n[simulated]\nx = 1", "'a' is no setting"),
+        ("max_nun_seqs = 1", "c.toml, line 1: 'max_nun_seqs' is not a setting; did you mean 'max_num_seqs'?"),
+        ("max-num-seqs = 1", "c.toml, line 1: 'max-num-seqs' is not a setting; did you mean 'max_num_seqs'?"),
+        ("zzz = 1", "'zzz' is not a setting; `warmroute replica --help` lists the settings"),
+        ("a = 1\n[simulated]\nx = 1", "'a' is not a setting"),
         ("[port]\nx = 1", "c.toml, line 1: port is {'x': 1}; write a whole number"),
         ("port = ", "c.toml is not TOML: Invalid value (at"),
     ],
@@ -346,7 +346,9 @@ def test_the_native_cache_is_sized_by_memory_or_by_number(native: tuple[str, ...
 def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: tuple[str, ...]) -> None:
     assert config("--max-model-len", "100", base=native).engine.max_model_len == 100
     said = error("--max-model-len", "513", base=native)
-    assert said == f"Error: --model: {native[1]} has 512 positions, and --max-model-len 513 is more; give 512 or less\n"
+    assert (
+        said == f"Error: --model: {native[1]} has 512 positions, so --max-model-len 513 is too long; give 512 or less\n"
+    )
 
 
 def test_a_broken_file_beside_the_model_is_reported_with_the_setting_that_named_it(
@@ -374,7 +376,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--model", "unheard-of"), "--model: 'unheard-of' is no model; name demo, a folder with its files, or ORG"),
+        (("--model", "unheard-of"), "--model: 'unheard-of' is not a model; give demo, a folder with its files, or ORG"),
         (("--model", "."), "has no config.json"),
         (("--kv-bytes-per-token", "5"), "--kv-bytes-per-token 5 is only for the simulated engine; leave it out"),
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),

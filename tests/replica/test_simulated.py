@@ -172,5 +172,5 @@ def test_only_a_fully_computed_prompt_gets_a_token() -> None:
 
 
 def test_a_vocabulary_of_nothing_but_ends_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(5, 6\) holds no token that does not end the output"):
+    with pytest.raises(ValueError, match=r"every token of the vocabulary \(5, 6\) ends the output"):
         runner(vocabulary=(5, 6), eos=(5,))

@@ -34,7 +34,7 @@ def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
     finished = run(code=code)
     assert (finished.returncode, finished.stdout) == (2, "False False False False False\n")
     assert finished.stderr == (
-        "Error: --replica: 'h:1' in 'h:1' is no key=value; write http://HOST:PORT, or url=http://HOST:PORT,key=value\n"
+        "Error: --replica: 'h:1' in 'h:1' is not key=value; write http://HOST:PORT, or url=http://HOST:PORT,key=value\n"
     )
 
 
@@ -119,7 +119,7 @@ async def test_the_admin_key_comes_from_the_environment() -> None:
         (FakeRouter(401, {"error": {"message": "no key"}}), "the router says: no key; see --admin-key"),
         (FakeRouter(403, {"error": {"message": "not yours"}}), "the router says: not yours; see --admin-key"),
         (FakeRouter(404, {"error": {"message": "no such model"}}), "the router says: no such model"),
-        (FakeRouter(404, b"<html>"), "is no router: status 404 for /explain"),
+        (FakeRouter(404, b"<html>"), "is not a router: status 404 for /explain"),
         (FakeRouter(200, b"<html>"), "the router's answer cannot be read: JSON is malformed"),
         (FakeRouter(models=("a", "b")), "serves a, b; name one with --model"),
         (FakeRouter(models=()), "serves no model yet; name one with --model"),
@@ -151,13 +151,13 @@ def test_a_missing_router_is_reported_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "said"),
     [
-        ([], "", "give a PROMPT or --chat FILE, one of them"),
-        (["x", "--chat", "-"], "[]", "give a PROMPT or --chat FILE, one of them"),
+        ([], "", "give either a PROMPT or --chat FILE"),
+        (["x", "--chat", "-"], "[]", "give either a PROMPT or --chat FILE"),
         (["--chat", "nowhere.json"], "", "nowhere.json"),
         (["--chat", "-"], "{", "--chat: <stdin> is not JSON: "),
-        (["--chat", "-"], "{}", '--chat: <stdin> is no chat request; write {"messages": [...]}'),
-        (["--chat", "-"], '{"messages": 5}', "is no chat request"),
-        (["x", "--router", "here"], "", "'here' is no URL; write http://HOST:PORT."),
+        (["--chat", "-"], "{}", '--chat: <stdin> is not a chat request; write {"messages": [...]}'),
+        (["--chat", "-"], '{"messages": 5}', "is not a chat request"),
+        (["x", "--router", "here"], "", "'here' is not a URL; write http://HOST:PORT."),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(arguments: list[str], stdin: str, said: str) -> None:

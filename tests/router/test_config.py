@@ -126,21 +126,21 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--replica", "h:1"), "--replica: 'h:1' in 'h:1' is no key=value; write http://HOST:PORT"),
+        (("--replica", "h:1"), "--replica: 'h:1' in 'h:1' is not key=value; write http://HOST:PORT"),
         (("--replica", "http://h:1", "--replica", "http://h:1"), "--replica: two replicas are named 'h:1'"),
         (("--replica", "http://h:1,api_key_env=NOT_SET_HERE"), "api_key_env is 'NOT_SET_HERE', which is not set"),
         (("--replica", "http://h:1,events=tcp://h:2,curve_server=a,curve_secret=b"), "a is not a CURVE key file"),
         (("--replicas-file", "nowhere.toml"), "'nowhere.toml' does not exist"),
-        (("--registry", "h:1"), "'--registry': 'h:1' is no URL; write http://HOST:PORT"),
-        (("--registry", "http://h:x"), "'http://h:x' is no URL"),
-        (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is no URL"),
+        (("--registry", "h:1"), "'--registry': 'h:1' is not a URL; write http://HOST:PORT"),
+        (("--registry", "http://h:x"), "'http://h:x' is not a URL"),
+        (("--otlp-endpoint", "http://u@h:1"), "'http://u@h:1' is not a URL"),
         (("--cors-origin", "https://a.example/path"), "'https://a.example/path' has a path"),
-        (("--client-path", "/replicas"), "'/replicas' is no path below /v1/; write it as in /v1/videos"),
-        (("--client-path", "/v1/videos/"), "'/v1/videos/' is no path below /v1/"),
-        (("--client-path", "/v1/{x}"), "'/v1/{x}' is no path below /v1/"),
-        (("--kubernetes-service", "llm"), "--kubernetes-service: this process does not run in a pod"),
+        (("--client-path", "/replicas"), "'/replicas' is not a path below /v1/; write it like /v1/videos"),
+        (("--client-path", "/v1/videos/"), "'/v1/videos/' is not a path below /v1/"),
+        (("--client-path", "/v1/{x}"), "'/v1/{x}' is not a path below /v1/"),
+        (("--kubernetes-service", "llm"), "--kubernetes-service: this process has no pod service account"),
         (("--kubernetes-namespace", "n"), "--kubernetes-namespace is of no use alone; give --kubernetes-service or"),
-        (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process does not run in a pod"),
+        (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process has no pod service account"),
         (
             ("--kubernetes-pods", "app=a", "--kubernetes-service", "llm"),
             "would name the same pods in two ways; give one",
@@ -148,7 +148,7 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--curve-server", __file__), "--curve-server and --curve-secret belong together"),
         (("--curve-secret", __file__), "--curve-server and --curve-secret belong together"),
         (("--curve-server", __file__, "--curve-secret", __file__), f"{__file__} is not a CURVE key file"),
-        (("--kubernetes-pods", "app in a"), "--kubernetes-pods: 'app in a' in 'app in a' is no label selector"),
+        (("--kubernetes-pods", "app in a"), "--kubernetes-pods: 'app in a' in 'app in a' is not a selector"),
         (("--model-dir", "nowhere"), "--model-dir: 'nowhere' has no tokenizer.json; name the model's folder"),
         (("--model-dir", "m=nowhere"), "--model-dir: 'nowhere' has no tokenizer.json"),
         (("--tls-cert", __file__), "--tls-cert needs --tls-key too"),
@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_quoted_with_its_option(arguments: tuple[str, ...
 @pytest.mark.parametrize("option", ["--api-key", "--admin-key", "--replica-api-key"])
 def test_a_key_is_never_quoted(option: str, tmp_path: Path) -> None:
     said = error(option, "s3cret s3cret")
-    assert "The key is empty or has characters that no header can carry" in said
+    assert "The key is empty or has characters that are invalid in a header" in said
     assert "s3cret" not in said
     (tmp_path / "c.toml").write_text(f"{option[2:].replace('-', '_')} = 123456")
     said = error("--config", str(tmp_path / "c.toml"))
@@ -182,7 +182,7 @@ def test_a_list_is_demanded_where_there_may_be_several(tmp_path: Path) -> None:
         "--config", str(tmp_path / "c.toml")
     )
     (tmp_path / "c.toml").write_text("replicas = []")
-    assert "'replicas' is no setting; did you mean 'replica" in error("--config", str(tmp_path / "c.toml"))
+    assert "'replicas' is not a setting; did you mean 'replica" in error("--config", str(tmp_path / "c.toml"))
 
 
 @pytest.mark.parametrize(

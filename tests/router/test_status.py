@@ -163,7 +163,7 @@ async def test_whether_an_engine_keeps_keys_apart_is_told(
             assert metric in await metrics_text(running.router)
             asked = len(engine.asked)
             await until(lambda: len(engine.asked) > asked + 4, "it is asked again")
-            assert caplog.text.count("may pass over the salts") == (isolated == "unknown")
+            assert caplog.text.count("may ignore the salts") == (isolated == "unknown")
             running.router.admission.use(())
             assert replica_status(running.router, member).isolation is None
 

@@ -15,7 +15,7 @@ LEAST_MESSAGES = 2  # kept, where nothing else says that it is one conversation
 
 
 def changed_history(prompts: Sequence[Prompt]) -> Loss | None:
-    """Find conversations that change or cut earlier messages, and what they recompute."""
+    """Find conversations that change or cut earlier messages, and the tokens that they recompute."""
     talks = Talks()
     lost: list[tuple[int, Prompt, Prompt]] = []
     for prompt in prompts:

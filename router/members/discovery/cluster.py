@@ -21,7 +21,7 @@ def in_cluster(environment: Mapping[str, str], namespace: str | None = None, fol
     token, authority, own = folder / "token", folder / "ca.crt", folder / "namespace"
     if not host or not token.is_file():
         raise ValueError(
-            "this process does not run in a pod with a service account; name the API server, "
+            "this process has no pod service account; give the API server, "
             "for example of `kubectl proxy`: --kubernetes-api http://127.0.0.1:8001"
         )
     host = f"[{host}]" if ":" in host else host

@@ -66,6 +66,6 @@ class CombinedDiscovery:
                 if desired.setdefault(name, spec) is not spec and desired[name] != spec:
                     disputed.add(name)
         for name in disputed - self._disputed:
-            log.warning("Two sources name the replica %s; the one at %s counts", name, desired[name].url)
+            log.warning("Two sources name the replica %s; using the one at %s", name, desired[name].url)
         self._disputed = disputed
         return desired

@@ -81,10 +81,10 @@ class RegistryDiscovery(Discovery):
     def _read(self, answer: Members, latest: Desired) -> Desired:
         desired, refused = desired_from(answer.members, latest)
         if refused and not desired:
-            raise RegistryError(f"it names only replicas that cannot be used: {refused[0]}")
+            raise RegistryError(f"all its replicas are invalid: {refused[0]}")
         for why in refused:
             if why not in self._refused:
-                log.warning("The registry at %s names a replica that cannot be used: %s", self.where, why)
+                log.warning("The registry at %s has an invalid replica: %s", self.where, why)
         self._refused = set(refused)
         return desired
 

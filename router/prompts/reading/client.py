@@ -44,7 +44,7 @@ TOO_COSTLY = Refused(
 )
 PROCESS_LOST = Refused(
     503,
-    "the process that reads large bodies ended twice while it read this one; try again",
+    "the reader of large bodies died twice on this body; try again",
     "service_unavailable",
     None,
     "reading_failed",
@@ -100,7 +100,7 @@ class _Lane:
             async with asyncio.timeout(self._wait_s):
                 await self._turn.acquire()
         except TimeoutError:
-            return Refused.of(queue_full(f"other large bodies were read for {self._wait_s:g} s; try again", 1))
+            return Refused.of(queue_full(f"other large bodies came first for {self._wait_s:g} s; try again", 1))
         # It is read to its end even if its client leaves: a process that is ended has to be started again.
         return await asyncio.shield(asyncio.create_task(self._in_turn(body, want, whole)))
 
@@ -121,7 +121,7 @@ class _Lane:
                     answer = await self._asked(process, body, want, whole)
                 except (EOFError, ConnectionError) as error:
                     code = await process.wait()
-                    log.warning("The process that reads large bodies ended with code %d: %s", code, error)
+                    log.warning("The reader of large bodies ended with code %d: %s", code, error)
                     answer = TOO_COSTLY if code == OUT_OF_MEMORY else PROCESS_LOST
         except TimeoutError:
             pass

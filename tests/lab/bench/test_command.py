@@ -35,25 +35,25 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("ftp://h",), "'ftp://h' is not the URL of an endpoint; write http://HOST:PORT"),
         (("http://h:1", "--workload", "abacus"), "'abacus' is not one of 'chatbot'"),
         (("http://h:1", "--rate", "0"), "0.0 is not in the range"),
-        (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate cannot be used with --concurrency"),
-        (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload cannot be used with --trace"),
-        (("http://h:1", "--speed", "2"), "--speed changes nothing without --trace"),
-        (("http://h:1", "--arrivals", "bursty"), "--arrivals changes nothing without --rate"),
-        (("http://h:1", "--rounds", "2"), "--rounds changes nothing without --against"),
-        (("http://h:1", "--turns", "2"), "--turns changes nothing without --workload multi-turn"),
-        (("http://h:1", "--shuffled"), "--shuffled changes nothing without --workload batch"),
-        (("http://h:1", "--vocabulary", "500"), "--vocabulary changes nothing without --token-ids"),
-        (("http://h:1", "--token-ids", "--tokens-per-word", "2"), "--tokens-per-word changes nothing with"),
+        (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate does not work with --concurrency"),
+        (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload does not work with --trace"),
+        (("http://h:1", "--speed", "2"), "--speed has no effect without --trace"),
+        (("http://h:1", "--arrivals", "bursty"), "--arrivals has no effect without --rate"),
+        (("http://h:1", "--rounds", "2"), "--rounds has no effect without --against"),
+        (("http://h:1", "--turns", "2"), "--turns has no effect without --workload multi-turn"),
+        (("http://h:1", "--shuffled"), "--shuffled has no effect without --workload batch"),
+        (("http://h:1", "--vocabulary", "500"), "--vocabulary has no effect without --token-ids"),
+        (("http://h:1", "--token-ids", "--tokens-per-word", "2"), "--tokens-per-word has no effect with"),
         (("http://h:1", "--warm-up", "10m"), "'10m' is neither a number of requests, like 50, nor a time, like 10s"),
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
         (("http://h:1", "--output", "/no/such/folder/o.json"), "'/no/such/folder' is not a folder"),
         (("http://h:1", "--plot", "ttft.gif"), "ends with '.gif'"),
         (("http://h:1", "--output", "/"), "--output: '/' is a folder; name a file in it"),
         (("http://h:1", "--tokens-per-word", "1e-300"), "1e-300 is not in the range x>=0.05"),
-        (("http://h:1", "--token-ids", "--api", "chat"), "--api chat takes no --token-ids, /v1/completions does"),
+        (("http://h:1", "--token-ids", "--api", "chat"), "--token-ids needs --api completions"),
         (
             ("http://h:1", "--api-key", "two words"),
-            "Invalid value for '--api-key': The key is empty or has characters that no header can carry",
+            "Invalid value for '--api-key': The key is empty or has characters that are invalid in a header",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_the_key_of_the_environment_is_sent_and_not_shown() -> None:
 
 def test_a_key_of_the_environment_that_leaves_the_machine_is_reported_once() -> None:
     away = run("http://nowhere.invalid:1", "--model", "m", "--timeout", 2, OPENAI_API_KEY="sesame").stderr
-    assert away.count("a key from the environment, is sent to http://nowhere.invalid:1; unset it") == 1
+    assert away.count("OPENAI_API_KEY from the environment is sent to http://nowhere.invalid:1; unset it") == 1
     assert "sesame" not in away
     given = run("http://nowhere.invalid:1", "--model", "m", "--timeout", 2, "--api-key", "sesame").stderr
     assert "environment" not in given
@@ -132,7 +132,7 @@ def a_trace(path: Path, requests: int) -> Path:
 def test_a_warm_up_that_takes_the_whole_trace_is_refused(tmp_path: Path, warm_up: int) -> None:
     trace = a_trace(tmp_path / "t.jsonl", 3)
     said = refused("http://h:1", "--trace", trace, "--warm-up", warm_up)
-    assert f"--warm-up {warm_up} leaves none to count of the 3 requests of" in said
+    assert f"--warm-up {warm_up} leaves none of the 3 requests to count in" in said
 
 
 def test_a_warm_up_may_be_longer_than_what_is_counted_after_it() -> None:

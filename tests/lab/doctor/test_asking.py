@@ -106,12 +106,12 @@ def test_decisions_that_may_not_be_read_are_none() -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ({"metrics": ENGINE}, "is no router: its /metrics has no"),
-        ({"metrics": "<html>"}, "is no router: its metrics cannot be parsed"),
-        ({"metrics": (500, "")}, "is no router: status 500 for /metrics; see --router"),
+        ({"metrics": ENGINE}, "is not a router: its /metrics has no"),
+        ({"metrics": "<html>"}, "is not a router: its metrics cannot be parsed"),
+        ({"metrics": (500, "")}, "is not a router: status 500 for /metrics; see --router"),
         ({"replicas": (401, "{}")}, "demands a key for /replicas; see --admin-key"),
-        ({"replicas": "[]"}, "is no router: /replicas: Expected `object`"),
-        ({"decisions": "no JSON"}, "is no router: /decisions?limit=2000: JSON is malformed"),
+        ({"replicas": "[]"}, "is not a router: /replicas: Expected `object`"),
+        ({"decisions": "no JSON"}, "is not a router: /decisions?limit=2000: JSON is malformed"),
     ],
 )
 def test_a_server_that_is_no_router_is_reported_in_one_line(
@@ -127,7 +127,7 @@ def test_a_server_that_is_no_router_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--router", "nowhere"], "'nowhere' is no URL"),
+        (["--router", "nowhere"], "'nowhere' is not a URL"),
         (["--replica", ""], "is empty"),
         (["--for", "0"], "0.0 is not in the range"),
         (["--for", "nan"], "nan is not"),

@@ -159,7 +159,7 @@ def test_a_damaged_folder_is_repaired(
 
 def test_a_cache_without_a_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMROUTE_CACHE_DIR", "~no such user/x")
-    with pytest.raises(ValueError, match="'~no such user/x' begins with no home folder; set WARMROUTE_CACHE_DIR to a"):
+    with pytest.raises(ValueError, match="'~no such user/x' has no home folder; set WARMROUTE_CACHE_DIR to a"):
         demo_folder()
 
 

@@ -70,7 +70,7 @@ async def test_several_sources_make_one_set_and_the_first_wins(caplog: pytest.Lo
     first.says.put_nowait(wanted(a=1))
     await until(lambda: applied[-1] == wanted(s=9, a=1, b=2), "the first wins")
     assert [*complete, together.complete] == [False, True]
-    assert "Two sources name the replica a; the one at http://h:1 counts" in caplog.text
+    assert "Two sources name the replica a; using the one at http://h:1" in caplog.text
     first.says.put_nowait({})
     await until(lambda: applied[-1] == wanted(s=9, a=2, b=2), "the second counts again")
     second.problem = "gone"

@@ -45,7 +45,10 @@ def test_each_table_is_a_replica() -> None:
         ("[replicas]\nurl = 'http://h:1'", "f.toml: replicas is not a list"),
         (f"{GOOD}\n[[replicas]]\nurl = 'h'", "f.toml, line 11: url is 'h'"),
         (f"{GOOD}\n[[replicas]]\nurl = 'http://h:3'", "f.toml, line 11: another replica is named 'h:3';"),
-        ("\n [[ replicas ]]\nevent = 'x'", "f.toml, line 2: 'event' in 'the replica' is no key of a replica; did you"),
+        (
+            "\n [[ replicas ]]\nevent = 'x'",
+            "f.toml, line 2: 'event' in 'the replica' is not a key of a replica; did you",
+        ),
         ("replicas = [{url = 'h'}]", "f.toml, replica 1: url is 'h'"),
         ("replicas = ['http://h:1']", "f.toml, replica 1: 'http://h:1' is not a table"),
     ],

@@ -187,7 +187,7 @@ def test_a_pod_knows_its_cluster_by_environment_and_account(tmp_path: Path) -> N
     assert cluster == Cluster("https://[fd00::1]:6443", "namespace", str(tmp_path / "token"), str(tmp_path / "ca.crt"))
     assert in_cluster(environment, "mine", tmp_path).namespace == "mine"
     for env, folder in (({}, tmp_path), (environment, tmp_path / "none")):
-        with pytest.raises(ValueError, match=r"does not run in a pod with a service account.*kubectl proxy"):
+        with pytest.raises(ValueError, match=r"has no pod service account.*kubectl proxy"):
             in_cluster(env, folder=folder)
 
 

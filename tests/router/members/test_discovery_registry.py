@@ -107,7 +107,7 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
     [
         (b"<html>", 200, "its response cannot be read"),
         (b'{"version": 2}', 200, "missing required field `members`"),
-        (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "only replicas that cannot be used: url is"),
+        (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "all its replicas are invalid: url is"),
         (b'{"version": 2, "members": [7]}', 200, "7 is not an object with a url"),
         (b"{}", 503, "status 503"),
     ],
@@ -136,5 +136,5 @@ async def test_a_member_that_cannot_be_used_keeps_no_other_from_being(caplog: py
         fake.change([MEMBER | {"url": "nonsense"}, {"name": "c"}])
         await until(lambda: len(said) == 3, "the third answer")
         assert list(said[2]) == ["a"]
-    told = [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "has an invalid replica" in record.getMessage()]
     assert len(told) == 4, told

@@ -303,6 +303,6 @@ async def test_what_cannot_be_followed_is_refused_and_leaves_nothing() -> None:
             router.follow("r", Source("?", "tcp://nowhere"))
         assert router.feeds.state("r") is None
         router.follow("r", Source("?", "tcp://127.0.0.1:1"))
-        with pytest.raises(ValueError, match="'r' is followed already"):
+        with pytest.raises(ValueError, match="'r' is already followed"):
             router.follow("r", Source("?", "tcp://127.0.0.1:1"))
         assert not router.state("r").connected

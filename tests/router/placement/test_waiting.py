@@ -57,7 +57,7 @@ def test_a_cancelled_entry_is_gone() -> None:
 def test_an_entry_waits_once() -> None:
     waiting: Waiting[str] = Waiting(10)
     waiting.offer("first", 0, 1.0)
-    with pytest.raises(ValueError, match="'first' waits already"):
+    with pytest.raises(ValueError, match="'first' already waits"):
         waiting.offer("first", 0, 2.0)
 
 

@@ -1102,7 +1102,7 @@ async def test_an_unwritable_access_log_blocks_no_answer(
         for _ in range(3):
             assert (await client.post(CHAT, chat())).json == "r0"
         await running.idle()
-    assert caplog.text.count("The access log cannot be written") == 1
+    assert caplog.text.count("Cannot write the access log") == 1
 
 
 # ---- sessions, salts, counters

@@ -99,7 +99,7 @@ def test_an_unwritable_log_does_no_harm_and_is_reported_once(caplog: pytest.LogC
     log.close()
     assert log.lost_lines == 4
     said = [record.getMessage() for record in caplog.records]
-    assert ["cannot be written" in text for text in said] == [True, False, True]
+    assert ["Cannot write" in text for text in said] == [True, False, True]
     assert said[1].endswith("lines lost: 3")
 
 

@@ -67,10 +67,10 @@ async def test_a_missing_router_is_reported_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a live view needs a terminal; --once prints what there is to see"),
+        ([], "the live view needs a terminal; use --once to print a single frame"),
         (["--interval", "0.1"], "0.1 is not in the range 0.2<=x<=3600"),
         (["--interval", "nan"], "nan is not a finite number"),
-        (["--router", "here"], "'here' is no URL; write http://HOST:PORT."),
+        (["--router", "here"], "'here' is not a URL; write http://HOST:PORT."),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(arguments: list[str], said: str) -> None:

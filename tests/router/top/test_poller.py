@@ -112,8 +112,8 @@ async def test_a_key_without_access_to_replicas_ends_the_polling() -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "why"),
     [
-        ("replicas", (200, b"<html>"), "no answer of a router: /replicas: JSON is malformed"),
-        ("replicas", (200, {"replicas": [{"name": 5}]}), "no answer of a router: /replicas: Expected `str`"),
+        ("replicas", (200, b"<html>"), "no answer from a router: /replicas: JSON is malformed"),
+        ("replicas", (200, {"replicas": [{"name": 5}]}), "no answer from a router: /replicas: Expected `str`"),
         ("metrics", (200, b"vllm:num_requests_running 5\n"), "has no warmroute_router:open_requests"),
         ("metrics", (200, b"warmroute_router:open_requests many\n"), "/metrics: could not convert string to float"),
         ("prefixes", (200, b'{"prefixes":[' + b'{"below":[' * 100_000), "limit=200: maximum recursion depth exceeded"),
