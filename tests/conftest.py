@@ -29,14 +29,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker, as they share fixtures, unless a test names a group of its own."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(scope="session")
 def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds the demo model; all workers of a run share it."""

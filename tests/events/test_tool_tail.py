@@ -73,7 +73,7 @@ def test_silence_is_explained(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/nobody"
     with tool("tail", endpoint, "--for", "4") as tail:
         assert tail.end(None) == 0
-        assert tail.err == [f"nothing answers at {endpoint}; is the engine started with KV events on?\n"]
+        assert tail.err == [f"nothing answers at {endpoint}; did you start the engine with KV events?\n"]
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:

@@ -329,7 +329,7 @@ def status_of(url: str) -> int:
 @pytest.mark.chaos
 def test_the_notes_of_replicas_are_shown_and_the_letters_that_a_terminal_lacks_escaped() -> None:
     with up(*FREE, "--model", "mod\u00e8le", PYTHONIOENCODING="ascii") as running:
-        assert running.output.count("Note: 'mod\\xe8le' is no folder with a tokenizer.json") == 1
+        assert running.output.count("Note: 'mod\\xe8le' has no tokenizer.json") == 1
         assert running.end() == 0
 
 

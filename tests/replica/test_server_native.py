@@ -387,7 +387,7 @@ def test_files_that_are_not_there_are_named(folder: Path, tmp_path: Path) -> Non
     assert_refused(1, "model-00001-of-00002.safetensors is missing", lacking)
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
-    assert_refused(2, "is no folder; name one that exists", gguf)
+    assert_refused(2, "is not a folder; give an existing one", gguf)
     (lacking / "model.safetensors.index.json").unlink()
     (lacking / "model.gguf").write_bytes(b"GGUF")
     assert_refused(1, "has neither model.safetensors nor", lacking)

@@ -168,4 +168,4 @@ def test_without_an_answer_the_status_is_2(running: Fleet) -> None:
     [url] = [one["url"] for one in running.faulty.get("/replicas").json["replicas"] if one["name"] == "tiny"]
     told = doctor("--router", url)
     assert told.returncode == 2
-    assert "is no router" in told.stderr
+    assert "is not a router" in told.stderr
