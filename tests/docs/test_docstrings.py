@@ -10,11 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "events", "fleet", "kernels", "lab", "replica", "router", "tests")
 RELATIVE = re.compile(r"(Of|What|Who|Whether)\b")
+QUOTED = re.compile(rf"[\"']\s*{RELATIVE.pattern}")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def relative_clauses(source: str) -> Iterator[str]:
     """Yield the first lines of docstrings that begin with a relative clause in place of a noun."""
+    if not QUOTED.search(source):
+        return  # parsing takes a hundred times as long
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and RELATIVE.match(text := ast.get_docstring(node) or ""):
             yield text.partition("\n")[0]

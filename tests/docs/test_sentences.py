@@ -31,7 +31,7 @@ def test_docstrings_and_messages_are_found() -> None:
 
 
 def test_equal_seeds_draw_equal_sentences() -> None:
-    drawn = draw(7, 12)
-    assert drawn == draw(7, 12)
-    assert drawn != draw(8, 12)
+    drawn = draw(7, 12, ("pages",))
+    assert drawn == draw(7, 12, ("pages",))
+    assert drawn != draw(8, 12, ("pages",))
     assert len({*drawn}) == 12

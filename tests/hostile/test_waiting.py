@@ -103,7 +103,7 @@ async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_not
         [newcomer] = await asked(stack, running, 1)
         await until(lambda: len(running.router.waiting) == 1, "it waits")
         running.member("a").health.drain()
-        calls[0].reset()
+        calls[-1].reset()  # a stalled machine may have made the router ask again
         assert (await newcomer.answer()).status in (429, 503)
         assert len(running.router.waiting) == 1, "the stream waits in its place"
         stream.leave()

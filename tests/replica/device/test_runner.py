@@ -90,7 +90,14 @@ def mixed(engine: Engine) -> dict[int, Answer]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"max_num_batched_tokens": 40}, {"num_blocks": 17}, {"enable_prefix_caching": False}, {"block_size": 5}],
+    [
+        {},
+        {"num_blocks": 17},
+        *(
+            pytest.param(changes, marks=pytest.mark.grid)
+            for changes in ({"max_num_batched_tokens": 40}, {"enable_prefix_caching": False}, {"block_size": 5})
+        ),
+    ],
     ids=str,
 )
 def test_a_mixed_load_gets_the_same_answers(folder: Path, changes: dict[str, Any]) -> None:
