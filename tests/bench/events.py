@@ -1,5 +1,6 @@
 """Measure the event path: bytes to resolver, publishing, matching, memory."""
 
+import asyncio
 import functools
 import json
 import random
@@ -16,7 +17,10 @@ from events.messages import BlockRemoved, BlockStored, Decoder, EventBatch, Extr
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
 from events.resolver import Resolver
-from tests.bench.measure import cpu_us, heading, resident_bytes, row
+from events.source import Source
+from router.members.feeds import Feeds
+from router.placement.index import PrefixIndex
+from tests.bench.measure import calls, cpu_us, heading, resident_bytes, row, rows_of_calls
 
 BLOCK = 16
 ROOT = root_key("m", None, None, BLOCK)
@@ -38,6 +42,32 @@ def run(rounds: int) -> None:
         command = [sys.executable, "-c", f"from tests.bench.events import memory; memory({kind!r})"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         row(f"{kind} hashes", [json.loads(result.stdout)], "B", f"<= {target}")
+    print()
+    heading("a foreign event of 4 blocks, from the socket to the router's index")
+    asyncio.run(followed())
+
+
+async def followed() -> None:
+    hashes: list[Hash] = [2**40 + number for number in range(8)]
+    tokens = list(range(8 * BLOCK))
+    any_port = "tcp://127.0.0.1:*"
+    with Publisher(PublisherConfig(any_port, any_port, any_port, any_port, model="m")) as publisher:
+        index = PrefixIndex()
+        feeds = Feeds(index, lambda *_: None)
+        try:
+            source = Source("?", publisher.endpoints.events, publisher.endpoints.replay, model="m")
+            feeds.follow("a", index.add(), source)
+            for seq in (0, 1):  # the first one connects
+                begin, end = 4 * seq, 4 * seq + 4
+                parent = hashes[begin - 1] if begin else None
+                own = tokens[begin * BLOCK : end * BLOCK]
+                publisher.publish([BlockStored(hashes[begin:end], parent, own, BLOCK, None, "GPU", None)])
+                with calls() as made:
+                    while (state := feeds.known("a")) is None or state[0] < seq:
+                        await asyncio.sleep(0.001)
+            rows_of_calls("it", made)
+        finally:
+            feeds.close()
 
 
 # ---- bytes to resolver

@@ -7,11 +7,8 @@ import asyncio
 import json
 import logging
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -34,9 +31,8 @@ from router.placement.placement import Placement
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.admission import Admission
 from router.upkeep import Upkeep
-from tests.bench.measure import cpu_us, heading, row
+from tests.bench.measure import calls, cpu_us, heading, row, rows_of_calls
 
-OURS = [Path(__file__).resolve().parent.parent.parent / name for name in ("api", "events", "router")]
 REQUESTS = 2000
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n" + b"x" * 400
@@ -143,23 +139,6 @@ def bodies(characters: int, stream: bool, start: int) -> list[bytes]:
     ]
 
 
-def passed(front: FrontOnWires, body: bytes, answer: list[bytes]) -> tuple[int, int]:
-    """The number of Python calls that a request makes, and of files of ours that they are in."""
-    files: list[str] = []
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        del argument
-        if event == "call":
-            files.append(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        front.ask(body, answer)
-    finally:
-        sys.setprofile(None)
-    return len(files), len({file for file in files if any(map(Path(file).is_relative_to, OURS))})
-
-
 def run(rounds: int) -> None:
     logging.disable(logging.WARNING)
     uvloop.run(_run(rounds))
@@ -192,8 +171,9 @@ async def _run(rounds: int) -> None:
 
         prepare()()
         row(name, cpu_us(prepare, REQUESTS, rounds), "us")
-        calls, files = passed(front, bodies(characters, stream, REQUESTS + 1)[0], answer)
-        row(f"{name}: Python calls", [calls], "calls")
-        row(f"{name}: files of ours in which they are", [files], "files")
+        [body, *_] = bodies(characters, stream, REQUESTS + 1)
+        with calls() as made:
+            front.ask(body, answer)
+        rows_of_calls(name, made)
         await front.close()
     print()

@@ -3,9 +3,14 @@
 import gc
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+
+OURS = [Path(__file__).resolve().parent.parent.parent / name for name in ("api", "events", "router")]
 
 
 def cpu_us(prepare: Callable[[], Callable[[], object]], units: int, rounds: int) -> list[float]:
@@ -33,3 +38,26 @@ def resident_bytes() -> int:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def calls() -> Iterator[list[str]]:
+    """Collect the file of each Python call that is made meanwhile."""
+    made: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        del argument
+        if event == "call":
+            made.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        yield made
+    finally:
+        sys.setprofile(None)
+
+
+def rows_of_calls(name: str, made: list[str]) -> None:
+    ours = [file for file in made if any(map(Path(file).is_relative_to, OURS))]
+    row(f"{name}: Python calls, all", [len(made)], "calls")
+    row(f"{name}: files of ours in which they are", [len({*ours})], "files")
