@@ -211,7 +211,7 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
         case False if engine == "vllm":
             yield f"--no-{name}"
         case False:
-            raise BadOption(key, f"{key} is false, but {engine} has no --no-{key}; leave it out")
+            raise BadOption(key, f"{key} is false, but {engine} has no --no-{name}; leave it out")
         case str() | int() | float():
             yield f"--{name}={value}"
         case list():

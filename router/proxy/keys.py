@@ -101,7 +101,7 @@ class KeyTable(Struct, forbid_unknown_fields=True):
 
     def digest(self, name: str) -> bytes:
         if (self.key is None) == (self.key_sha256 is None):
-            raise ValueError(f"keys.{name} needs either key or key_sha256")
+            raise ValueError(f"keys.{name} needs either key or key_sha256; write one of them")
         if self.key is not None:
             if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
                 raise ValueError(f"the key of keys.{name} cannot be sent in a header; use visible ASCII characters")
