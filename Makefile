@@ -18,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov
 TRITON := build/triton/.installed
 SLOW := chaos or browser or peers or grid
-HARDWARE := bench or gpu
+HARDWARE := bench or gpu or live
 # Tests wait for other processes half of the time.
 WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it.

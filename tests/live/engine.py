@@ -1,0 +1,156 @@
+"""A real `vllm serve`, and its log of the hits that its own cache manager found."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from tests.chaos.replicas import free_ports
+from tests.events.processes import wait_until
+
+VARIABLE = "WARMROUTE_LIVE"  # names the folder with the environment and the model
+RUNNER = Path(__file__).resolve().parents[3] / "shared" / "real-vllm"  # the model runner that only counts
+HERE = Path(__file__).resolve().parent
+READY_S = 300.0
+MODEL = "m"
+QUIET = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}
+
+
+def missing() -> str | None:
+    """Return the reason why no engine can be started here, or None."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return f"{VARIABLE} is not set; it names the folder that setup.sh made"
+    if not (Path(folder) / "venv/bin/vllm").exists():
+        return f"there is no venv/bin/vllm in {folder}, which {VARIABLE} names"
+    return None if (RUNNER / "fakevllm.py").exists() else f"there is no {RUNNER}/fakevllm.py"
+
+
+class Engine:
+    """A running server. `environment` is that of the runner (FAKE_...), `options` are vLLM's own."""
+
+    def __init__(
+        self,
+        log: Path,
+        environment: Mapping[str, str],
+        options: Sequence[str],
+        *,
+        block_size: int = 16,
+        blocks: int = 512,
+        algorithm: str = "sha256",
+        events: Mapping[str, object] = {},
+        ranks: int = 1,
+        port: int | None = None,
+    ) -> None:
+        self.folder = Path(os.environ[VARIABLE])
+        self.log = log
+        self.port = free_ports(1 + 2 * ranks) if port is None else port
+        self.events_port, self.replay_port = self.port + 1, self.port + 1 + ranks
+        settings = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events_port}",
+            "replay_endpoint": f"tcp://*:{self.replay_port}",
+            "topic": "",
+            **events,
+        }
+        self._command = [
+            *(str(self.folder / "venv/bin/vllm"), "serve", str(self.folder / "model"), "--served-model-name", MODEL),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "executor.Executor"),
+            *("--block-size", str(block_size), "--num-gpu-blocks-override", str(blocks), "--max-model-len", "4096"),
+            *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager", "--enable-prefix-caching"),
+            *("--enable-prompt-tokens-details", "--enable-request-id-headers", "--prefix-caching-hash-algo", algorithm),
+            *("--kv-events-config", json.dumps(settings)),
+            *(("--data-parallel-size", str(ranks), "--api-server-count", "1") if ranks > 1 else ()),
+            *options,
+        ]
+        self._environment = {
+            **os.environ,
+            **QUIET,
+            "PYTHONPATH": f"{RUNNER}{os.pathsep}{HERE / 'runner'}",
+            "FAKE_LOG": str(log),
+            "FAKE_STEP_MS": "1",
+            "FAKE_PREFILL_US": "5",
+            **environment,
+        }
+        self.process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self.log.with_suffix(".out").open("ab") as out:
+            return subprocess.Popen(
+                self._command, env=self._environment, stdout=out, stderr=out, start_new_session=True
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def events(self) -> str:
+        return f"tcp://127.0.0.1:{self.events_port}"
+
+    @property
+    def replay(self) -> str:
+        return f"tcp://127.0.0.1:{self.replay_port}"
+
+    def wait_ready(self) -> None:
+        wait_until(self._is_ready, "vLLM is ready", within_s=READY_S)
+
+    def _is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            said = self.log.with_suffix(".out").read_text()[-3000:]
+            raise RuntimeError(f"vLLM has ended with status {self.process.returncode}: {said}")
+        try:
+            with urlopen(f"{self.url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def restart(self) -> None:
+        """Start it again, at the same ports and with an empty cache."""
+        self.end()
+        self.process = self._start()
+        self.wait_ready()
+
+    def end(self) -> None:
+        """Kill it with all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def hits(self) -> dict[str, int]:
+        """The cached tokens that the scheduler found for each request, by the engine's id."""
+        found: dict[str, int] = {}
+        with self.log.open() as lines:
+            for text in lines:
+                if text.endswith("\n") and "admit" in (line := json.loads(text)):
+                    found.setdefault(line["admit"], line["hit"])  # later ones are after a preemption
+        return found
+
+
+@contextmanager
+def engine(
+    log: Path, environment: Mapping[str, str] = {}, options: Sequence[str] = (), **kinds: object
+) -> Iterator[Engine]:
+    running = Engine(log, environment, options, **kinds)  # type: ignore[arg-type]
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.end()

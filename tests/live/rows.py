@@ -1,0 +1,73 @@
+"""The rows of the table: an engine's settings, and the requests that it gets."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from tests.live import traffic
+from tests.live.traffic import Asked
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    change: Callable[[dict[str, Any], random.Random], Asked] = traffic.chat
+    environment: Mapping[str, str] = {}
+    options: tuple[str, ...] = ()
+    block_size: int = 16
+    blocks: int = 512
+    algorithm: str = "sha256"
+    ranks: int = 1
+    clients: int = 1
+    adapters: bool = False
+    router: tuple[str, ...] = ()  # more options of the router
+
+    def options_with(self, folder: Path) -> tuple[str, ...]:
+        """The engine's options, with adapters made in the folder."""
+        if not self.adapters:
+            return self.options
+        named = []
+        for name in ("a1", "a2"):
+            made = folder / name
+            made.mkdir(exist_ok=True)
+            config = {
+                "peft_type": "LORA",
+                "r": 8,
+                "lora_alpha": 16,
+                "target_modules": ["q_proj"],
+                "task_type": "CAUSAL_LM",
+            }
+            (made / "adapter_config.json").write_text(json.dumps(config))
+            named.append(f"{name}={made}")
+        return (*self.options, "--enable-lora", "--lora-modules", *named)
+
+    @property
+    def engine(self) -> tuple[object, ...]:
+        """The settings of its engine: rows with the same ones may share it."""
+        environment = tuple(sorted(self.environment.items()))
+        return environment, self.options, self.block_size, self.blocks, self.algorithm, self.ranks, self.adapters
+
+
+ROWS: dict[str, Row] = {
+    "full attention": Row(),
+    "blocks of 64": Row(block_size=64, blocks=128),
+    "completions": Row(change=traffic.completion),
+    "sha256_cbor": Row(algorithm="sha256_cbor"),
+    "xxhash": Row(algorithm="xxhash"),
+    "xxhash_cbor": Row(algorithm="xxhash_cbor"),
+    "salts": Row(change=traffic.salted),
+    "LoRA": Row(change=traffic.adapted, adapters=True),
+    "tools": Row(change=traffic.with_tools, options=("--enable-auto-tool-choice", "--tool-call-parser", "hermes")),
+    "JSON mode": Row(change=traffic.as_json),
+    "flags and parts": Row(change=traffic.with_flags),
+    "messages": Row(change=traffic.message),
+    "responses": Row(change=traffic.response),
+    "report mode full": Row(change=traffic.reported_in_full),
+    "full + sliding": Row(environment={"FAKE_KV": "hybrid"}),
+    "sliding": Row(environment={"FAKE_KV": "sliding"}),
+    "2 ranks": Row(ranks=2),
+    "4 ranks": Row(ranks=4),
+    "5 clients": Row(clients=5),
+}

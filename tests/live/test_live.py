@@ -1,0 +1,25 @@
+"""Every row of the table, with fewer requests."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.live.__main__ import engine_of, run
+from tests.live.engine import missing
+from tests.live.rows import ROWS
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_predictions_called_exact_are_what_the_engine_finds(name: str, tmp_path: Path) -> None:
+    row = ROWS[name]
+    with engine_of(row, tmp_path) as running:
+        tally = run(row, running, 150, 1)
+    assert not tally.failed, tally.wrong
+    if row.clients == 1:
+        assert tally.equal == tally.exact, tally.wrong
