@@ -5,22 +5,20 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 
 from tests.chaos.routers import router
-from tests.live.engine import Engine, engine, missing
+from tests.live.engine import Engine, SGLang, missing, ready
 from tests.live.judge import HEADING, Tally, drive, judge
 from tests.live.rows import ROWS, Row
 from tests.live.traffic import requests
 
 
-@contextmanager
-def engine_of(row: Row, folder: Path) -> Iterator[Engine]:
-    """Start the row's engine."""
-    with engine(
+def engine_of(row: Row, folder: Path) -> AbstractContextManager[Engine]:
+    """The row's engine, from when it is ready until it has been ended."""
+    running = (SGLang if row.sglang else Engine)(
         folder / "hits.jsonl",
         row.environment,
         row.options_with(folder),
@@ -28,13 +26,13 @@ def engine_of(row: Row, folder: Path) -> Iterator[Engine]:
         blocks=row.blocks,
         algorithm=row.algorithm,
         ranks=row.ranks,
-    ) as running:
-        yield running
+    )
+    return ready(running)
 
 
 def run(row: Row, running: Engine, count: int, seed: int, *, typed: bool = False) -> Tally:
     """Send the row's requests to the engine through a router, and compare."""
-    named = f"url={running.url},engine=vllm"
+    named = f"url={running.url},engine={running.kind}"
     if typed:
         named += f",events={running.events},replay={running.replay}"
     options = ("--replica", named, "--model-dir", f"m={running.folder / 'model'}", "--decisions", count)

@@ -1,7 +1,8 @@
-"""A real `vllm serve`, and its log of the hits that its own cache manager found."""
+"""Real engines, and their logs of the hits that their own caches found."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ RUNNER = Path(__file__).resolve().parents[3] / "shared" / "real-vllm"  # the mod
 HERE = Path(__file__).resolve().parent
 READY_S = 300.0
 MODEL = "m"
+ROUTERS_ID = re.compile(r"req-[0-9a-f]+-\d+")
 QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "DO_NOT_TRACK": "1",
@@ -43,7 +45,9 @@ def missing() -> str | None:
 
 
 class Engine:
-    """A running server. `environment` is that of the runner (FAKE_...), `options` are vLLM's own."""
+    """A running server. `environment` is that of the runner (FAKE_...), `options` are the engine's own."""
+
+    kind = "vllm"
 
     def __init__(
         self,
@@ -56,11 +60,10 @@ class Engine:
         algorithm: str = "sha256",
         events: Mapping[str, object] = {},
         ranks: int = 1,
-        port: int | None = None,
     ) -> None:
         self.folder = Path(os.environ[VARIABLE])
         self.log = log
-        self.port = free_ports(1 + 2 * ranks) if port is None else port
+        self.port = free_ports(1 + 2 * ranks)
         self.events_port, self.replay_port = self.port + 1, self.port + 1 + ranks
         settings = {
             "enable_kv_cache_events": True,
@@ -70,16 +73,10 @@ class Engine:
             "topic": "",
             **events,
         }
-        self._command = [
-            *(str(self.folder / "venv/bin/vllm"), "serve", str(self.folder / "model"), "--served-model-name", MODEL),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "executor.Executor"),
-            *("--block-size", str(block_size), "--num-gpu-blocks-override", str(blocks), "--max-model-len", "4096"),
-            *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager", "--enable-prefix-caching"),
-            *("--enable-prompt-tokens-details", "--enable-request-id-headers", "--prefix-caching-hash-algo", algorithm),
-            *("--kv-events-config", json.dumps(settings)),
-            *(("--data-parallel-size", str(ranks), "--api-server-count", "1") if ranks > 1 else ()),
-            *options,
-        ]
+        self._command = [str(self.folder / "venv/bin/python"), *self._program(block_size, blocks, algorithm, settings)]
+        if ranks > 1:
+            self._command += ["--data-parallel-size", str(ranks), "--api-server-count", "1"]
+        self._command += options
         self._environment = {
             **os.environ,
             **QUIET,
@@ -90,6 +87,16 @@ class Engine:
             **environment,
         }
         self.process = self._start()
+
+    def _program(self, block_size: int, blocks: int, algorithm: str, settings: Mapping[str, object]) -> list[str]:
+        return [
+            *(str(self.folder / "venv/bin/vllm"), "serve", str(self.folder / "model"), "--served-model-name", MODEL),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "executor.Executor"),
+            *("--block-size", str(block_size), "--num-gpu-blocks-override", str(blocks), "--max-model-len", "4096"),
+            *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager", "--enable-prefix-caching"),
+            *("--enable-prompt-tokens-details", "--enable-request-id-headers", "--prefix-caching-hash-algo", algorithm),
+            *("--kv-events-config", json.dumps(settings)),
+        ]
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with self.log.with_suffix(".out").open("ab") as out:
@@ -110,12 +117,12 @@ class Engine:
         return f"tcp://127.0.0.1:{self.replay_port}"
 
     def wait_ready(self) -> None:
-        wait_until(self._is_ready, "vLLM is ready", within_s=READY_S)
+        wait_until(self._is_ready, f"{self.kind} is ready", within_s=READY_S)
 
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
             said = self.log.with_suffix(".out").read_text()[-3000:]
-            raise RuntimeError(f"vLLM has ended with status {self.process.returncode}: {said}")
+            raise RuntimeError(f"{self.kind} has ended with status {self.process.returncode}: {said}")
         try:
             with urlopen(f"{self.url}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -135,20 +142,31 @@ class Engine:
         self.process.wait(30)
 
     def hits(self) -> dict[str, int]:
-        """The cached tokens that the scheduler found for each request, by the engine's id."""
+        """The cached tokens that the scheduler found, by the router's ids, which are part of the engine's."""
         found: dict[str, int] = {}
         with self.log.open() as lines:
             for text in lines:
                 if text.endswith("\n") and "admit" in (line := json.loads(text)):
-                    found.setdefault(line["admit"], line["hit"])  # later ones are after a preemption
+                    name = ROUTERS_ID.search(line["admit"])
+                    if name is not None:
+                        found.setdefault(name[0], line["hit"])  # later ones are of other choices, or after a preemption
         return found
 
 
+class SGLang(Engine):
+    """SGLang's radix cache and publisher, behind a server of ours."""
+
+    kind = "sglang"
+
+    def _program(self, block_size: int, blocks: int, algorithm: str, settings: Mapping[str, object]) -> list[str]:  # noqa: ARG002
+        ports = (self.port, self.events_port, self.replay_port)
+        numbers = map(str, (*ports, block_size, blocks * block_size))
+        return [str(HERE / "runner/sglang_worker.py"), str(self.folder / "model"), str(self.log), *numbers]
+
+
 @contextmanager
-def engine(
-    log: Path, environment: Mapping[str, str] = {}, options: Sequence[str] = (), **kinds: object
-) -> Iterator[Engine]:
-    running = Engine(log, environment, options, **kinds)  # type: ignore[arg-type]
+def ready(running: Engine) -> Iterator[Engine]:
+    """Wait for an engine, and end it."""
     try:
         running.wait_ready()
         yield running

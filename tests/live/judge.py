@@ -58,21 +58,21 @@ def judge(count: int, decisions: list[dict[str, Any]], hits: Mapping[str, int], 
     for decision in decisions:
         if decision["status"] != 200:
             continue
-        found = [hit for name, hit in hits.items() if decision["request_id"] in name]
-        if not found:
+        found = hits.get(decision["request_id"])
+        if found is None:
             tally.unmatched += 1
             continue
         if not is_called_exact(decision):
             continue
         tally.exact += 1
         predicted = decision["predicted_cached_tokens"]
-        if predicted == found[0]:
+        if predicted == found:
             tally.equal += 1
         elif len(tally.wrong) < 5:
-            tally.wrong.append(f"{decision['request_id']}: predicted {predicted}, found {found[0]}")
+            tally.wrong.append(f"{decision['request_id']}: predicted {predicted}, found {found}")
     return tally
 
 
 def is_called_exact(decision: dict[str, Any]) -> bool:
-    """Whether the router calls its prediction exact."""
+    """Return True if the router calls its prediction exact."""
     return bool(decision.get("prediction_exact", decision["exact"])) and decision["predicted_cached_tokens"] is not None

@@ -21,6 +21,7 @@ class Row(Struct, frozen=True, kw_only=True):
     algorithm: str = "sha256"
     ranks: int = 1
     clients: int = 1
+    sglang: bool = False
     adapters: bool = False
     router: tuple[str, ...] = ()  # more options of the router
 
@@ -47,7 +48,16 @@ class Row(Struct, frozen=True, kw_only=True):
     def engine(self) -> tuple[object, ...]:
         """The settings of its engine: rows with the same ones may share it."""
         environment = tuple(sorted(self.environment.items()))
-        return environment, self.options, self.block_size, self.blocks, self.algorithm, self.ranks, self.adapters
+        return (
+            environment,
+            self.options,
+            self.block_size,
+            self.blocks,
+            self.algorithm,
+            self.ranks,
+            self.adapters,
+            self.sglang,
+        )
 
 
 ROWS: dict[str, Row] = {
@@ -70,4 +80,9 @@ ROWS: dict[str, Row] = {
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),
+    "SGLang": Row(sglang=True),
+    "SGLang, salts": Row(sglang=True, change=traffic.salted),
+    "SGLang, pages of 1": Row(sglang=True, block_size=1, blocks=8192),
+    "SGLang, pages of 64": Row(sglang=True, block_size=64, blocks=128),
+    "SGLang, bigrams": Row(sglang=True, options=("eagle",)),
 }

@@ -140,15 +140,14 @@ def as_json(body: dict[str, Any], rng: random.Random) -> Asked:
 def with_flags(body: dict[str, Any], rng: random.Random) -> Asked:
     """Parts of content, arguments of the template, other roles, and fields that change no prompt."""
     extra: list[dict[str, Any]] = [
-        {"n": 2},
+        {"n": 2, "temperature": 1},
         {"logprobs": True, "top_logprobs": 2},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"stop": ["\n\n"], "seed": 7, "user": "somebody"},
         {"frequency_penalty": 0.5, "ignore_eos": True, "priority": 0},
     ]
     if rng.random() < 0.3:
-        for message in body["messages"][1::2]:
-            message["content"] = [{"type": "text", "text": message["content"]}]
+        body["messages"] = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in body["messages"]]
     return chat({**body, **rng.choice(extra)}, rng)
 
 

@@ -1,0 +1,149 @@
+"""SGLang's own radix cache, block recorder and publisher behind a small HTTP server that computes nothing.
+
+In an environment of its own, with the arguments MODEL_FOLDER LOG PORT EVENTS_PORT REPLAY_PORT PAGE_SIZE TOKENS [eagle].
+The server around them is ours: it finds, inserts and evicts as SGLang's scheduler does, one request at a time.
+"""
+
+import asyncio
+import json
+import sys
+import time
+import uuid
+import zlib
+from array import array
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from sglang.srt.disaggregation.kv_events import KVEventBatch, ZmqEventPublisher
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from transformers import AutoTokenizer
+
+folder, log_path, port, events_port, replay_port, page_size, capacity = sys.argv[1:8]
+PAGE, CAPACITY, EAGLE = int(page_size), int(capacity), "eagle" in sys.argv[8:]
+STEP_S = 0.002
+EVENTS = {"endpoint": f"tcp://*:{events_port}", "replay_endpoint": f"tcp://*:{replay_port}"}
+
+
+class Memory:
+    """An allocator whose slots are only counted."""
+
+    device = "cpu"
+
+    def free_segment(self, values: torch.Tensor, start_pos: int) -> None:
+        """Slots that the tree no longer needs."""
+
+
+tokenizer = AutoTokenizer.from_pretrained(folder)
+cache = RadixCache(
+    CacheInitParams(
+        disable=False,
+        req_to_token_pool=None,
+        token_to_kv_pool_allocator=Memory(),
+        page_size=PAGE,
+        is_eagle=EAGLE,
+        enable_kv_cache_events=True,
+    )
+)
+publisher = ZmqEventPublisher(0, **EVENTS)
+log = open(log_path, "a", buffering=1)  # noqa: SIM115
+turn = asyncio.Lock()
+app = FastAPI()
+
+
+def key(tokens: list[int], salt: str | None) -> RadixKey:
+    return RadixKey(array("q", tokens), is_bigram=EAGLE, cache_salt=salt).page_aligned(PAGE)
+
+
+def publish() -> None:
+    if events := cache.kv_events.take():
+        publisher.publish(KVEventBatch(ts=time.time(), events=events))
+
+
+async def compute(prompt: list[int], salt: str | None, most: int) -> tuple[int, list[int]]:
+    """Find the prompt, make room, store the prompt and then its answer; return the hit and the answer."""
+    found = cache.match_prefix(MatchPrefixParams(key=key(prompt[:-1], salt)))
+    cache.inc_lock_ref(found.last_device_node)
+    if (excess := cache.total_size() + len(prompt) + most - found.device_prefix_len - CAPACITY) > 0:
+        cache.evict(EvictParams(num_tokens=excess))
+    cache.insert(InsertParams(key=key(prompt, salt)))
+    publish()
+    tokens = list(prompt)
+    for _ in range(most):
+        tokens.append(300 + zlib.crc32(array("q", tokens[-4:]).tobytes()) % 4000)
+    cache.insert(InsertParams(key=key(tokens[:-1], salt)))
+    cache.dec_lock_ref(found.last_device_node)
+    publish()
+    await asyncio.sleep(STEP_S)  # an answer leaves the scheduler's process later than its events
+    return found.device_prefix_len, tokens[len(prompt) :]
+
+
+@app.post("/v1/chat/completions")
+async def chat(request: Request) -> dict[str, Any]:
+    body = await request.json()
+    text = tokenizer.apply_chat_template(
+        body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True
+    )
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    name = request.headers.get("x-request-id") or uuid.uuid4().hex
+    async with turn:
+        hit, answer = await compute(prompt, body.get("cache_salt"), body.get("max_tokens") or 16)
+        log.write(json.dumps({"admit": name, "hit": hit}) + "\n")
+    usage = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(answer),
+        "total_tokens": len(prompt) + len(answer),
+        "prompt_tokens_details": {"cached_tokens": hit},
+    }
+    message = {"role": "assistant", "content": tokenizer.decode(answer)}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    return {
+        "id": name,
+        "object": "chat.completion",
+        "created": 0,
+        "model": body["model"],
+        "choices": [choice],
+        "usage": usage,
+    }
+
+
+@app.post("/flush_cache")
+async def flush() -> str:
+    cache.reset()
+    publish()
+    return "Cache flushed."
+
+
+@app.get("/v1/models")
+async def models() -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "sglang", "max_model_len": 4096}]}
+
+
+@app.get("/server_info")
+async def server_info() -> dict[str, Any]:
+    config = {"publisher": "zmq", "topic": "", **EVENTS}
+    return {"page_size": PAGE, "dp_size": 1, "kv_events_config": json.dumps(config), "version": "0.5.23"}
+
+
+@app.get("/health")
+async def health() -> PlainTextResponse:
+    return PlainTextResponse("")
+
+
+@app.get("/metrics")
+async def metrics() -> PlainTextResponse:
+    return PlainTextResponse('sglang:num_running_reqs{model_name="m"} 0.0\nsglang:num_queue_reqs{model_name="m"} 0.0\n')
+
+
+@app.post("/tokenize")
+async def tokenize(request: Request) -> JSONResponse:
+    body = await request.json()
+    tokens = tokenizer.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
+    return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": 4096})
+
+
+uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
