@@ -5,6 +5,7 @@ the slow ones. `make search` tries new ones.
 """
 
 import fcntl
+import gc
 import os
 import signal
 from pathlib import Path
@@ -27,6 +28,11 @@ settings.load_profile("default")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it, and the programs under test would
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and all that they import live until the end: no collection need look at them."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -75,8 +75,10 @@ class Load:
         return len(self._endpoint.in_flight)
 
     async def run(self) -> RunResult:
-        gc.collect()
-        gc.freeze()  # what is there already need not be looked through again and again
+        freezes = gc.get_freeze_count() == 0  # otherwise the program around this has done it already
+        if freezes:
+            gc.collect()
+            gc.freeze()  # what is there already need not be looked through again and again
         watch = OverheadMeter()
         self._began_s = time.perf_counter()
         if self.limits.clients is None:
@@ -90,7 +92,8 @@ class Load:
             await self._ended
         finally:
             self._end_all()
-            gc.unfreeze()
+            if freezes:
+                gc.unfreeze()
         output_tokens = sum(outcome.output_tokens or 0 for outcome in self.outcomes)
         own = watch.stop(len(self.outcomes), output_tokens)
         return RunResult(self.outcomes, self._unfinished, self._was_interrupted, own)
