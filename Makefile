@@ -36,7 +36,7 @@ PROPERTIES := hypothesis and not ($(SLOW) or $(HARDWARE))
 
 .DEFAULT_GOAL := help
 .PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-greedy test-thorough search test-all lint \
-	fmt types k8s-check k8s-scan triton-check kubectl bench gpu-kit lock clean
+	fmt types k8s-check k8s-scan triton-check environments kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -97,20 +97,20 @@ kubectl:
 $(CHECKOV): tests/k8s/requirements.txt
 	$(call need_python)
 	test -x build/k8s/bin/python || $(PYTHON) -m venv build/k8s
-	build/k8s/bin/pip install -q -r tests/k8s/requirements.txt
+	build/k8s/bin/pip install -q --no-compile -r tests/k8s/requirements.txt
 	@touch $@
 
 triton-check: $(TRITON)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time
-	TRITON_INTERPRET=1 $(PYTEST_TRITON)
-	$(PYTEST_TRITON)
+	TRITON_INTERPRET=1 $(PYTEST_TRITON) tests/kernels/gpu
+	$(PYTEST_TRITON) tests/kernels/gpu/test_compiled.py
 
 PYTEST_TRITON := OMP_NUM_THREADS=1 TRITON_CACHE_DIR=build/triton/cache build/triton/bin/python -m pytest -q -n 2 \
-	-c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu tests/kernels/gpu
+	-c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu
 
 $(TRITON): tests/kernels/gpu/requirements.txt
 	$(call need_python)
 	test -x build/triton/bin/python || $(PYTHON) -m venv build/triton
-	build/triton/bin/pip install -q -r tests/kernels/gpu/requirements.txt
+	build/triton/bin/pip install -q --no-compile -r tests/kernels/gpu/requirements.txt
 	@touch $@
 
 bench: $(INSTALLED)  ## measure, and print a table
@@ -132,6 +132,8 @@ lock:  ## write constraints.txt anew: the newest versions that fit with its torc
 clean:  ## remove everything that make and the tests have built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+environments: $(INSTALLED) $(CHECKOV) $(TRITON)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call need_python)
