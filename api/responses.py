@@ -95,7 +95,7 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class ChatAnswer(Struct, kw_only=True):
+class ChatMessage(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
     refusal: None = None
@@ -103,7 +103,7 @@ class ChatAnswer(Struct, kw_only=True):
 
 class ChatChoice(Struct, kw_only=True):
     index: int
-    message: ChatAnswer
+    message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason = None
     stop_reason: str | int | UnsetType | None = UNSET

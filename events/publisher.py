@@ -23,7 +23,6 @@ import msgspec
 import zmq
 from msgspec import Struct
 
-from events.answers import WAITING_MESSAGES, Answers, Message
 from events.bound_socket import BoundSocket
 from events.curve import Curve
 from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
@@ -31,6 +30,7 @@ from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.publisher_stats import PublisherStats
 from events.replay_buffer import ReplayBuffer
+from events.transfers import WAITING_MESSAGES, Message, Transfers
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -92,7 +92,7 @@ class Publisher:
             if self.config.curve is not None:
                 self._authenticator = self.config.curve.authenticator(self._context)
             self._open()
-            self._answers = self._make_answers()
+            self._transfers = self._make_transfers()
         except BaseException:
             self._shut()
             raise
@@ -160,8 +160,8 @@ class Publisher:
             self._watch_peers(ready)
             for bound in (self._replays, self._snapshots):
                 if bound is not None and bound.socket in ready:
-                    self._answers.receive(bound.socket)
-            self._answers.turn()
+                    self._transfers.receive(bound.socket)
+            self._transfers.turn()
             for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
                 item = self._queue.popleft()
                 if item is None:
@@ -178,14 +178,14 @@ class Publisher:
         for bound in self._bound:
             poller.register(bound.peers.monitor, zmq.POLLIN)
         for asked in (self._replays, self._snapshots):
-            if asked is not None and self._answers.may_receive:
+            if asked is not None and self._transfers.may_receive:
                 poller.register(asked.socket, zmq.POLLIN)
         return poller
 
     def _wait_ms(self) -> int | None:
         if self._queue:
             return 0
-        waits = [self._answers.wait_s()]
+        waits = [self._transfers.wait_s()]
         if any(len(bound.peers) for bound in self._bound):
             waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
         return min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
@@ -258,10 +258,10 @@ class Publisher:
         status = Status(self.incarnation, self.seq, time.time(), digest.blocks, digest.xor, load)
         self._status.socket.send_multipart((self._topic, encode_native(status)))
 
-    def _make_answers(self) -> Answers:
+    def _make_transfers(self) -> Transfers:
         replays = None if self._replays is None else self._replays.socket
         snapshots = None if self._snapshots is None else self._snapshots.socket
-        return Answers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
+        return Transfers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
 
     def _replay(self, request: bytes) -> Iterator[Message]:
         for seq, payload in self._buffer.since(int.from_bytes(request, "big")):

@@ -59,7 +59,7 @@ class EngineRefused(Exception):
         self.retry_after_s = refused.retry_after_s
 
 
-class Answers:
+class OutputStream:
     """The engine's outputs for one HTTP request, as they come."""
 
     def __init__(self, engine: "EngineClient", ids: Iterable[int]) -> None:
@@ -125,7 +125,7 @@ class EngineClient:
         self._folder = folder
         self._loop = loop
         self._ids = itertools.count(1)
-        self._answers: dict[int, Answers] = {}
+        self._streams: dict[int, OutputStream] = {}
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._greeted: asyncio.Future[Hello] = loop.create_future()
         self._heard_s = loop.time()
@@ -185,18 +185,18 @@ class EngineClient:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def submit(self, submits: Sequence[Submit]) -> Answers:
+    def submit(self, submits: Sequence[Submit]) -> OutputStream:
         """Hands one HTTP request's work to the engine; the ids are from `new_id`."""
-        answers = Answers(self, (submit.id for submit in submits))
+        stream = OutputStream(self, (submit.id for submit in submits))
         if self._death.done():
-            answers.fail(EngineDied(self._death.result()))
-            return answers
-        self._answers.update(dict.fromkeys((submit.id for submit in submits), answers))
+            stream.fail(EngineDied(self._death.result()))
+            return stream
+        self._streams.update(dict.fromkeys((submit.id for submit in submits), stream))
         self._send(SubmitAll(list(submits)))
-        return answers
+        return stream
 
     def forget(self, ids: Iterable[int]) -> None:
-        running = [id for id in ids if self._answers.pop(id, None) is not None]
+        running = [id for id in ids if self._streams.pop(id, None) is not None]
         if running:
             self._send(Cancel(running))
 
@@ -261,10 +261,10 @@ class EngineClient:
                 self.stats = message
                 self._heard_s = self._loop.time()
             case Refused(id):
-                answers = self._answers.pop(id, None)
-                if answers is not None:
-                    answers.open.discard(id)
-                    answers.fail(EngineRefused(message))
+                stream = self._streams.pop(id, None)
+                if stream is not None:
+                    stream.open.discard(id)
+                    stream.fail(EngineRefused(message))
             case ResetDone(id, done):
                 waiting = self._resets.pop(id, None)
                 if waiting is not None and not waiting.done():
@@ -276,12 +276,12 @@ class EngineClient:
 
     def _hand_out(self, outputs: list[Output]) -> None:
         for output in outputs:
-            answers = self._answers.get(output.id)
-            if answers is None:  # cancelled meanwhile
+            stream = self._streams.get(output.id)
+            if stream is None:  # cancelled meanwhile
                 continue
             if output.finish_reason is not None:
-                del self._answers[output.id]
-            answers.arrive(output)
+                del self._streams[output.id]
+            stream.arrive(output)
 
     def _greet(self, hello: Hello) -> None:
         self.hello = hello
@@ -297,9 +297,9 @@ class EngineClient:
         if not self._socket.closed:
             self._read()  # its last words
         failure = EngineDied(ending)
-        for answers in set(self._answers.values()):
-            answers.fail(failure)
-        self._answers.clear()
+        for stream in set(self._streams.values()):
+            stream.fail(failure)
+        self._streams.clear()
         waiting: list[asyncio.Future[Any]] = [self._greeted, *self._resets.values()]
         for future in waiting:
             if not future.done():

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from api.errors import ApiError, invalid
-from api.http.answers import error_response
 from api.http.path import parse_target
+from api.http.responses import error_response
 
 PROBE = "/health"
 MAX_EARLY_BYTES = 64 * 1024  # of bodies, while earlier requests of their connection are answered

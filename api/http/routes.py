@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import ApiError, internal, invalid, method_not_allowed, not_found, quoted
-from api.http.answers import error_response
 from api.http.path import Segments, parse_path
+from api.http.responses import error_response
 
 log = logging.getLogger(__name__)
 

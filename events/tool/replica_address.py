@@ -14,7 +14,7 @@ TIMEOUT_S = 5.0
 KEY = "WARMROUTE_API_KEY"
 
 
-class _Answer(Struct):
+class _LoadResponse(Struct):
     """The part of GET /load that is needed here."""
 
     model: str
@@ -33,7 +33,7 @@ def source_at(url: str) -> Source:
     if answer.status_code == 401:
         raise click.UsageError(f"the replica at {url} requires a key; set {KEY}")
     try:
-        said = msgspec.json.decode(answer.content, type=_Answer)
+        said = msgspec.json.decode(answer.content, type=_LoadResponse)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise click.UsageError(
             f"{url} is not a warmroute replica; name the socket of its events, tcp://HOST:PORT"

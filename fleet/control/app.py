@@ -22,7 +22,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
-from api.http.answers import error_response, json_response
+from api.http.responses import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, Table, guarded
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost

@@ -23,7 +23,7 @@ class _Rates(Struct, frozen=True):
     prompt_tokens_per_s: float = 0.0
 
 
-class _Answer(Struct):
+class _LoadResponse(Struct):
     """The part of our replicas' GET /load that is used here."""
 
     ready: bool
@@ -34,7 +34,7 @@ class _Answer(Struct):
     block_size: int = 0
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_LoadResponse).decode
 
 
 class Probe:
@@ -69,7 +69,7 @@ class Probe:
         await self._http.aclose()
 
 
-def _of_ours(answer: _Answer) -> dict[str, Any] | None:
+def _of_ours(answer: _LoadResponse) -> dict[str, Any] | None:
     if not answer.ready:
         return None
     return {

@@ -63,14 +63,14 @@ class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):
     order: Ordered | None = None
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class AnalysisOptions(Struct, frozen=True, kw_only=True):
     target: float = 0.9
     kv_bytes_per_token: int | None = None
     capacity_tokens: int | None = None
     ordered: bool = False
 
 
-class Answer(Struct, frozen=True, eq=False):
+class AnalysisResult(Struct, frozen=True, eq=False):
     """An analysis, with the data for its plot and its order."""
 
     analysis: Analysis
@@ -78,37 +78,37 @@ class Answer(Struct, frozen=True, eq=False):
     order: Integers | None
 
 
-def analysis_of(trace: Trace, read: Read | None, question: Question) -> Answer:
+def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> AnalysisResult:
     accesses = accesses_of(trace)
     curve = curve_of(accesses)
-    order = depth_first(accesses) if question.ordered or question.capacity_tokens else None
+    order = depth_first(accesses) if options.ordered or options.capacity_tokens else None
     sharing = sharing_of(accesses)
-    blocks = curve.needed(question.target)
+    blocks = curve.needed(options.target)
     needed = Needed(
-        target=question.target,
-        exact=_cache(curve, blocks, question),
+        target=options.target,
+        exact=_cache(curve, blocks, options),
         headroom=HEADROOM,
-        with_headroom=_cache(curve, max(with_headroom(blocks), sharing.longest_blocks), question),
+        with_headroom=_cache(curve, max(with_headroom(blocks), sharing.longest_blocks), options),
     )
-    capacity_tokens = question.capacity_tokens or needed.with_headroom.tokens
-    at_capacity = _cache(curve, capacity_tokens // trace.block_tokens, question) if question.capacity_tokens else None
+    capacity_tokens = options.capacity_tokens or needed.with_headroom.tokens
+    at_capacity = _cache(curve, capacity_tokens // trace.block_tokens, options) if options.capacity_tokens else None
     breaks = None if read is None else Breaks(read.requests, read.without_body, read.without_text, search(read.prompts))
     analysis = Analysis(
         name=trace.name,
         sharing=sharing,
         needed=needed,
-        curve=[_cache(curve, curve.needed(share), question) for share in SHARES],
+        curve=[_cache(curve, curve.needed(share), options) for share in SHARES],
         block_sizes=list(coarser(accesses)),
         at_capacity=at_capacity,
         breaks=breaks,
         order=None if order is None else _ordered(accesses, order, curve, capacity_tokens),
     )
-    return Answer(analysis, curve, order)
+    return AnalysisResult(analysis, curve, order)
 
 
-def _cache(curve: Curve, blocks: int, question: Question) -> Cache:
+def _cache(curve: Curve, blocks: int, options: AnalysisOptions) -> Cache:
     tokens = blocks * curve.block_tokens
-    per_token = question.kv_bytes_per_token
+    per_token = options.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from lab.bench.answer import EVENT_STREAM, Outcome, error_text, read_event
+from lab.bench.outcome import EVENT_STREAM, Outcome, error_text, read_event
 from router.members.target import Target
 from router.members.upstream import Broken, Header, Sending, Upstream
 from router.proxy.sse import DONE, EventReader, payload_of

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lab.bench.answer import Outcome
 from lab.bench.figures import Figures
+from lab.bench.outcome import Outcome
 from lab.percentiles import percentile
 
 CONFIDENCE = 0.95

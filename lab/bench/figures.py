@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from lab.bench.answer import Outcome
+from lab.bench.outcome import Outcome
 from lab.percentiles import Spread, spread
 
 TOO_MANY = 429

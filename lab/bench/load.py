@@ -11,9 +11,9 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from lab.bench.answer import Outcome
 from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Arrival, Conversation
+from lab.bench.outcome import Outcome
 from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.prompts import Form, asked_tokens
 

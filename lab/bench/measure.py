@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
-from lab.bench.answer import Outcome
 from lab.bench.client import Endpoint
 from lab.bench.compare import Ratio, compare, paired
 from lab.bench.conversations import Arrival
 from lab.bench.figures import figures
 from lab.bench.load import Limits, Load, RunResult
+from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
 from lab.bench.words import Ids, Words

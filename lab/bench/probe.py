@@ -7,9 +7,9 @@ import click
 import msgspec
 from msgspec import Struct
 
-from lab.bench.answer import Outcome, error_text
 from lab.bench.client import Endpoint, InFlight
 from lab.bench.conversations import Conversation, Turn
+from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Ids, Passage, Words
 from router.members.upstream import Broken

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from lab.bench.answer import Outcome
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
+from lab.bench.outcome import Outcome
 from lab.bench.overhead import LAG_LIMIT_S, Overhead
 from lab.bench.probe import Probe
 

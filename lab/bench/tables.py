@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from events.tool.words import number, seconds
-from lab.bench.answer import Outcome
 from lab.bench.compare import Ratio
 from lab.bench.figures import Figures
+from lab.bench.outcome import Outcome
 from lab.bench.result import EndpointResult, Result
 from lab.percentiles import Spread
 from lab.plots import drawing

@@ -16,7 +16,7 @@ from lab.writing import new_file, write_whole
 from replica.sizing import kv_bytes_per_token
 
 if TYPE_CHECKING:
-    from lab.analysis.analysis import Answer, Question
+    from lab.analysis.analysis import AnalysisOptions, AnalysisResult
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -82,21 +82,21 @@ def analyze(
         config = shape_of(model).config
         kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
     from lab.analysis import report
-    from lab.analysis.analysis import Question
+    from lab.analysis.analysis import AnalysisOptions
 
-    question = Question(
+    options = AnalysisOptions(
         target=target, kv_bytes_per_token=kv_bytes, capacity_tokens=capacity_tokens, ordered=order_path is not None
     )
-    answer = _answer(path, block_tokens, question)
-    found = answer.analysis
+    result = _analyzed(path, block_tokens, options)
+    found = result.analysis
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
     if order_path is not None:
-        _write_order(path, order_path, answer)
+        _write_order(path, order_path, result)
     if plot_path is not None:
-        report.plot(plot_path, found.name, answer.curve)
+        report.plot(plot_path, found.name, result.curve)
 
 
-def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answer":
+def _analyzed(path: Path, block_tokens: int | None, options: "AnalysisOptions") -> "AnalysisResult":
     from lab.analysis import reading
     from lab.analysis.analysis import analysis_of
 
@@ -105,9 +105,9 @@ def _answer(path: Path, block_tokens: int | None, question: "Question") -> "Answ
         trace = reading.read(path, block_tokens, tell)
     with progress("reading prompts", size) as tell:
         read = reading.prompts(path, tell) if reading.is_log(path) else None
-    _check_capacity(trace, question.capacity_tokens)
+    _check_capacity(trace, options.capacity_tokens)
     with progress("analyzing", 1):
-        return analysis_of(trace, read, question)
+        return analysis_of(trace, read, options)
 
 
 def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
@@ -120,11 +120,11 @@ def _check_capacity(trace: Trace, capacity_tokens: int | None) -> None:
         )
 
 
-def _write_order(path: Path, order_path: Path, answer: "Answer") -> None:
+def _write_order(path: Path, order_path: Path, result: "AnalysisResult") -> None:
     from lab.analysis.reading import names
 
-    assert answer.order is not None, "it was asked for"
+    assert result.order is not None, "it was asked for"
     given = names(path)
-    known = len(answer.order)
-    lines = [*(given[place] for place in answer.order.tolist()), *given[known:]]
+    known = len(result.order)
+    lines = [*(given[place] for place in result.order.tolist()), *given[known:]]
     write_whole(order_path, "".join(f"{line}\n" for line in lines))

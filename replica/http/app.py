@@ -1,4 +1,4 @@
-"""The replica's HTTP API by path. A generation request goes through `request_reader`, `work` and `answering`."""
+"""The replica's HTTP API. A generation request goes through `request_reader`, `work` and `generation_response`."""
 
 import copy
 import hmac
@@ -17,8 +17,8 @@ from starlette.types import Scope
 from api import schema
 from api.errors import ApiError, draining, unauthorized
 from api.http import documents
-from api.http.answers import json_response
 from api.http.bodies import Bodies
+from api.http.responses import json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, Table, add_routes
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
@@ -27,9 +27,9 @@ from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, 
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
-from replica.http.answering import Answering
 from replica.http.errors import add_error_answers, unavailable
 from replica.http.forms import form_of
+from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
 from replica.http.request_reader import GenerationRequest, Reader
 from replica.http.work import Served, plan, size_of_plan
@@ -75,7 +75,7 @@ class Endpoints:
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
         form = form_of(work, self.model, tokenizer)
-        return Answering(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
+        return GenerationResponse(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
 
     def _open(self) -> Hello:
         """ApiError 503 when no work can be taken (yet, or any more)."""

@@ -6,7 +6,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.errors import ApiError, internal
-from api.http.answers import error_response
+from api.http.responses import error_response
 from replica.client import EngineDied
 from replica.http.metrics import Metrics
 

@@ -12,11 +12,11 @@ from msgspec import UNSET, UnsetType
 
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
-    ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatMessage,
     Completion,
     CompletionChoice,
     FinishReason,
@@ -258,7 +258,7 @@ class WholeChat(WholeForm):
         said = self.joined(choice.index)
         return ChatChoice(
             index=choice.index,
-            message=ChatAnswer(content=said.text),
+            message=ChatMessage(content=said.text),
             logprobs=self.logprobs(said),
             finish_reason=finish_reason(said),
             stop_reason=self.stop_reason(choice),

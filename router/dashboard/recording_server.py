@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from api.errors import ApiError, invalid
-from api.http.answers import error_response
+from api.http.responses import error_response
 from events.tool.options import StreamOptions, Target, is_endpoint, open_target
 from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
-from api.http.answers import error_response
+from api.http.responses import error_response
 from api.http.routes import Role, Table, add_routes, mark_admitted
 from router.core import Router
 from router.dashboard.dashboard import Dashboard

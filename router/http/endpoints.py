@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 
 from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
-from api.http.answers import json_response
 from api.http.bodies import Bodies, declared_size
+from api.http.responses import json_response
 from api.responses import Model, ModelList
 from router.core import Router
 from router.dashboard import static_files

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from router.members.spec import BadSpec, Engine, ModelName, NativeAnswer, ReplicaSpec, told
+from router.members.spec import BadSpec, Engine, ModelName, NativeDescription, ReplicaSpec, with_description
 
 MOST_MODELS = 4096  # of one replica, adapters included
 MOST_REQUESTS = 10**6  # in one replica
@@ -45,7 +45,7 @@ class _Pool(Struct, frozen=True):
     total: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
 
 
-class _Native(NativeAnswer, frozen=True):
+class _Native(NativeDescription, frozen=True):
     tokenizer: str | None = None
     pool: _Pool = _Pool()
 
@@ -72,7 +72,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         answer = _decode_native(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    completed = told(spec, answer)
+    completed = with_description(spec, answer)
     return Facts(
         spec=completed,
         native=True,

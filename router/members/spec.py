@@ -192,7 +192,7 @@ class Endpoints(Struct, frozen=True):
     snapshot: str | None = None
 
 
-class NativeAnswer(Struct, frozen=True):
+class NativeDescription(Struct, frozen=True):
     """The part of GET /load that describes the replica."""
 
     model: ModelName
@@ -204,21 +204,21 @@ class NativeAnswer(Struct, frozen=True):
     draining: bool = False
 
 
-def told(spec: ReplicaSpec, answer: NativeAnswer) -> ReplicaSpec:
-    """Complete the spec by the replica's answer; sizes, sockets and incarnation that are set already stay."""
-    if spec.model is not None and spec.model != answer.model:
-        raise BadSpec(f"{spec.name} serves {answer.model!r}, not {spec.model!r}; correct model, or leave it out")
-    found: dict[str, Any] = {"engine": "warmroute", "model": answer.model}
+def with_description(spec: ReplicaSpec, described: NativeDescription) -> ReplicaSpec:
+    """Complete the spec by the replica's description of itself; what is set already stays."""
+    if spec.model is not None and spec.model != described.model:
+        raise BadSpec(f"{spec.name} serves {described.model!r}, not {spec.model!r}; correct model, or leave it out")
+    found: dict[str, Any] = {"engine": "warmroute", "model": described.model}
     if spec.block_size is None:
-        found["block_size"] = answer.block_size
+        found["block_size"] = described.block_size
     if spec.max_model_len is None:
-        found["max_model_len"] = answer.max_model_len
+        found["max_model_len"] = described.max_model_len
     if spec.incarnation is None:
-        found["incarnation"] = answer.incarnation
-    if spec.events is None and answer.endpoints is not None:
+        found["incarnation"] = described.incarnation
+    if spec.events is None and described.endpoints is not None:
         host = spec.target.host
-        found |= {field: _reachable(spec, getattr(answer.endpoints, field), host) for field in SOCKETS}
-        found["topic"] = spec.topic or answer.topic or ""
+        found |= {field: _reachable(spec, getattr(described.endpoints, field), host) for field in SOCKETS}
+        found["topic"] = spec.topic or described.topic or ""
     return msgspec.structs.replace(spec, **found)
 
 

@@ -35,7 +35,7 @@ class Probe(Struct, frozen=True):
     what: str
 
 
-class Verdict(Struct, frozen=True):
+class ProbeResult(Struct, frozen=True):
     """The result of a check; `verified` is None if the replica's answers do not tell."""
 
     verified: bool | None
@@ -66,7 +66,7 @@ def _probe(prompts: Prompts, fields: dict[str, Any]) -> Probe | None:
     return Probe(body, expected, "a prompt" if "prompt" in fields else f"{len(fields['messages'])} messages")
 
 
-def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Verdict:
+def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> ProbeResult:
     """Compare answers (status, body): False at the first difference, None if one is unusable, else True."""
     unknown = None
     for probe, (status, body) in zip(asked, answers, strict=True):
@@ -74,10 +74,10 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Ver
         if found is None:
             unknown = unknown or f"POST /tokenize answers {status} to {probe.what}"
         elif found != probe.expected:
-            return Verdict(False, f"{probe.what}: {_difference(probe.expected, found)}")
+            return ProbeResult(False, f"{probe.what}: {_difference(probe.expected, found)}")
     if unknown or not asked:
-        return Verdict(None, unknown or "there is nothing to ask")
-    return Verdict(True, f"{len(asked)} answers of POST /tokenize are as expected")
+        return ProbeResult(None, unknown or "there is nothing to ask")
+    return ProbeResult(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
 def _token_ids(status: int, body: bytes) -> list[int] | None:

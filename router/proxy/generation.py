@@ -23,7 +23,6 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadabl
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import Tokens
-from router.proxy.answer import Answer
 from router.proxy.attempt import Attempt, refusal_code
 from router.proxy.exchange import Exchange
 from router.proxy.headers import (
@@ -41,6 +40,7 @@ from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
 from router.proxy.request import RESTING, Request
 from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.resumable_response import ResumableResponse
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Generation(Request):
     notes: Notes | None = None
     trace: Any = None  # router.tracing.Trace, whose package is an extra; None: it is not traced
     _tokens_of_model: Tokens = field(init=False)
-    _answer: Answer = field(init=False)
+    _response: ResumableResponse = field(init=False)
     _lost: int = 0
     _moves: int = 0  # away from replicas that fell silent
     _reads_events: bool = False  # whether the client does, so that its stream can end with an error
@@ -163,7 +163,7 @@ class Generation(Request):
         """Place the request, now that its prompt is made."""
         assert self.model is not None, "it was asked to make the prompt"
         self.prompt, self._tokens_of_model = prompt, self.model.tokens
-        self._answer = Answer(self.chat, prompt, self._body, self.model.tokens, self.router.config.resume)
+        self._response = ResumableResponse(self.chat, prompt, self._body, self.model.tokens, self.router.config.resume)
         self.place()
 
     def _is_ready(self) -> bool:
@@ -194,19 +194,19 @@ class Generation(Request):
         return decision
 
     def _send(self, member: Member, decision: Decision) -> bool:
-        answer, exchange = self._answer, self.exchange
+        response, exchange = self._response, self.exchange
         # Before anything is counted, since the client's body may be unusable.
         try:
             if not exchange.response_started:
-                answer.begin(member)
-            elif not answer.can_go_on(member, exchange.sent_bytes > 0):
+                response.begin(member)
+            elif not response.can_go_on(member, exchange.sent_bytes > 0):
                 return False
             if member.native:
                 body, dropped, types, path = self._body, TO_NATIVE, NATIVE_TYPES, None
-                envelope = answer.envelope(decision.priority_s(self.router.now_s()))
+                envelope = response.envelope(decision.priority_s(self.router.now_s()))
             else:
-                body, path = answer.foreign_body(member)
-                dropped, types = TO_FOREIGN if answer.continuation is None else TO_READ, FOREIGN_TYPE
+                body, path = response.foreign_body(member)
+                dropped, types = TO_FOREIGN if response.continuation is None else TO_READ, FOREIGN_TYPE
                 envelope = b""
         except UNREADABLE as error:
             raise unreadable(error) from None
@@ -254,10 +254,10 @@ class Generation(Request):
             return
         streams = (value_of(attempt.headers, b"content-type") or b"").startswith(SSE_TYPE)
         if not streams:
-            self._answer.continuation = None
+            self._response.continuation = None
             if not self.peek.stream:
                 return  # until it is complete, another replica can repeat it
-        length = None if self._answer.continuation is not None else value_of(attempt.headers, b"content-length")
+        length = None if self._response.continuation is not None else value_of(attempt.headers, b"content-length")
         self._reads_events = streams and length is None
         self._start(attempt, length)
 
@@ -281,8 +281,8 @@ class Generation(Request):
             self.reported_tokens = cached_tokens_in(body)
         if self.notes is not None and not attempt.framed:
             self.notes.read(body)
-        if self._answer.continuation is not None:
-            body, lost = self._answer.read(body, complete)
+        if self._response.continuation is not None:
+            body, lost = self._response.read(body, complete)
             if lost is not None:
                 self._lose(attempt, body, lost)
                 return
@@ -393,7 +393,7 @@ class Generation(Request):
 
     def _pass_on(self, attempt: Attempt, body: bytes) -> None:
         """Stream a long refusal to the client like an answer."""
-        self._answer.continuation = None
+        self._response.continuation = None
         if self.exchange.response_started:
             attempt.cancel()
             self._end_attempt(attempt)
@@ -408,7 +408,7 @@ class Generation(Request):
         """Continue at another replica after a loss, from the start or from where the answer was cut."""
         exchange = self.exchange
         self._broke(attempt, broken)
-        self._answer.keep(attempt)
+        self._response.keep(attempt)
         moved = broken.silent and not broken.refused
         if moved:
             self._moves += 1
@@ -420,7 +420,7 @@ class Generation(Request):
             exchange.finish()
             return
         self._taken_whole()  # another replica repeats it
-        why_not = self._answer.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
+        why_not = self._response.settle(attempt, exchange.sent_bytes > 0) if exchange.response_started else None
         if why_not is None and exchange.response_started and not self._reads_events:
             why_not = "the client has a part of a whole answer already"
         if why_not is not None:
@@ -455,13 +455,13 @@ class Generation(Request):
                 able = can_take(one, self._tokens, self.tried) and self.peek.model in member.models
                 # The generated tokens are part of the prompt there.
                 able = able and (not started or one.max_model_len is None or one.max_model_len >= (longest or 0))
-            if able and (not started or (self._reads_events and self._answer.may_move(attempt, member))):
+            if able and (not started or (self._reads_events and self._response.may_move(attempt, member))):
                 return True
         return False
 
     def _ends_here(self, member: Member) -> bool:
         """Finish the stream without a replica if all its tokens were generated; return whether that was so."""
-        ending = self._answer.ending(member) if self.exchange.response_started else None
+        ending = self._response.ending(member) if self.exchange.response_started else None
         if ending is None:
             return False
         self.exchange.finish(ending)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from api import responses
 from api.responses import (
-    ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatMessage,
     Completion,
     CompletionChoice,
     Delta,
@@ -47,7 +47,7 @@ def test_a_completion_is_one_for_the_openai_client() -> None:
 def test_a_chat_completion_is_one_for_the_openai_client() -> None:
     choice = ChatChoice(
         index=0,
-        message=ChatAnswer(content="a"),
+        message=ChatMessage(content="a"),
         finish_reason="length",
         logprobs=responses.chat_logprobs(BYTES, CHOSEN),
     )
@@ -120,7 +120,7 @@ def test_ids_differ_and_say_what_they_name() -> None:
 
 @given(text=st.text(max_size=30))
 def test_an_event_is_one_line(text: str) -> None:
-    sent = event(encode(ChatAnswer(content=text)))
+    sent = event(encode(ChatMessage(content=text)))
     assert sent.startswith(b"data: ") and sent.endswith(b"\n\n")
     assert sent.count(b"\n") == 2
     assert json.loads(sent.removeprefix(b"data: "))["content"] == text

@@ -13,7 +13,6 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from events.answers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Answers
 from events.bound_socket import MOST_TOPICS
 from events.curve import load_curve, write_keys
 from events.messages import BlockStored
@@ -21,6 +20,7 @@ from events.native import SNAPSHOT_REQUEST
 from events.publisher import Publisher, PublisherConfig
 from events.publisher_stats import PublisherStats
 from events.replay_buffer import ReplayBuffer
+from events.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
 
@@ -204,7 +204,7 @@ def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
 
 
 class Asked:
-    """Answers between real sockets, at times that the test says."""
+    """Transfers between real sockets, by a clock that the test sets."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", messages: int) -> None:
         self.now_s = 0.0
@@ -216,7 +216,7 @@ class Asked:
         self.router.sndhwm = self.router.rcvhwm = 4
         self.router.bind("inproc://asked")
         self.messages = messages
-        self.answers = Answers(None, iter, self.router, self._snapshot, lambda: self.now_s, self.stats)  # type: ignore[arg-type]
+        self.transfers = Transfers(None, iter, self.router, self._snapshot, lambda: self.now_s, self.stats)  # type: ignore[arg-type]
 
     def _snapshot(self) -> list[tuple[zmq.Frame]]:
         self.made += 1
@@ -233,9 +233,9 @@ class Asked:
     def turns(self, seconds: float, step_s: float = 0.05) -> None:
         ends = self.now_s + seconds
         while self.now_s < ends:
-            if self.answers.may_receive:
-                self.answers.receive(self.router)
-            self.answers.turn()
+            if self.transfers.may_receive:
+                self.transfers.receive(self.router)
+            self.transfers.turn()
             self.now_s += step_s
 
 
@@ -266,8 +266,8 @@ def test_a_peer_that_reads_slowly_gets_all_and_one_that_does_not_is_given_up(
             slow.recv_multipart()
             read += 1
         asked.turns(1)
-        assert asked.stats.abandoned_answers == 1
-        assert asked.answers.wait_s() is None
+        assert asked.stats.abandoned_transfers == 1
+        assert asked.transfers.wait_s() is None
 
 
 def test_no_more_than_two_snapshots_are_alive(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -276,7 +276,7 @@ def test_no_more_than_two_snapshots_are_alive(context: "zmq.Context[zmq.Socket[b
         for number in range(4):
             stack.enter_context(asked.peer(context))
             asked.turns(1)
-            assert asked.stats.abandoned_answers == max(0, number + 1 - SNAPSHOTS_ALIVE)
+            assert asked.stats.abandoned_transfers == max(0, number + 1 - SNAPSHOTS_ALIVE)
 
 
 def test_limits_leave_room_for_a_whole_replay() -> None:

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from api.native import pack_ids
-from replica.client import Answers, EngineClient, EngineDied, EngineRefused
+from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.config import EngineConfig
 from replica.messages import Output, Sampling, Submit
 from tests.replica.serving import FAST, SLOW, config, is_alive
@@ -54,7 +54,7 @@ def submit(client: EngineClient, max_tokens: int = 5, prompt: bytes = b"hello", 
     return Submit(client.new_id(), pack_ids(list(prompt)), Sampling(max_tokens=max_tokens, seed=1), **fields)
 
 
-async def everything(answers: Answers) -> list[Output]:
+async def everything(answers: OutputStream) -> list[Output]:
     outputs = []
     while arrived := await answers.next():
         outputs += arrived

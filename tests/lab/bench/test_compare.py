@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
-from lab.bench.answer import Outcome
 from lab.bench.compare import RATES, Pair, Ratio, compare, paired, rate_ratio
 from lab.bench.figures import figures
+from lab.bench.outcome import Outcome
 
 Chance = random.Random
 

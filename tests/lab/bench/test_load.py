@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from lab.bench.answer import Outcome
 from lab.bench.conversations import Conversation, Turn
 from lab.bench.load import WarmUp
 from lab.bench.measure import Measured
+from lab.bench.outcome import Outcome
 from lab.bench.words import Passage
 from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles
 

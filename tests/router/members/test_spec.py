@@ -7,10 +7,19 @@ import msgspec
 import pytest
 
 from events.curve import write_keys
-from router.members.spec import BadSpec, Endpoints, NativeAnswer, ReplicaSpec, by_name, parse_replica, spec_of, told
+from router.members.spec import (
+    BadSpec,
+    Endpoints,
+    NativeDescription,
+    ReplicaSpec,
+    by_name,
+    parse_replica,
+    spec_of,
+    with_description,
+)
 
 URL = "http://10.0.0.1:8000"
-ANSWER = NativeAnswer(
+ANSWER = NativeDescription(
     model="m",
     block_size=16,
     max_model_len=4096,
@@ -169,7 +178,7 @@ def test_the_key_that_it_is_sent_comes_from_the_environment() -> None:
 
 
 def test_a_native_replica_says_where_its_sockets_are() -> None:
-    spec = told(parse_replica(URL), ANSWER)
+    spec = with_description(parse_replica(URL), ANSWER)
     assert (spec.engine, spec.model, spec.block_size, spec.max_model_len) == ("warmroute", "m", 16, 4096)
     assert (spec.topic, spec.incarnation) == ("kv@a@m", 7)
     assert spec.events == "tcp://10.0.0.1:5557"
@@ -182,26 +191,26 @@ def test_a_native_replica_says_where_its_sockets_are() -> None:
 
 
 def test_an_ipv6_host_keeps_its_brackets() -> None:
-    assert told(parse_replica("http://[2001:db8::1]:80"), ANSWER).events == "tcp://[2001:db8::1]:5557"
+    assert with_description(parse_replica("http://[2001:db8::1]:80"), ANSWER).events == "tcp://[2001:db8::1]:5557"
 
 
 def test_what_was_named_before_stays() -> None:
-    spec = told(parse_replica(f"{URL},max_model_len=100,events=tcp://other:1"), ANSWER)
+    spec = with_description(parse_replica(f"{URL},max_model_len=100,events=tcp://other:1"), ANSWER)
     assert (spec.max_model_len, spec.events, spec.snapshot) == (100, "tcp://other:1", None)
-    assert told(parse_replica(f"{URL},events=off"), ANSWER).source() is None
+    assert with_description(parse_replica(f"{URL},events=off"), ANSWER).source() is None
 
 
 def test_a_replica_without_events_says_none() -> None:
-    assert told(parse_replica(URL), msgspec.structs.replace(ANSWER, endpoints=None)).source() is None
+    assert with_description(parse_replica(URL), msgspec.structs.replace(ANSWER, endpoints=None)).source() is None
 
 
 def test_another_model_than_the_named_one_is_refused() -> None:
     with pytest.raises(BadSpec, match=r"serves 'm', not 'other'; correct model"):
-        told(parse_replica(f"{URL},model=other"), ANSWER)
+        with_description(parse_replica(f"{URL},model=other"), ANSWER)
 
 
 def test_sockets_on_the_replicas_own_machine_are_not_taken_for_ours() -> None:
     answer = msgspec.structs.replace(ANSWER, endpoints=Endpoints("tcp://127.0.0.1:5557"))
     with pytest.raises(BadSpec, match=r"only on its own machine \(tcp://127.0.0.1:5557\); start it with --events-host"):
-        told(parse_replica(URL), answer)
-    assert told(parse_replica("http://localhost:1"), answer).events == "tcp://127.0.0.1:5557"
+        with_description(parse_replica(URL), answer)
+    assert with_description(parse_replica("http://localhost:1"), answer).events == "tcp://127.0.0.1:5557"

@@ -1,8 +1,8 @@
 """Replays and snapshots, sent to each peer as fast as it takes them.
 
-However many ask, and however slowly they read: an answer is a place in what is kept anyway, its messages share their
-bytes with those of all others, and few of them wait in a peer's queue. A peer that takes nothing is given up. Requests
-are read at a bounded rate, in turn from every peer; what is not read yet waits with the peer that has sent it.
+A transfer costs little memory, however many peers ask and however slowly they read: it is a position in what is kept
+anyway, all peers share the bytes of a message, and few messages wait in a peer's queue. A peer that takes nothing is
+given up. Requests are read at a bounded rate, in turn from every peer; unread ones wait at their sender.
 """
 
 import logging
@@ -22,7 +22,7 @@ Message: TypeAlias = tuple[bytes | zmq.Frame, ...]  # the last part is a Frame
 Peer: TypeAlias = tuple[Socket, bytes]  # and the identity that it gave to the connection
 
 REQUESTS_PER_S = 100.0  # of all peers; a reader asks once, and again some seconds later if nothing comes
-MESSAGES_PER_S = 20_000.0  # of all answers
+MESSAGES_PER_S = 20_000.0  # of all transfers
 MESSAGES_PER_TURN = 64
 WAITING_MESSAGES = 256  # in a peer's queue
 STALLED_S = 30.0  # a peer whose queue stays full for so long is given up
@@ -53,15 +53,15 @@ class Rate:
         return max(0.0, (count - self._left) / self._per_s)
 
 
-class Answer:
-    """The part of one peer's answers that is still to be sent."""
+class Transfer:
+    """The rest of one peer's replay or snapshot."""
 
     __slots__ = ("due_s", "messages", "moved_s", "next", "retry_s", "snapshot")
 
     def __init__(self, messages: Iterator[Message], now_s: float, snapshot: int = 0) -> None:
         self.messages = messages
         self.next = next(messages, None)
-        self.snapshot = snapshot  # which one; 0: it is a replay
+        self.snapshot = snapshot  # its number; 0: it is a replay
         self.moved_s = self.due_s = now_s
         self.retry_s = RETRY_S
 
@@ -74,8 +74,8 @@ class Answer:
         self.retry_s = min(2 * self.retry_s, RETRY_AT_MOST_S)
 
 
-class Answers:
-    """Open requests, and the answer in progress for each peer. Time is an argument; it owns no socket."""
+class Transfers:
+    """Open requests, and each peer's transfer in progress. Time is an argument; no socket is owned."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Answers:
         self._snapshot = snapshot
         self._clock = clock
         self._requests: dict[Peer, bytes] = {}  # the newest of each peer
-        self._answers: dict[Peer, Answer] = {}
+        self._transfers: dict[Peer, Transfer] = {}
         self._turns: deque[Peer] = deque()  # the same peers, in the order in which they are served
         self._request_rate = Rate(REQUESTS_PER_S, clock())
         self._message_rate = Rate(MESSAGES_PER_S, clock())
@@ -124,11 +124,11 @@ class Answers:
     def wait_s(self) -> float | None:
         """Until something is to be done without a new request; None: nothing is under way."""
         now_s = self._clock()
-        waits = [answer.due_s - now_s for answer in self._answers.values()]
+        waits = [transfer.due_s - now_s for transfer in self._transfers.values()]
         if waits and not self._message_rate.left(now_s):
             waits = [self._message_rate.wait_s(MESSAGES_PER_TURN)]
         for peer in self._requests:
-            if peer not in self._answers:
+            if peer not in self._transfers:
                 waits.append(self._snapshot_after_s - now_s if peer[0] is self._snapshots else 0.0)
         if not self.may_receive:
             waits.append(self._request_rate.wait_s())
@@ -137,27 +137,27 @@ class Answers:
     # ---- what is sent
 
     def turn(self) -> None:
-        """Start pending answers, and send some messages of one, so that events continue in between."""
+        """Start pending transfers, and send some messages of one; events continue in between."""
         now_s = self._clock()
         self._begin(now_s)
         for _ in range(len(self._turns)):
             peer = self._turns.popleft()
-            answer = self._answers[peer]
-            if answer.due_s > now_s:
+            transfer = self._transfers[peer]
+            if transfer.due_s > now_s:
                 self._turns.append(peer)
                 continue
-            if self._send(peer, answer, now_s):
+            if self._send(peer, transfer, now_s):
                 self._turns.append(peer)
             else:
-                del self._answers[peer]
+                del self._transfers[peer]
             return
 
     def _begin(self, now_s: float) -> None:
-        waiting = [peer for peer in self._requests if peer not in self._answers]
+        waiting = [peer for peer in self._requests if peer not in self._transfers]
         for peer in waiting:
             if peer[0] is self._replays:
                 self.stats.replays += 1
-                self._add(peer, Answer(self._replay(self._requests.pop(peer)), now_s))
+                self._add(peer, Transfer(self._replay(self._requests.pop(peer)), now_s))
         snapshots = [peer for peer in waiting if peer[0] is self._snapshots]
         if snapshots and now_s >= self._snapshot_after_s:
             self._begin_snapshots(snapshots)
@@ -169,39 +169,39 @@ class Answers:
         self._snapshot_after_s = now_s + (now_s - began_s) / SNAPSHOT_SHARE
         self.stats.snapshots += 1
         oldest = self.stats.snapshots - SNAPSHOTS_ALIVE
-        for peer in [peer for peer, answer in self._answers.items() if 0 < answer.snapshot <= oldest]:
-            self._answers[peer].next = None
+        for peer in [peer for peer, transfer in self._transfers.items() if 0 < transfer.snapshot <= oldest]:
+            self._transfers[peer].next = None
             self._abandoned()
         for peer in peers:
             del self._requests[peer]
-            self._add(peer, Answer(iter(messages), now_s, self.stats.snapshots))
+            self._add(peer, Transfer(iter(messages), now_s, self.stats.snapshots))
 
-    def _add(self, peer: Peer, answer: Answer) -> None:
-        self._answers[peer] = answer
+    def _add(self, peer: Peer, transfer: Transfer) -> None:
+        self._transfers[peer] = transfer
         self._turns.append(peer)
 
-    def _send(self, peer: Peer, answer: Answer, now_s: float) -> bool:
-        """False: the answer has ended, or its peer is gone or given up."""
+    def _send(self, peer: Peer, transfer: Transfer, now_s: float) -> bool:
+        """False: the transfer has ended, or its peer is gone or given up."""
         socket, identity = peer
         for _ in range(min(MESSAGES_PER_TURN, self._message_rate.left(now_s))):
-            if answer.next is None:
+            if transfer.next is None:
                 return False
             try:
-                taken = _taken(socket, identity, answer.next)
+                taken = _taken(socket, identity, transfer.next)
             except zmq.ZMQError:  # the peer is gone
                 return False
             if not taken:
-                answer.wait(now_s)
-                if now_s - answer.moved_s < STALLED_S:
+                transfer.wait(now_s)
+                if now_s - transfer.moved_s < STALLED_S:
                     return True
                 self._abandoned()
                 return False
             self._message_rate.take()
-            answer.moved(now_s)
-        return answer.next is not None
+            transfer.moved(now_s)
+        return transfer.next is not None
 
     def _abandoned(self) -> None:
-        self.stats.abandoned_answers += 1
+        self.stats.abandoned_transfers += 1
         if not self._told:
             self._told = True
             log.warning("a peer does not read its replay or snapshot; dropping the rest, it may ask again")

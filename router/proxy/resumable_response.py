@@ -18,8 +18,8 @@ from router.proxy.attempt import Attempt
 from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
 
 
-class Answer(Struct, eq=False):
-    """The answer to one request. For each replica: `begin` or `can_go_on`, then its body; on loss `keep`, `settle`."""
+class ResumableResponse(Struct, eq=False):
+    """The response to one request. For each replica: `begin` or `can_go_on`, its body; if lost `keep`, `settle`."""
 
     _chat: bool
     _prompt: Prompt
@@ -27,7 +27,7 @@ class Answer(Struct, eq=False):
     _tokens: Tokens
     _may_resume: bool
     continuation: Continuation | None = None  # of a stream that is parsed on its way
-    # Equal in a resumed answer and in its beginning:
+    # The same before and after resuming:
     _response_id: str = ""
     _created: int = 0
     _seed: int | None = None

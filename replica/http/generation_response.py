@@ -1,6 +1,6 @@
-"""Answers one generation request: submits it, turns the engine's outputs into bytes, and notices a client that leaves.
+"""The response to one generation request: submit it, turn the engine's outputs into bytes, notice a client that leaves.
 
-Of all code in the HTTP process, only `Answering._take` and what it calls runs for every token.
+`GenerationResponse._take` and what it calls is the only code of the HTTP process that runs for every token.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, invalid, queue_full, too_long
-from api.http.answers import JSON_TYPE
+from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from api.sse import DONE, event
-from replica.client import Answers, EngineClient, EngineDied, EngineRefused
+from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.http.errors import unavailable
 from replica.http.forms import Form
 from replica.http.generation import Choice
@@ -26,7 +26,7 @@ from replica.messages import Output, Submit
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningChoice:
     """One choice that the engine works on."""
 
     choice: Choice
@@ -36,8 +36,8 @@ class Running:
     last_s: float = 0.0
 
 
-class Answering(Response):
-    """The ASGI response; everything that one request owns ends with it."""
+class GenerationResponse(Response):
+    """An ASGI response; it releases everything that the request holds."""
 
     def __init__(
         self, work: Work, engine: EngineClient, form: Form, metrics: Metrics, *, framed: bool, arrived_s: float
@@ -52,36 +52,36 @@ class Answering(Response):
         self._framed = framed  # for a router that asked for native frames
         self._client_left = False
         self._arrived_s = arrived_s  # by time.perf_counter
-        self._answers: Answers
+        self._output_stream: OutputStream
         self._running = {
-            part.submit.id: Running(part.choice, part.submit) for part in work.parts if part.submit is not None
+            part.submit.id: RunningChoice(part.choice, part.submit) for part in work.parts if part.submit is not None
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         submits = [part.submit for part in self._work.parts if part.submit is not None]
-        self._answers = self._engine.submit(submits)
+        self._output_stream = self._engine.submit(submits)
         self._metrics.open_requests += 1
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
-            await self._answer(send)
+            await self._respond(send)
         finally:
             watcher.cancel()
-            self._answers.close()
+            self._output_stream.close()
             self._count_end()
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client_left = True
-        self._answers.close()
+        self._output_stream.close()
 
-    async def _answer(self, send: Send) -> None:
+    async def _respond(self, send: Send) -> None:
         try:
-            outputs = await self._answers.next()
+            outputs = await self._output_stream.next()
             if not (self._work.request.stream or self._framed):
                 while outputs:
                     self._take_all(outputs)
-                    outputs = await self._answers.next()
+                    outputs = await self._output_stream.next()
         except (EngineDied, EngineRefused) as failure:
             if isinstance(failure, EngineRefused):
                 self._running.clear()  # none of them has ever run
@@ -108,10 +108,10 @@ class Answering(Response):
         payload = self._take_all(outputs)
         await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
         try:
-            while not self._answers.complete:
+            while not self._output_stream.complete:
                 if payload:
                     await send({"type": "http.response.body", "body": payload, "more_body": True})
-                payload = self._take_all(await self._answers.next())
+                payload = self._take_all(await self._output_stream.next())
         except EngineDied as failure:
             if self._framed:
                 return  # the connection is cut, and the router resumes elsewhere what it has
@@ -145,7 +145,7 @@ class Answering(Response):
         if choice.finish_reason is not None:
             running.finished = True
             if output.finish_reason is None:
-                self._answers.cancel(output.id)  # a stop string: the engine does not know
+                self._output_stream.cancel(output.id)  # a stop string: the engine does not know
             self._metrics.choice_finished(
                 choice.finish_reason,
                 tokens=choice.completion_tokens,
