@@ -15,7 +15,7 @@ def cuts(*contents: str, **flags: Any) -> tuple[str, ...]:
 def test_special_tokens_and_others_are_cuts() -> None:
     assert cuts("<|im_start|>", "<|im_end|>", "<s>") == ("<s>", "<|im_end|>", "<|im_start|>")
     assert cuts("<think>", special=False) == ("<think>",)
-    assert cuts("<|user|>", rstrip=True) == ("<|user|>",), "what it takes after it belongs to its own piece"
+    assert cuts("<|user|>", rstrip=True) == ("<|user|>",), "text that a marker takes after itself belongs to its piece"
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "single_word", "normalized"])
@@ -31,4 +31,4 @@ def test_a_token_that_may_join_its_left_context_is_no_cut(content: str) -> None:
 def test_tokens_that_overlap_are_none() -> None:
     assert cuts("<s>", "<s><s>x") == ()
     assert cuts("<ab>", ":<a") == (":<a",)
-    assert cuts("<a:b>", ":") == ("<a:b>",), "one inside the other"
+    assert cuts("<a:b>", ":") == ("<a:b>",), "one marker contains the other"

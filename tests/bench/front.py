@@ -113,7 +113,7 @@ class FrontOnWires:
                 wire.written.clear()
                 for piece in answer:
                     connection.data_received(piece)
-        assert self.client.written, "there is no answer"
+        assert self.client.written, "the request got no answer"
         self.client.written.clear()
 
     async def close(self) -> None:

@@ -40,7 +40,7 @@ def steps(model: Path, batch: int, sampling: dict[str, Any], rounds: int, new: i
     assert isinstance(runner, DeviceRunner)
     if new:
         rows = size_for(mixed_sizes(runner.limits.rows), batch + new)
-        assert rows is not None, f"{batch + new} rows are too many for a graph"
+        assert rows is not None, f"{batch + new} rows do not fit into a graph"
         runner.capture(Size(True, rows))
     runner._graphs = dict.fromkeys(runner._graphs, lambda: None)
     chance = random.Random(batch)

@@ -215,7 +215,7 @@ class Client(asyncio.Protocol):
         body = body_of(self._heard)
         if body is not None:
             self._durations_s.append(time.perf_counter() - self._began_s)
-            assert body == self._expected, f"another answer than the worker's: {body!r}"
+            assert body == self._expected, f"expected the worker's answer, got {body!r}"
             self._heard.clear()
             self._ask()
 

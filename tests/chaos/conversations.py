@@ -122,7 +122,7 @@ class Conversations:
             else:
                 answer = json.loads(await response.aread())
                 [said], usage = from_whole(answer, asked), answer["usage"]
-        assert usage is not None, "the stream says nothing of its tokens"
+        assert usage is not None, "the stream has no usage"
         self._check(asked, said, usage)
         cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
         self.heard.append(Heard(time.monotonic(), ttft_s, usage["prompt_tokens"], cached_tokens))

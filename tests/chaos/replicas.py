@@ -98,7 +98,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
     """Wait like `wait_until`, without blocking the event loop."""
     end_s = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < end_s, f"not within {DEADLINE_S:g} s: {what}"
+        assert time.monotonic() < end_s, f"timed out after {DEADLINE_S:g} s: {what}"
         await asyncio.sleep(0.01)
 
 

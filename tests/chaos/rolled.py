@@ -73,7 +73,7 @@ class Rolled:
     async def until(self, true: Callable[[], object], what: str) -> None:
         end_s = time.monotonic() + DEADLINE_S
         while not true():
-            assert time.monotonic() < end_s, f"not within {DEADLINE_S:g} s: {what}; {self.watched.now}"
+            assert time.monotonic() < end_s, f"timed out after {DEADLINE_S:g} s: {what}; {self.watched.now}"
             await asyncio.sleep(LOOK_S)
 
 

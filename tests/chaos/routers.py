@@ -91,7 +91,7 @@ class Fleet:
 
     def start(self, number: int, *, ready: bool = True) -> None:
         """Start a replica in place of one that has ended."""
-        assert self.replicas[number].process.poll() is not None, f"r{number} still runs"
+        assert self.replicas[number].process.poll() is not None, f"r{number} is still running"
         replica = self.replicas[number] = self._begun(number)
         if ready:
             replica.wait_ready()

@@ -256,7 +256,7 @@ async def test_the_head_is_lost_and_comes_back(served: Served) -> None:
         more = f", {time.monotonic() - started_s:.1f} s after Ray on it"
     pause_s = tell(f"the head killed for {DOWN_S:g} s", load, began_s, ready_s, more)
     assert pause_s < AROUND_DEATH_S
-    assert cluster.pids() == before, "replicas were started anew"
+    assert cluster.pids() == before, "replicas were restarted"
     assert cluster.fleet()["models"][0]["wanted"] == REPLICAS + 1
     await unblocked(cluster.scale, REPLICAS)
     await unblocked(cluster.wait_ready)

@@ -37,7 +37,7 @@ async def change(rolled: Rolled, *words: str, keeps: int) -> str:
     rolled.watched.fewest_ready = rolled.watched.now["ready"]
     since = len(rolled.talking.heard)
     said = await rolled.warmroute(*words)
-    assert len(rolled.talking.heard) > since, "it was over before anybody could notice"
+    assert len(rolled.talking.heard) > since, "the change was over before any request saw it"
     assert rolled.watched.fewest_ready >= keeps
     end = len(rolled.talking.heard)
     await rolled.until(

@@ -129,4 +129,4 @@ def test_the_log_is_a_trace(incident: Incident) -> None:
     trace = read_trace(incident.log)
     assert trace.block_tokens == 16 and len(trace.requests) == REQUESTS
     distinct = {block for request in trace.requests for block in request.blocks}
-    assert len(distinct) < sum(len(request.blocks) for request in trace.requests) / 2, "prefixes are shared"
+    assert len(distinct) < sum(len(request.blocks) for request in trace.requests) / 2, "no request shared a prefix"

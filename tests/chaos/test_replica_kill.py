@@ -80,7 +80,7 @@ async def stream_text(http: httpx2.AsyncClient, asked: dict[str, Any], heard: as
             if not line.startswith("data: "):
                 continue
             if line == "data: [DONE]":
-                assert ended, "a stream without a finish_reason says that it is done"
+                assert ended, "a stream without a finish_reason ends with [DONE]"
                 return text
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
@@ -139,7 +139,7 @@ class Traces:
         with suppress(ChildProcessError):  # its parent is init, unless this process adopts orphans
             os.waitpid(self.engine_pid, 0)
         for pid in (self.served.process.pid, self.engine_pid):
-            assert not os.path.exists(f"/proc/{pid}"), f"process {pid} is left, alive or as a zombie"
+            assert not os.path.exists(f"/proc/{pid}"), f"process {pid} still exists, running or as a zombie"
         assert [port for port in self.ports if not can_bind(port)] == []
         assert list(self.served.folder.iterdir()) == []
 
@@ -360,7 +360,7 @@ async def test_streams_continue_after_the_engine_was_stopped_for_two_seconds() -
             oracle.choices(Asked(path(asked), asked))[0].text for asked in (body(n, 100) for n in range(STREAMS))
         ]
         assert texts == expected
-        assert slowest_s < 0.5, "HTTP waited for the engine"
+        assert slowest_s < 0.5, "the HTTP process waited for the engine"
         served.wait_idle()
 
 

@@ -142,8 +142,8 @@ async def test_256_clients_with_random_manners_leave_nothing_behind() -> None:
         print(f"tasks {tasks} -> {tasks_now}, objects {objects} -> {objects_now}")
         assert tasks_now <= tasks and objects_now < objects + OBJECTS_TOLERANCE
         for name in ("HTTP", "engine"):
-            assert end.files[name] <= warm.files[name] + FILES_TOLERANCE, f"the {name} process leaks files"
-            assert end.bytes[name] - middle.bytes[name] < GROWTH_BYTES, f"the {name} process grows"
+            assert end.files[name] <= warm.files[name] + FILES_TOLERANCE, f"the {name} process leaks file descriptors"
+            assert end.bytes[name] - middle.bytes[name] < GROWTH_BYTES, f"the {name} process leaks memory"
         assert served.end() == 0
         expected = ("check passed", " INFO running ", "holds ")
         lines = [line for line in served.err if not any(words in line for words in expected)]

@@ -196,7 +196,7 @@ async def test_slow_clients_get_an_error_and_do_no_harm(served: RouterProcess) -
         took_s = time.monotonic() - began_s
         assert {told.split()[1] for told in heads} == {b"408"}
         assert HEAD_LIMIT_S - 1 < took_s < HEAD_LIMIT_S + 3
-        assert not any(client.reader.at_eof() for client in slow_bodies), "a body that comes, if slowly, is waited for"
+        assert not any(client.reader.at_eof() for client in slow_bodies), "a slow body timed out"
         for task in trickling:
             task.cancel()
         await asyncio.gather(*trickling, return_exceptions=True)

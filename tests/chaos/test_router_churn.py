@@ -56,12 +56,12 @@ class Holds(NamedTuple):
 
     def check_against(self, before: "Holds") -> None:
         more = self.cycles - before.cycles
-        assert self.tasks <= before.tasks, f"{self.tasks - before.tasks} tasks were left"
-        assert self.threads <= before.threads, f"{self.threads - before.threads} threads were left"
-        assert self.files <= before.files + FILES_TOLERANCE, f"{self.files - before.files} files were left open"
+        assert self.tasks <= before.tasks, f"{self.tasks - before.tasks} tasks leaked"
+        assert self.threads <= before.threads, f"{self.threads - before.threads} threads leaked"
+        assert self.files <= before.files + FILES_TOLERANCE, f"{self.files - before.files} files leaked"
         blocks, grown = self.blocks - before.blocks, self.resident - before.resident
-        assert blocks < BLOCKS_PER_CYCLE * more, f"{blocks:,} blocks of memory were left of {more} replicas"
-        assert grown < GROWTH_BYTES, f"it has grown by {grown / 2**20:.1f} MiB with {more} replicas"
+        assert blocks < BLOCKS_PER_CYCLE * more, f"{blocks:,} blocks of memory leaked over {more} replicas"
+        assert grown < GROWTH_BYTES, f"the router grew by {grown / 2**20:.1f} MiB over {more} replicas"
 
 
 class Registry:
@@ -146,7 +146,7 @@ class Churn:
         await until(lambda: not self._by_name and not upkeep._leaving, "all have left")
         index.check()
         assert not any(holders.masks for holders in (*index._media.values(), index.optimistic.holders))
-        assert not index._blocks, "a slot is in use"
+        assert not index._blocks, "a slot of the index is still in use"
         async with self._http() as http:
             assert f'"r{self.cycles - 1}"' not in (await http.get("/metrics")).text
         await asyncio.sleep(0.3)  # libzmq's threads close sockets after us
@@ -184,7 +184,7 @@ async def test_nothing_is_kept_of_replicas_that_have_gone() -> None:
             f"{after.blocks - before.blocks:+,} blocks of memory, {(after.resident - before.resident) / 2**20:+.2f} MiB"
         )
         after.check_against(before)
-        assert churn.highest_slot < 2 * AT_ONCE, "slots of the index are not used again"
+        assert churn.highest_slot < 2 * AT_ONCE, "slots of the index are not reused"
 
 
 # ---- the negative controls
@@ -212,10 +212,10 @@ def leave_a_thread(kept: list[Any], upkeep: Upkeep, name: str) -> None:  # noqa:
 @pytest.mark.parametrize(
     ("leave", "seen"),
     [
-        (leave_a_task, "tasks were left"),
-        (leave_a_connection, "files were left open"),
+        (leave_a_task, "tasks leaked"),
+        (leave_a_connection, "files leaked"),
         (leave_what_it_held, "blocks of memory were left"),
-        (leave_a_thread, "threads were left"),
+        (leave_a_thread, "threads leaked"),
     ],
 )
 async def test_what_is_left_of_each_replica_would_be_seen(

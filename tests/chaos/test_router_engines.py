@@ -216,7 +216,7 @@ def seeded() -> list[Chain]:
 
 async def test_engines_with_other_hash_seeds_match_the_same(tmp_path: Path) -> None:
     chains = seeded()
-    assert len({tuple(chain.ints) for chain in chains}) == len(chains) > 1, "their hashes are the same"
+    assert len({tuple(chain.ints) for chain in chains}) == len(chains) > 1, "both engines publish the same hashes"
     for number, chain in enumerate(chains):
         batches = [encode_batch(EventBatch(1.0, [chain.stored(chain.forms[number % 2])]))]
         record_story(tmp_path / f"{number}.wre", Story(chain.name, "vllm", batches))

@@ -246,7 +246,7 @@ async def play(made: World, for_s: float, requests: int) -> None:
     await made.quiet_point()
     print(f"{right} of {requests} predictions were right, {warm} prompts were warm")
     assert right >= OBJECTIVE * requests, f"{requests - right} of {requests} predictions were wrong"
-    assert warm > requests / 3, "most prompts were cold, so little was predicted"
+    assert warm > requests / 3, "too few hits were predicted: most prompts were cold"
 
 
 async def test_at_every_quiet_point_the_index_is_what_the_replicas_hold() -> None:
@@ -256,12 +256,12 @@ async def test_at_every_quiet_point_the_index_is_what_the_replicas_hold() -> Non
         lost = made.lossy.ask()["lost"]
         state = made.router.feeds.state(f"r{LOSSY}")
         assert state is not None
-        assert lost > 10 and state.gaps > 5, "hardly anything was lost, so hardly anything was tested"
+        assert lost > 10 and state.gaps > 5, "too few batches were lost to test repairs"
         killed = made.router.feeds.state(f"r{KILLED}")
         assert killed is not None and killed.snapshots > 0
         # Events in flight make some predictions wrong; that is no reason to read whole caches again and again.
         assert all(member.resyncs <= 1 + LOAD_S // 60 for member in made.router.members)
-        assert made.largest > 300, "no replica was full, so nothing was evicted"
+        assert made.largest > 300, "no replica filled up, so nothing was evicted"
         print(f"{made.crowd.counts}; {lost} batches lost, {state.gaps} gaps, {state.repairs} repairs")
         print(f"resumed {made.router.counts.resumes}, retried {made.router.counts.retries}")
 

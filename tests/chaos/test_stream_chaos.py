@@ -91,7 +91,7 @@ def wait_exact(
         took = time.monotonic() - began
         if all(states[view]["inexact"] is None and states[view]["seq"] >= at_seq for view in views):
             return took
-        assert took < within_s, f"after {took:.1f} s: {states}, wanted sequence number {at_seq}"
+        assert took < within_s, f"after {took:.1f} s: {states}, expected sequence number {at_seq}"
         time.sleep(0.005)
 
 
@@ -124,7 +124,7 @@ def test_a_subscriber_stopped_for_ten_seconds_is_exact_again_within_one(start: C
     wait_exact(subscriber, truth["seq"])
     assert_equals(subscriber, truth, NATIVE)
     stats = subscriber.ask()["views"][NATIVE]["stats"]
-    assert stats["snapshots"] + stats["replays"] > 1, "nothing was lost, so nothing was tested"
+    assert stats["snapshots"] + stats["replays"] > 1, "no batch was lost, so no repair was tested"
     print(f"exact again after {took:.3f} s; {stats}")
     assert_bare_is_wrong_and_says_so(subscriber, truth)
 

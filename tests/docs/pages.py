@@ -57,7 +57,7 @@ def split(block: str) -> Iterator[str]:
         if command.strip() and not line.endswith("\\") and is_complete(command):
             yield command.strip()
             command = ""
-    assert not command.strip(), f"this block does not end: {block}"
+    assert not command.strip(), f"unterminated code block: {block}"
 
 
 def is_complete(command: str) -> bool:

@@ -76,8 +76,8 @@ class Shell:
         self._serving[command] = (pid, log)
         deadline = time.monotonic() + WITHIN_S
         while not log.exists() or says not in log.read_text():
-            assert is_alive(pid), f"ended: {command}\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"says nothing: {command}\n{log.read_text()}"
+            assert is_alive(pid), f"exited: {command}\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"prints nothing: {command}\n{log.read_text()}"
             time.sleep(0.1)
         time.sleep(0.0 if says else 2.0)
         return log.read_text()

@@ -42,7 +42,7 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
             context = click.Context(command)
             for name in command.list_commands(context):
                 child = command.get_command(context, name)
-                assert child is not None, f"{path} lists {name} but does not have it"
+                assert child is not None, f"{path} lists {name}, which it does not define"
                 pending.append((f"{path} {name}", child))
 
 

@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = DEA
     end_s = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < end_s, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < end_s, f"timed out after {within_s:g} s: {what}"
         pause.wait(0.01)
 
 

@@ -26,7 +26,7 @@ def pauses(reconnects: Reconnects, lives_s: list[float]) -> Iterator[float | Non
 
 def test_after_a_cut_zeromq_connects_again_at_once() -> None:
     assert set(pauses(Reconnects(0.0), [LET_IN_S, 60.0, LET_IN_S])) == {None}
-    assert list(pauses(Reconnects(0.0), [60.0, 0.0, 60.0, 0.0])) == [None] * 4, "a short one by itself is chance"
+    assert list(pauses(Reconnects(0.0), [60.0, 0.0, 60.0, 0.0])) == [None] * 4, "one short outage is no pattern"
 
 
 def test_pauses_grow_while_every_connection_ends_at_once() -> None:
@@ -56,7 +56,7 @@ def test_a_connection_that_zeromq_has_given_up_is_made_again() -> None:
     reconnects = Reconnects(0.0)
     assert not reconnects.is_due(RECONNECT_S - 0.1)
     assert reconnects.is_due(RECONNECT_S + 0.1)
-    assert not reconnects.is_due(RECONNECT_S + 0.2), "and given as long again"
+    assert not reconnects.is_due(RECONNECT_S + 0.2), "the deadline starts over"
     reconnects.connected(10.0)
     assert not reconnects.is_due(1000.0)
     reconnects.lost(1000.0)

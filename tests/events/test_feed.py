@@ -136,7 +136,7 @@ def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
     assert replica.feed.view.resolver.resident_blocks() == 100
     replica.publish([BlockRemoved([block(number) for number in range(60)], "GPU")])
     replica.speaks(60)
-    assert (replica.asked, replica.inexact) == (2, ""), "what had no room is read when there is some"
+    assert (replica.asked, replica.inexact) == (2, ""), "frames left unread are read once there is room"
 
 
 def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica: Replica) -> None:
@@ -172,7 +172,7 @@ def test_a_snapshot_too_long_to_be_read_is_asked_for_twice_and_no_more(
         replica.speaks(20)
     assert replica.asked == asked + 1
     assert "snapshot" in replica.inexact
-    assert {block(197)} <= replica.feed.view.resolver.keys(), "what comes live is applied"
+    assert {block(197)} <= replica.feed.view.resolver.keys(), "live batches are applied"
     assert caplog.text.count("snapshot is larger than") == 1
     replica.seq += 3  # and what is lost is not asked for
     replica.holds(210)

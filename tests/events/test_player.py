@@ -118,7 +118,7 @@ def play_all(
         subscriber.connect(player.endpoints[0])
         live: list[list[bytes]] = []
         while len(live) < player.batches - (start_seq or 0):
-            assert subscriber.poll(DEADLINE_MS), "nothing comes"
+            assert subscriber.poll(DEADLINE_MS), "no message arrived"
             live.append(subscriber.recv_multipart())
         return live, frames_of(player, ask)
 

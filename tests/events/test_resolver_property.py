@@ -92,12 +92,12 @@ class Follower:
             return
         held = self.keys.setdefault(change.medium, set())
         if isinstance(change, Stored):
-            assert held.isdisjoint(change.keys), "a key was told as new twice"
+            assert held.isdisjoint(change.keys), "a key was reported as stored twice"
             assert set(change.keys) <= set(change.chain)
             held.update(change.keys)
         else:
             assert isinstance(change, Removed)
-            assert held.issuperset(change.keys), "a key was told as gone that was not there"
+            assert held.issuperset(change.keys), "an unknown key was reported as removed"
             held.difference_update(change.keys)
         assert len(change.keys) == len(set(change.keys))
 

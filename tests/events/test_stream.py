@@ -426,7 +426,7 @@ def test_many_doubts_at_once_are_one_request_and_do_not_put_off_the_next() -> No
     stream.live(6, payload(6), 1.0)
     for _ in range(8):
         assert kinds(stream.resync("doubted", 1.0)) == ["Partial"]
-    assert kinds(stream.snapshot(7, 5, [b"s"], 1.0)) == ["Reset", "Apply", "Apply"], "what came meanwhile is kept"
+    assert kinds(stream.snapshot(7, 5, [b"s"], 1.0)) == ["Reset", "Apply", "Apply"], "batches in between are kept"
     assert (stream.exact, stream.last_seq) == (True, 6)
     for now_s, later_s in ((1.1, 1.3), (1.4, 1.8)):
         stream.resync("doubted", now_s)

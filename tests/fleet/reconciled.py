@@ -40,7 +40,7 @@ class Fleet:
         for action in actions:
             match action:
                 case Begin(task):
-                    assert task.name not in self.there, f"{task.name} runs already"
+                    assert task.name not in self.there, f"{task.name} is already running"
                     self.there[task.name] = task
                 case Stop(name):
                     assert name in self.there and name not in self.stopping

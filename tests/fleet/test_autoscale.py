@@ -104,12 +104,12 @@ def test_a_step_is_met_within_seconds_and_the_fleet_shrinks_when_it_is_over() ->
     began_s, first = fleet.changes[0]
     assert began_s - 60 < PLAN.up_after_s + 2 and first == 2
     assert 4 <= fleet.wanted <= 8
-    assert fleet.queued / (RATE * fleet.ready) <= PLAN.ttft_target_s, "the queue did not get short again"
+    assert fleet.queued / (RATE * fleet.ready) <= PLAN.ttft_target_s, "the queue did not shrink again"
     grown = len(fleet.changes)
     fleet.run(900, lambda _: 0.3 * RATE)
     assert fleet.wanted == 1
     falling = fleet.changes[grown:]
-    assert [count for _, count in falling] == list(range(falling[0][1], 0, -1)), "one at a time"
+    assert [count for _, count in falling] == list(range(falling[0][1], 0, -1)), "scaled down by more than one"
     gaps_s = [later - earlier for (earlier, _), (later, _) in pairwise(falling)]
     assert all(gap_s >= PLAN.down_after_s for gap_s in gaps_s)
 
@@ -118,18 +118,18 @@ def test_a_burst_that_is_over_soon_changes_nothing() -> None:
     fleet = Fleet(wanted=2)
     fleet.run(600, lambda now_s: 10 * RATE if now_s % 60 < 0.5 else 0.5 * RATE)
     assert fleet.changes == []
-    assert fleet.longest_wait_s > PLAN.ttft_target_s, "the burst was none"
+    assert fleet.longest_wait_s > PLAN.ttft_target_s, "the burst caused no queue"
 
 
 def test_a_burst_that_lasts_is_met_at_once_by_as_many_as_it_needs() -> None:
     fleet = Fleet(wanted=4)
     fleet.queued = 40 * RATE
     fleet.run(6, lambda _: 0.0)
-    assert fleet.counts == [8], "34 s of work for one: more than double is not taken at once"
+    assert fleet.counts == [8], "34 s of work for one replica: at most double at once"
     fleet = Fleet(wanted=4)
     fleet.queued = 26.2 * RATE
     fleet.run(PLAN.up_after_s + LOOK_S, lambda _: 0.0)
-    assert fleet.counts == [5], "what is left of the queue needs five"
+    assert fleet.counts == [5], "the rest of the queue needs five"
 
 
 def test_a_sawtooth_load_does_not_make_the_count_flap() -> None:
@@ -147,7 +147,7 @@ def test_what_is_missed_soon_after_it_was_taken_away_is_kept_for_longer_the_next
     fleet.run(20 * period_s, lambda now_s: 0.1 * RATE if now_s % period_s < period_s / 2 else 1.6 * RATE)
     early = [change for change in fleet.changes if change[0] < 10 * period_s]
     late = [change for change in fleet.changes if change[0] >= 10 * period_s]
-    assert len(early) >= 2, "it was never taken away"
+    assert len(early) >= 2, "no replica was ever removed"
     assert late == [], fleet.changes
 
 
@@ -156,7 +156,7 @@ def test_the_same_queue_is_not_answered_twice_while_replicas_start(starts_s: flo
     fleet = Fleet(wanted=2, starts_s=starts_s)
     fleet.queued = 1000 * RATE
     fleet.run(starts_s + 2 * PLAN.up_after_s - 2 * LOOK_S, lambda _: 0.0)
-    assert fleet.ready == 4 and fleet.counts == [4], "those that came get time to show what they can do"
+    assert fleet.ready == 4 and fleet.counts == [4], "new replicas get time to take effect"
     fleet.run(5 * LOOK_S, lambda _: 0.0)
     assert fleet.counts == [4, 8]
 
@@ -306,7 +306,7 @@ def test_a_queue_that_decoding_holds_up_is_as_long_as_it_gets_shorter_slowly() -
     slow = report(500, done_per_s=100.0, waiting=3)
     assert demand_of([slow] * 2).wait_s(2) == 5.0
     idle = report(500, done_per_s=100.0)
-    assert demand_of([slow, idle]).wait_s(2) == 0.5, "not everyone is busy: what was done lately is all there was"
+    assert demand_of([slow, idle]).wait_s(2) == 0.5, "idle replicas: recent throughput equals the demand"
     stuck = report(500, waiting=3)
     assert demand_of([stuck]).wait_s(1) == 5.0
 

@@ -81,7 +81,7 @@ class Watched:
         assert plan.min <= self.wanted <= plan.max
         if plan.min <= before <= plan.max:
             assert before - 1 <= self.wanted <= max(before, 2 * before)
-            assert self.wanted == before or said, "changed without a report"
+            assert self.wanted == before or said, "scaled without a report"
             assert self.wanted >= min(before, 1)
         assert self.wanted == before or self.scaler.why
 

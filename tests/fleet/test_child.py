@@ -31,7 +31,7 @@ def test_a_log_that_is_too_long_starts_over_and_keeps_what_there_was(
     assert Path(f"{log.path}.1").read_text() == "one\ntwo, which is longer\n"
     write(log, "three")
     assert log.path.read_text() == log.last(9) == "three\n"
-    assert log.tail(begin) == "three\n", "it was cut since"
+    assert log.tail(begin) == "three\n", "the log was truncated since"
     log.close()
 
 

@@ -262,7 +262,7 @@ def test_waiting_ends_when_nothing_was_left_at_a_later_look(script: Script) -> N
     ]
     ran = run(drain, "demo-0", "--wait", "60", "--fleet", script.url)
     assert ran.lines == ["demo-0 gets no new requests, and has nothing left to do"]
-    assert len(script.views) == 1, "it did not look any more"
+    assert len(script.views) == 1, "the command kept polling"
 
 
 @pytest.mark.usefixtures("quick")
@@ -285,7 +285,7 @@ def test_a_controller_that_does_not_know_yet_is_asked_again(script: Script) -> N
     ran = run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url)
     assert (ran.status, ran.lines) == (0, ["No replica of this fleet runs at 10.0.0.7"])
     script.answers["/nodes/drain"] = refusal(503, "the replicas are still unknown")
-    assert run(drain, "--node", "10.0.0.7", "--fleet", script.url).status == 1, "nobody waits who is not told to"
+    assert run(drain, "--node", "10.0.0.7", "--fleet", script.url).status == 1, "it does not wait without --wait"
     script.answers["/nodes/drain"] = refusal(401, "the key is missing")
     assert run(drain, "--node", "10.0.0.7", "--wait", "60", "--fleet", script.url).status == 1
 

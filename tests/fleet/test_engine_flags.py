@@ -195,7 +195,7 @@ def publishing(engine: Engine, config: str) -> Iterator[None]:
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert any(line == "bound\n" for line in process.stdout), "it ended before it published anything"
+            assert any(line == "bound\n" for line in process.stdout), "the engine exited before it published anything"
             yield
         finally:
             process.kill()

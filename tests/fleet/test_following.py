@@ -35,7 +35,7 @@ class Ray:
         self.closed = False
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
-        assert not again, "the file counts"
+        assert not again, "unexpected relaunch"
         if self.away:
             raise CannotStart(self.away)
         self.plans.append(plan)
@@ -104,7 +104,7 @@ async def test_a_change_of_the_file_is_handed_over_and_a_mistake_in_it_is_not(tm
             await it.until_said("The fleet stays as it was: that is no number")
         assert [(path, body["models"][0]["replicas"]) for path, body in controller.changes] == [("/fleet", 22)]
         assert controller.asked[-1].key == "Bearer the-key"
-        assert counts(it.ray.plans) == [1], "it joined Ray once"
+        assert counts(it.ray.plans) == [1], "the command joined Ray more than once"
 
 
 async def test_a_plan_that_the_controller_refuses_changes_nothing(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_a_plan_that_the_controller_refuses_changes_nothing(tmp_path: Path
             it.write("22")
             await it.until_said("give the fleet's key as WARMROUTE_FLEET_KEY")
             await until(lambda: len(controller.asked) > 20, "it looks on")
-            assert len(controller.changes) == 1, "a plan that is refused is not handed over again"
+            assert len(controller.changes) == 1, "a refused plan is not sent again"
 
 
 async def test_a_plan_that_could_not_be_handed_over_is_handed_over_later(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_without_a_controller_the_fleet_restarts_with_the_newest_plan(tmp_
                     f"The fleet was there, and has the plan; routers find it with --registry {second.url}"
                 )
         assert counts(ray.plans) == [1, 3]
-        assert sum("no Ray answers" in line for line in it.said) == 1, "it is said once"
+        assert sum("no Ray answers" in line for line in it.said) == 1, "the message is printed once"
 
 
 async def test_a_signal_ends_it_and_not_the_fleet(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_killed_controller_comes_back_where_it_was_and_knows_what_was_wanted(l
 
     wait_until(is_back, "it answers at the same URL")
     back_s = time.monotonic() - began_s
-    assert heard[0] == members, "routers were told of fewer replicas than there are"
+    assert heard[0] == members, "routers saw fewer replicas than are running"
     after = fleet.ready(3)
     assert fleet.get("/fleet")["models"][0]["wanted"] == 3
     assert {name: each["pid"] for name, each in after.items()} == {name: each["pid"] for name, each in before.items()}

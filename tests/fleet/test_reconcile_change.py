@@ -15,10 +15,10 @@ def test_a_restart_replaces_one_after_the_other_each_when_all_others_serve() -> 
     fleet.it.restart("m")
     for name in ("m-2", "m-1", "m-0"):
         assert told(fleet.decide()) == [f"-{name}"]
-        assert fleet.decide() == [], "another left before this one was gone"
+        assert fleet.decide() == [], "two replicas left at the same time"
         fleet.leave()
         assert told(fleet.decide()) == [f"+{name}"]
-        assert fleet.decide() == [], "another left before the new one was ready"
+        assert fleet.decide() == [], "a replica left before the new one was ready"
         fleet.ready(name)
     assert fleet.decide() == []
     assert fleet.generations() == [1, 1, 1]
@@ -87,7 +87,7 @@ def test_an_old_replica_whose_host_does_not_answer_may_serve_anyway() -> None:
     fleet.it.lost("m-0", "its node does not answer")
     assert fleet.decide() == [], "m-2 is not ready yet"
     fleet.ready("m-2")
-    assert told(fleet.decide()) == ["-m-0"], "all others serve"
+    assert told(fleet.decide()) == ["-m-0"], "all other replicas serve"
 
 
 def test_a_replica_that_an_operator_drains_does_not_count_as_serving() -> None:
@@ -99,7 +99,7 @@ def test_a_replica_that_an_operator_drains_does_not_count_as_serving() -> None:
     assert told(fleet.decide()) == ["+m-0"]
     fleet.ready("m-0")
     fleet.it.drain("m-0")
-    assert fleet.decide() == [], "nobody would serve"
+    assert fleet.decide() == [], "no replica would be left to serve"
     fleet.it.drain("m-0", wanted=False)
     assert told(fleet.decide()) == ["-m-1"]
 
@@ -162,13 +162,13 @@ def test_an_excess_replica_leaves_before_the_next_restart() -> None:
     fleet.it.restart("m")
     fleet.it.scale("m", 3)
     assert told(fleet.decide()) == ["-m-3"]
-    assert fleet.decide() == [], "it still drains"
+    assert fleet.decide() == [], "the old replica is still draining"
     fleet.leave()
     assert told(fleet.decide()) == ["-m-2"]
     fleet.leave()
     assert told(fleet.decide()) == ["+m-2"]
     fleet.it.scale("m", 2)
-    assert told(fleet.decide()) == ["-m-2"], "it does not serve yet, and nobody else leaves with it"
+    assert told(fleet.decide()) == ["-m-2"], "the new replica is not ready, so no other one leaves"
 
 
 def test_a_restart_during_a_restart_starts_over() -> None:
@@ -178,7 +178,7 @@ def test_a_restart_during_a_restart_starts_over() -> None:
     fleet.leave()
     fleet.decide()
     fleet.it.restart("m")
-    assert told(fleet.decide()) == ["-m-2"], "it does not serve yet"
+    assert told(fleet.decide()) == ["-m-2"], "the new replica is not ready"
     fleet.settle()
     assert fleet.generations() == [2, 2, 2]
 
@@ -282,12 +282,12 @@ def test_what_runs_on_a_node_that_goes_gets_requests_again_on_another_one() -> N
     for name, node in (("m-0", "10.0.0.1"), ("m-1", "10.0.0.2"), ("m-2", "10.0.0.2")):
         fleet.it.reported(name, report(name, "starting" if name == "m-2" else "ready", node=node))
     assert fleet.it.drain_node("10.0.0.2") == ["m-1", "m-2"]
-    assert fleet.decide() == [], "none is begun in their place: that is for Ray, when the node has gone"
+    assert fleet.decide() == [], "Ray replaces them once the node is gone; the reconciler does not"
     fleet.it.reported("m-1", report("m-1", "failing", node="10.0.0.2"))
     fleet.restore()
     for name in ("m-0", "m-1", "m-2"):
         fleet.it.reported(name, report(name, node="10.0.0.2"))
-    assert draining(fleet) == ["m-1", "m-2"], "they are on the node that goes, started anew or not"
+    assert draining(fleet) == ["m-1", "m-2"], "restarted or not, they are on the draining node"
     fleet.it.lost("m-1", "no answer")
     fleet.it.reported("m-1", report("m-1", host="another", node="10.0.0.2"))  # the address may be the same
     assert draining(fleet) == ["m-2"]
@@ -299,10 +299,10 @@ def test_a_node_that_stays_after_all_gets_requests_again() -> None:
     fleet.it.drain_node("10.0.0.1")
     fleet.it.drain("m-0")
     fleet.it.drain_node("10.0.0.1", wanted=False)
-    assert draining(fleet) == ["m-0"], "the operator's own word is another"
+    assert draining(fleet) == ["m-0"], "the operator's own drain stays in place"
     fleet.it.drain_node("10.0.0.1")
     fleet.it.drain("m-0", wanted=False)
-    assert draining(fleet) == [], "its name is enough to let it have requests again"
+    assert draining(fleet) == [], "a replica resumes by name"
     assert fleet.it.drain_node("10.0.0.9") == []
 
 

@@ -182,8 +182,8 @@ class World(RuleBasedStateMachine):
     def _begun(self, action: Begin) -> None:
         task = action.task
         known = self.ones.get(task.name)
-        assert known is None or not known.there, f"{task.name} is begun, and runs already"
-        assert task.plan == self.plans[task.plan.name], f"{task.name} is begun by an old plan"
+        assert known is None or not known.there, f"{task.name} is started while it runs"
+        assert task.plan == self.plans[task.plan.name], f"{task.name} is started from an old plan"
         if known is None or known.old or known.leaving or known.plan.name != task.plan.name:
             self.ones[task.name] = One(task.plan)
         else:  # it goes on under its name, drained if it was
@@ -205,16 +205,18 @@ class World(RuleBasedStateMachine):
         surge = min(self.surges.get(model, 0), old)
         if old > count or len(before) > count + surge:
             known = not any(one.unheard for one in before)
-            assert served - taken >= min(served, count) or not known, f"of {model} {served} served, {taken} were taken"
+            assert served - taken >= min(served, count) or not known, (
+                f"{model}: {taken} of {served} serving replicas were stopped"
+            )
         elif taken:
-            assert taken == 1 and served == count + surge, f"of {model} only {served} served, and one was taken"
+            assert taken == 1 and served == count + surge, f"{model}: one was stopped while only {served} served"
 
     def _check_counts(self) -> None:
         for model in NAMES:
             wanted = self.count(model)
             surge = min(self.surges.get(model, 0), sum(one.old for one in self.of(model)))
             assert len(self.of(model)) <= wanted + surge
-            assert sum(not one.old for one in self.of(model)) <= wanted, "more new ones than are wanted"
+            assert sum(not one.old for one in self.of(model)) <= wanted, "more new replicas than desired"
         assert {name for name, one in self.ones.items() if one.leaving} == {
             name for name, replica in self.it.replicas.items() if replica.leaving
         }

@@ -57,7 +57,7 @@ def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
     assert all(len(one["rows"]) > 1 and one["seconds"] < 200 for one in sections)
     rows = [row for one in sections for row in one["rows"]]
     assert all(row["met"] for row in rows if row["must"]) and sum(row["must"] for row in rows) > 40
-    assert not any(row["met"] is False for row in rows), "what a CPU reaches is held against a GPU's targets"
+    assert not any(row["met"] is False for row in rows), "a CPU's figures were compared with a GPU's targets"
     assert ran.markdown.count("| measured | target |") == len(NAMES) and "(not met)" not in ran.markdown
     assert "device CPU" in ran.markdown and {"torch", "date", "Python"} <= ran.results["header"].keys()
 
@@ -128,7 +128,7 @@ def test_a_figure_is_held_against_its_target() -> None:
         ("**2** m/s (1 to 3)", "", None),
         ("**12,346** s; by hand", "", None),
     ]
-    assert not any(row.failed for row in rows), "a target that is not met is no failure"
+    assert not any(row.failed for row in rows), "a missed target is not a failure"
 
 
 def test_results_are_whole_whatever_has_run(tmp_path: Path) -> None:

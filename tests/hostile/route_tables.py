@@ -33,7 +33,7 @@ def written() -> str:
     """Text between the page's marks."""
     _, _, rest = PAGE.read_text().partition(BEGIN)
     found, mark, _ = rest.partition(END)
-    assert mark, f"{PAGE} has no {BEGIN.strip()} ... {END.strip()}"
+    assert mark, f"{PAGE} lacks {BEGIN.strip()} ... {END.strip()}"
     return found
 
 

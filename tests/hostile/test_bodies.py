@@ -70,8 +70,8 @@ def test_bodies_are_counted_until_they_are_released() -> None:
     with pytest.raises(ApiError) as refused:
         bodies.claim(2 * MEGABYTE, 0)
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
-    assert bodies.claim(MEDIUM_BYTES, 0) == MEDIUM_BYTES, "a quarter is kept for those"
-    assert bodies.claim(SMALL_BYTES, 0) == 0, "small ones are not counted"
+    assert bodies.claim(MEDIUM_BYTES, 0) == MEDIUM_BYTES, "a quarter is reserved for small bodies"
+    assert bodies.claim(SMALL_BYTES, 0) == 0, "small bodies are not counted"
     held[0] = bodies.claim(MEDIUM_BYTES, held[0])  # the parsed request takes less
     for one in (*held, MEDIUM_BYTES):
         bodies.release(one)

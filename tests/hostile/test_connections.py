@@ -152,7 +152,7 @@ async def test_trickling_bodies_do_no_harm_and_return_their_memory(server: Repli
         await asyncio.sleep(4 * PROBE_EVERY_S)
         async with asyncio.timeout(HEAD_LIMIT_S):
             refused = await first_line(clients)
-        assert refused == b"429", "together they are more than may be in progress"
+        assert refused == b"429", "together they exceed the limit on bodies in progress"
         for task in trickling:
             task.cancel()
         await asyncio.gather(*trickling, return_exceptions=True)
@@ -217,5 +217,5 @@ async def test_a_gigabyte_is_refused_and_not_kept(server: Replica, declared: boo
         with suppress(ConnectionError):  # reset, as the rest of the body came to a closed connection
             told = await answering
             assert (told.status, told.error["code"]) == (413, "body_too_large")
-    assert sent < GIGABYTE, "it was told before the end"
+    assert sent < GIGABYTE, "the error came before the body was complete"
     assert memory(server.process.pid) - before < GROWTH + 32 * MEGABYTE

@@ -88,7 +88,7 @@ async def test_a_decision_keeps_no_long_session() -> None:
         chosen = {(one.decision.question.session, one.chosen) for one in running.router.decisions}
     assert len(kept) == 16
     assert max(map(len, kept)) <= 256
-    assert len(set(kept)) == len(chosen) == 4, "each session stays at its place"
+    assert len(set(kept)) == len(chosen) == 4, "each session keeps its replica"
 
 
 async def test_a_connection_that_is_over_needs_no_collector() -> None:
@@ -138,7 +138,7 @@ def test_messages_of_models_without_replicas_are_forgotten() -> None:
             tokenizers.of(f"release {number}", tokenizer=ByteTokenizer.name, native=True)
         assert count_of(Tokens) - before <= 8
         assert tokenizers.of("served") is served
-        assert tokenizers.of("release 99").prompts is not None, "the newest are there still"
+        assert tokenizers.of("release 99").prompts is not None, "the newest entries are kept"
 
 
 def test_no_salt_is_kept_after_its_request() -> None:
@@ -178,7 +178,7 @@ def test_the_batches_kept_for_replays_are_bounded_in_bytes() -> None:
         published = publisher.stats.payload_bytes
     assert published > 1.5 * REPLAY_BYTES
     assert sum(kept.values()) <= REPLAY_BYTES
-    assert list(kept) == list(range(min(kept), batches)), "the newest are kept"
+    assert list(kept) == list(range(min(kept), batches)), "the newest entries are kept"
 
 
 def replayed(endpoint: str | None) -> dict[int, int]:

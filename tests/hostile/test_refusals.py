@@ -49,7 +49,7 @@ async def test_a_replica_that_refuses_at_once_gets_few_requests_and_no_client_se
     bad, good = Scripted("bad", refuses), Scripted("good", works)
     found = await statuses(bad, good)
     assert found == [200] * len(found)
-    assert len(bad.calls) <= MOST_TO_THE_BAD_ONE, f"{len(bad.calls)} of {len(found)} went to the bad one"
+    assert len(bad.calls) <= MOST_TO_THE_BAD_ONE, f"{len(bad.calls)} of {len(found)} requests went to the bad replica"
 
 
 @pytest.mark.parametrize("status", [400, 429, 500])

@@ -355,7 +355,7 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
     assert members.model("m999").name == "m999"
     assert [model.name for model in members._gone.values()] == [f"m{number}" for number in range(991, 999)]
     assert len(members._once_served) == 100
-    assert len([one for one in made if one() is not None]) == 9, "the tokenizers of others are kept"
+    assert len([one for one in made if one() is not None]) == 9, "other models keep their tokenizers"
 
 
 async def test_facts_without_end_are_given_up() -> None:

@@ -311,7 +311,7 @@ def test_what_is_passed_on_reads_the_same_to_every_server(asked: tuple[str, str]
     except ApiError:
         return
     onward = raw_path(target.path)
-    assert parse_path(onward) == target.path, "it is not written as it was read"
+    assert parse_path(onward) == target.path, "a path that is passed on is read differently"
     if found.route is None or found.route not in router_routes.FORWARDED or found.who is Role.ADMINISTRATOR:
         return
     template = found.route.template

@@ -167,7 +167,7 @@ def test_a_template_without_end_takes_no_gigabyte(name: str, refusals: dict[str,
     said = refusals[name]
     assert said
     assert "MemoryError" not in said
-    assert not said.strip().endswith(":"), "a MemoryError says nothing"
+    assert not said.strip().endswith(":"), "a MemoryError has no message"
 
 
 def test_what_only_some_messages_make_endless_is_refused_with_those_messages() -> None:
@@ -179,7 +179,7 @@ def test_what_only_some_messages_make_endless_is_refused_with_those_messages() -
         template.render(Conversation(messages=[USER, USER]))
     assert refused.value.status == 400
     assert time.monotonic() - began < BACK_WITHIN_S
-    assert template.render(Conversation(messages=[USER])) == "ok", "the next one has a budget of its own"
+    assert template.render(Conversation(messages=[USER])) == "ok", "each rendering has its own budget"
 
 
 ESCAPES = {

@@ -105,7 +105,7 @@ async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_not
         running.member("a").health.drain()
         calls[-1].reset()  # a stalled machine may have made the router ask again
         assert (await newcomer.answer()).status in (429, 503)
-        assert len(running.router.waiting) == 1, "the stream waits in its place"
+        assert len(running.router.waiting) == 1, "the stream keeps its place in the queue"
         stream.leave()
 
 
@@ -126,7 +126,7 @@ async def test_a_prompt_is_made_again_if_the_model_comes_back_with_another_token
         member.health.undrain()
         member.health.probe_soon(running.router.now_s())
         assert (await client.answer()).status == 200
-    assert sent == [[]], "the tokens were those of another tokenizer"
+    assert sent == [[]], "the tokens came from another tokenizer"
 
 
 async def test_a_replica_for_shorter_prompts_is_no_better_place_for_a_stream() -> None:
@@ -188,7 +188,7 @@ async def test_what_is_passed_on_stays_with_the_replicas_of_its_model() -> None:
         before = running.router.retry_budget.left
         answer = await client.post(EMBEDDINGS, {"model": "x", "input": "q"})
         assert (answer.status, answer.headers["retry-after"]) == (429, "17")
-        assert running.router.retry_budget.left == before, "nothing was spent where nobody else is there"
+        assert running.router.retry_budget.left == before, "no budget is spent without competing requests"
 
 
 async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_better() -> None:

@@ -83,7 +83,7 @@ def test_peers_that_do_not_read_replays_cost_no_copy_of_them(context: "zmq.Conte
             socket = stack.enter_context(connected(publisher.endpoints.replay, b"DEALER"))
             socket.sendall(part(b"", True) + part(bytes(8), False))
         until(lambda: publisher.stats.replays == 60, "all have asked")
-        assert replay(context, publisher.endpoints.replay, 3990) == list(range(3990, 4000)), "others are served"
+        assert replay(context, publisher.endpoints.replay, 3990) == list(range(3990, 4000)), "other peers are served"
         assert resident_mb() - before < 60
 
 
@@ -96,7 +96,7 @@ def test_peers_that_ask_without_end_are_read_at_a_bounded_rate(context: "zmq.Con
         until(lambda: publisher.stats.replays > 1.5 * REQUESTS_PER_S, "they are answered")
         at_most = REQUESTS_PER_S * (2 + time.monotonic() - began)
         assert publisher.stats.replays <= at_most
-        assert replay(context, publisher.endpoints.replay, 90) == list(range(90, 100)), "others are served"
+        assert replay(context, publisher.endpoints.replay, 90) == list(range(90, 100)), "other peers are served"
         publisher.publish([stored(7)])
         until(lambda: publisher.seq == 100, "events go on")
 
@@ -198,7 +198,7 @@ def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
     assert next(reading)[0] == 1
     for seq in range(7, 10):
         kept.append(seq, zmq.Frame(bytes(300)))
-    assert [seq for seq, _ in reading] == [], "what was dropped meanwhile is left out, what came later is not asked for"
+    assert [seq for seq, _ in reading] == [], "dropped batches are skipped, later ones not included"
     kept.append(10, zmq.Frame(bytes(2000)))
     assert len(kept) == 0
 
@@ -262,7 +262,7 @@ def test_a_peer_that_reads_slowly_gets_all_and_one_that_does_not_is_given_up(
         read = 0
         while read < 40:
             asked.turns(STALLED_S / 10)
-            assert slow.poll(0), "there is always more"
+            assert slow.poll(0), "the slow peer has nothing to read"
             slow.recv_multipart()
             read += 1
         asked.turns(1)

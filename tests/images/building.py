@@ -104,7 +104,7 @@ class Builder:
 
     def _copy_context(self, source: str, into: Path, *, whole: bool) -> None:
         below = [name for name in context.files() if name == source or name.startswith(f"{source}/")]
-        assert below, f"COPY {source}: there is nothing of this name, or it is ignored"
+        assert below, f"COPY {source}: no such file, or it is ignored"
         for name in below:
             target = into / (name if whole else os.path.relpath(name, source))
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def test_what_comes_beside_vllm_leaves_its_pytorch_alone() -> None:
     made, install, _ = stage.all("RUN")
     assert "vllm.pth" in made.value and "/^torch==/d" in made.value
     assert install.value.endswith("-c constraints.txt -r replica-gpu.txt")
-    assert DOCKER.environment("replica-gpu")["PATH"].endswith(":/opt/vllm/bin"), "a fleet finds vllm in the PATH"
+    assert DOCKER.environment("replica-gpu")["PATH"].endswith(":/opt/vllm/bin"), "vllm is not on the PATH of the fleet"
 
 
 def test_a_file_that_is_not_for_this_python_ends_no_build_of_vllm(tmp_path: Path) -> None:

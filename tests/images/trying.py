@@ -54,5 +54,5 @@ def _healthy_after_s(container: Container, command: list[str]) -> float:
 
 
 def _succeeds(container: Container, command: list[str]) -> bool:
-    assert container.running, f"it ended: {container.wait(1)}"
+    assert container.running, f"the container exited: {container.wait(1)}"
     return container.execute(*command).returncode == 0

@@ -23,7 +23,7 @@ class Line(NamedTuple):
         """Values by parameter; click.UsageError for refused ones."""
         context = click.Context(warmroute, info_name="warmroute")
         name, command, words = warmroute.resolve_command(context, list(self.words))
-        assert command is not None and name is not None, f"{self.where}: there is no `warmroute {self.words[0]}`"
+        assert command is not None and name is not None, f"{self.where}: no command `warmroute {self.words[0]}`"
         with click.Context(command, parent=context, info_name=name) as own:
             given, rest, _ = command.make_parser(own).parse_args(args=list(words))
             if rest:
@@ -81,7 +81,7 @@ def variables(each: Object) -> dict[str, str]:
 def _expanded(word: str, known: Mapping[str, str]) -> str:
     """$(NAME), as the kubelet replaces it: one that is not known would stay as it is."""
     for name in re.findall(r"\$\((\w+)\)", word):
-        assert name in known, f"$({name}) in {word!r} is no variable of its container"
+        assert name in known, f"$({name}) in {word!r} is not a variable of its container"
     return re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word)
 
 

@@ -29,7 +29,7 @@ class PodHere:
         self._process: asyncio.subprocess.Process | None = None
         self._log = models / f"{name}.log"
         [self.port] = [port["containerPort"] for port in self._container["ports"] if port["name"] == "http"]
-        assert "lifecycle" not in self._container, "its preStop is not run here"
+        assert "lifecycle" not in self._container, "this harness does not run preStop hooks"
 
     @property
     def url(self) -> str:

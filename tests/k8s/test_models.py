@@ -43,7 +43,7 @@ def test_a_fleet_can_be_read_and_its_nodes_have_room_for_it(variant: str, tmp_pa
         assert on_one >= 1 and on_one * group["maxReplicas"] >= (
             model.autoscale.max if model.autoscale else model.replicas
         )
-        assert model.drain_timeout_s == 60.0, "terminationGracePeriodSeconds of workers counts on it"
+        assert model.drain_timeout_s == 60.0, "terminationGracePeriodSeconds of workers relies on it"
 
 
 def fits(model: ModelPlan, params: Object) -> Iterator[int]:
@@ -94,7 +94,9 @@ def test_only_the_first_router_needs_the_hub(variant: str) -> None:
     assert claims == [{"claimName": "warmroute-models"}] * 2
     [volume] = of_kind(rendered(variant), "PersistentVolumeClaim")
     assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert router.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch", "else each start goes through it"
+    assert router.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch", (
+        "otherwise every start goes through it"
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -144,7 +146,7 @@ def test_engines_are_started_as_a_fleet_starts_them(engine: Engine, tmp_path: Pa
     known = {"POD_IP": "127.0.0.1", "POD_NAME": "NAME"}
     words = [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word) for word in container["args"]]
     ours, theirs = flags(words), flags(list(begun.command))
-    assert theirs.items() - ours.items() == set(), "what the fleet says and the manifest does not"
+    assert theirs.items() - ours.items() == set(), "settings of the fleet that the manifest lacks"
     assert set(ours) - set(theirs) <= {"--max-model-len", "--context-length", "--page-size"}
     assert container["readinessProbe"]["httpGet"]["path"] == "/health"  # as fleet.host.probe asks
     assert Path(container["command"][-1]).name in (Path(begun.command[0]).name, "sglang.launch_server")

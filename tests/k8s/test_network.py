@@ -86,9 +86,9 @@ def test_no_seat_is_free_at_the_start(variant: str) -> None:
     everybody = [place_of(pod) for pod in pods(objects)]
     for place in everybody:
         for port in (22, 80, 443, 6379, 8000, 8001, 8265, 10001):
-            assert not rules.allow(place, STRANGER, port), "a pod of ours reaches a stranger"
-            assert not rules.allow(STRANGER, place, port), "a stranger reaches a pod of ours"
-            assert not rules.allow(OTHER, place, port), "somebody of another namespace reaches a pod of ours"
+            assert not rules.allow(place, STRANGER, port), "one of our pods reaches a foreign pod"
+            assert not rules.allow(STRANGER, place, port), "a foreign pod reaches one of our pods"
+            assert not rules.allow(OTHER, place, port), "a pod of another namespace reaches one of our pods"
     assert not rules.allow(STRANGER, HUB, 443)
 
 

@@ -35,7 +35,7 @@ def test_every_container_has_a_root_that_cannot_be_written(variant: str) -> None
         for each in pod.containers:
             assert each["securityContext"]["readOnlyRootFilesystem"] is True, each["name"]
             mounts = {mount["mountPath"] for mount in each["volumeMounts"]}
-            assert "/tmp" in mounts, f"{each['name']} has nowhere to write to"
+            assert "/tmp" in mounts, f"{each['name']} has no writable volume"
             assert {"name": "HOME", "value": "/tmp"} in each["env"], each["name"]
 
 
@@ -79,7 +79,7 @@ def test_every_container_says_what_it_takes_and_its_memory_has_a_limit(variant: 
             assert set(resources["requests"]) >= {"cpu", "memory"}, each["name"]
             assert number(resources["limits"]["memory"]) >= number(resources["requests"]["memory"])
             if each["name"] != "wait-gcs-ready":  # KubeRay's own
-                assert "cpu" not in resources["limits"], f"{each['name']} would be held back"
+                assert "cpu" not in resources["limits"], f"{each['name']} would be rejected"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -135,7 +135,7 @@ def test_a_pod_has_more_time_to_end_than_its_drain_takes(variant: str) -> None:
         if pod.is_a(component="router"):
             assert seconds(pod.spec["containers"][0]["args"], "--drain-delay") == 10
         if pod.is_a(component="router") or pod.is_a(component="replica") or pod.is_a(node="worker"):
-            assert max(time_to_end_s(each) for each in pod.containers) >= 60, "it drains"
+            assert max(time_to_end_s(each) for each in pod.containers) >= 60, "preStop does not drain"
 
 
 @pytest.mark.parametrize("variant", ["kind", "ray-cpu", "vllm"])
@@ -153,7 +153,7 @@ def test_a_new_router_is_there_before_an_old_one_goes(variant: str) -> None:
     [router] = [each for each in of_kind(rendered(variant), "Deployment") if "router" in each["metadata"]["name"]]
     assert router["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     [scaler] = of_kind(rendered(variant), "HorizontalPodAutoscaler")
-    assert "replicas" not in router["spec"], "every apply would undo what the autoscaler did"
+    assert "replicas" not in router["spec"], "each apply would undo the autoscaler"
     assert scaler["spec"]["minReplicas"] >= (3 if variant.startswith("ha") else 2)
     keys = [each["topologyKey"] for each in router["spec"]["template"]["spec"]["topologySpreadConstraints"]]
     assert ("topology.kubernetes.io/zone" in keys) == variant.startswith("ha")

@@ -131,4 +131,4 @@ def test_routers_and_replicas_are_ready_when_they_say_so(variant: str) -> None:
         for each in pod.spec["containers"]:
             if each.get("command") == ["warmroute"]:
                 assert each["readinessProbe"]["httpGet"]["path"] == "/ready"
-                assert each["livenessProbe"]["httpGet"]["path"] == "/health", "no replica is no reason to end a router"
+                assert each["livenessProbe"]["httpGet"]["path"] == "/health", "liveness must not depend on replicas"

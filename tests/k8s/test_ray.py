@@ -88,7 +88,7 @@ def test_the_kernel_chooses_ports_where_routers_may_go(variant: str) -> None:
 def test_a_node_leaves_ray_when_its_replicas_are_done(variant: str) -> None:
     worker = pod_of(variant, "worker")
     [_, _, script] = worker.spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    assert script.endswith("; ray stop"), "also where nobody could be told of the drain"
+    assert script.endswith("; ray stop"), "also if nobody could be notified of the drain"
     assert [line.words[0] for line in lines(worker)] == ["drain"]
 
 
@@ -98,7 +98,7 @@ def test_workers_come_and_go_only_where_gpus_are_dear(variant: str) -> None:
     assert bool(spec.get("enableInTreeAutoscaling")) == scaled
     assert ("autoscalerOptions" in spec) == scaled
     if scaled:
-        assert spec["autoscalerOptions"]["version"] == "v2", "that of Ray itself, from 2.47 on"
+        assert spec["autoscalerOptions"]["version"] == "v2", "Ray's own endpoint, since 2.47"
     [group] = spec["workerGroupSpecs"]
     assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     assert (group["minReplicas"] < group["maxReplicas"]) == scaled
@@ -109,11 +109,11 @@ def test_a_store_is_there_only_where_it_is_asked_for(variant: str) -> None:
     options = cluster_of(variant).get("gcsFaultToleranceOptions")
     assert (options is not None) == (variant in ("ha", f"ha{ALL}", f"ray-cpu{ALL}"))
     if options is not None:
-        assert "value" not in options["redisPassword"], "a password is a Secret"
+        assert "value" not in options["redisPassword"], "passwords belong into a Secret"
         assert "externalStorageNamespace" not in options, "the RayCluster's uid keeps it apart from all others"
         for pod in (pod_of(variant, "head"), pod_of(variant, "worker")):
             for each in pod.containers:
-                assert "RAY_external_storage_namespace" not in variables(each), "the same, by another way"
+                assert "RAY_external_storage_namespace" not in variables(each), "the same setting by another route"
 
 
 LOGS = 60  # of one pod, all as long as they get
@@ -137,7 +137,7 @@ def test_logs_of_ray_end_no_pod(variant: str) -> None:
 def test_ray_reads_how_long_its_logs_get() -> None:
     """By these names, in the version that is installed."""
     spec = importlib.util.find_spec("ray")
-    assert spec is not None and spec.origin is not None, "a developer's environment has it"
+    assert spec is not None and spec.origin is not None, "present in a developer's environment"
     source = (Path(spec.origin).parent / "_private" / "node.py").read_text()
     assert all(f'"{name}"' in source for name in ("RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT"))
 

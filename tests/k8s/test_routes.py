@@ -42,7 +42,7 @@ def test_a_gateway_cuts_no_stream(overlay: str) -> None:
     [route] = of_kind(rendered(overlay + ALL), "HTTPRoute")
     for rule in route["spec"]["rules"]:
         assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
-        assert [match["path"]["value"] for match in rule["matches"]] == ["/v1"], "administration is not for everybody"
+        assert [match["path"]["value"] for match in rule["matches"]] == ["/v1"], "admin routes must not be public"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -54,6 +54,6 @@ def test_an_ingress_holds_back_and_cuts_nothing_that_a_router_takes(overlay: str
     assert float(said["proxy-read-timeout"]) > max(config.first_token_timeout_s, config.idle_timeout_s)
     assert float(said["proxy-send-timeout"]) > config.idle_timeout_s
     assert int(said["proxy-body-size"].removesuffix("m")) * 2**20 >= config.max_body_bytes
-    assert said["proxy-next-upstream"] == "off", "a router has tried other replicas itself"
+    assert said["proxy-next-upstream"] == "off", "the router already retries on other replicas"
     [rule] = ingress["spec"]["rules"]
-    assert [path["path"] for path in rule["http"]["paths"]] == ["/v1"], "administration is not for everybody"
+    assert [path["path"] for path in rule["http"]["paths"]] == ["/v1"], "admin routes must not be public"

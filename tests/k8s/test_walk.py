@@ -99,7 +99,7 @@ def test_every_overlay_and_component_is_told_of_and_no_other() -> None:
     text = PAGE.read_text()
     for kind, names in (("overlays", OVERLAYS), ("components", [path.name for path in (K8S / "components").iterdir()])):
         for name in names:
-            assert f"`{name}`" in text, f"the page says nothing of k8s/{kind}/{name}"
+            assert f"`{name}`" in text, f"the page does not mention k8s/{kind}/{name}"
         assert set(re.findall(rf"k8s/{kind}/([\w-]+)", text)) <= set(names)
 
 

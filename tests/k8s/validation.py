@@ -46,5 +46,5 @@ def _definitions() -> Any:
 def _kubernetes(name: str) -> Any:
     folder = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema" / VERSION
     file = folder / name
-    assert file.is_file(), f"Kubernetes 1.32 has no {name.removesuffix('.json')}, and tests/k8s/schemas neither"
+    assert file.is_file(), f"Kubernetes 1.32 has no {name.removesuffix('.json')}, nor does tests/k8s/schemas"
     return json.loads(file.read_text())

@@ -82,7 +82,7 @@ def test_a_copied_beginning_serves_as_if_it_had_been_computed(attention: CpuAtte
     expected = computed(attention, sequence, shape, [13], cache)
     fork = sequence._replace(blocks=[sequence.blocks[0], next(b for b in range(5) if b not in sequence.blocks)])
     Pointwise().copy([cache], [Copy(sequence.blocks[1], fork.blocks[1], 3)])
-    assert cache.keys[fork.blocks[1], 3:].isnan().all(), "more was copied than asked for"
+    assert cache.keys[fork.blocks[1], 3:].isnan().all(), "copied more than requested"
     assert torch.equal(torch.cat(run(attention, cache, shape, [(fork, 11, 2)])), expected[11:])
 
 

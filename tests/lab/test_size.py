@@ -115,7 +115,7 @@ def test_devices_share_weights_and_heads() -> None:
     assert found["weights_bytes"] == 70_553_706_496 * 2 // 4
     assert found["kv_bytes_per_token"] == 327_680 // 4
     wide = answer("llama-3-70b", "--device", "h200", "--tensor-parallel", "16")
-    assert wide["kv_bytes_per_token"] == 327_680 // 8, "a head is the least that a device can hold"
+    assert wide["kv_bytes_per_token"] == 327_680 // 8, "a device holds at least one head"
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:

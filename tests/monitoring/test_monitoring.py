@@ -106,7 +106,9 @@ def test_a_query_asks_for_what_is_exposed(query: Query, exposed: dict[str, Expos
         assert asked <= labels, f"{metric['name']} has no {asked - labels}"
         function = WORD.findall(query.text[: metric.start()].removesuffix("("))[-1:]
         ranged = query.text[metric.start() - 1] == "(" and RANGED.get("".join(function))
-        assert bool(metric["range"]) == bool(ranged), f"{metric[0]} is a range of samples where it may be none, or not"
+        assert bool(metric["range"]) == bool(ranged), (
+            f"{metric[0]} must be a range vector exactly where one is expected"
+        )
         assert kind == (ranged or "gauge"), f"{metric['name']} is a {kind}"
 
 
@@ -133,14 +135,14 @@ def operands(text: str, exposed: dict[str, Exposed], *, inside: bool = False) ->
             inner = text[aggregation.end() : end]
             by = frozenset(re.findall(r"\w+", aggregation["by"] or ""))
             for labels in operands(inner, exposed, inside=True):
-                assert by <= labels, f"{by - labels} is no label of {inner}"
+                assert by <= labels, f"{by - labels} is not a label of {inner}"
             if "histogram_quantile" in text[place : aggregation.start()]:
                 assert "le" in by and "_bucket" in inner, f"a quantile of {aggregation[0]}{inner}"
                 by -= {"le"}
             yield by
             place = end + 1
         elif metric is not None:
-            assert inside or "_bucket" not in metric["name"], "buckets are added up before a quantile is taken"
+            assert inside or "_bucket" not in metric["name"], "sum the buckets before taking a quantile"
             yield exposed[metric["name"]].labels | OF_TARGET
             place = metric.end()
         else:

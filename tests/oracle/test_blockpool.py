@@ -119,8 +119,8 @@ class Names:
         assert event["token_ids"] == chain.tokens[start * size : start * size + len(event["token_ids"])].tolist()
         for offset, block_hash in enumerate(unhex(event["block_hashes"])):
             key = chain.keys[start + offset]
-            assert self.key_of.setdefault(block_hash, key) == key, "one hash stands for two of our keys"
-            assert self.hash_of.setdefault(key, block_hash) == block_hash, "one of our keys stands for two hashes"
+            assert self.key_of.setdefault(block_hash, key) == key, "one hash maps to two of our keys"
+            assert self.hash_of.setdefault(key, block_hash) == block_hash, "one of our keys maps to two hashes"
         return start
 
 

@@ -112,7 +112,7 @@ class Reader:
             request = self.requests.pop(0)
             assert isinstance(request, Replay)
             asked += 1
-            assert asked <= ENOUGH_REQUESTS, f"still asks: {request}"
+            assert asked <= ENOUGH_REQUESTS, f"unexpected request: {request}"
             for seq, payload in (reply or self.capture.answer)(request.start):
                 self.requests += self.view.perform(self.view.stream.replayed(seq, payload, NOW))
             self.live(meanwhile)

@@ -71,7 +71,7 @@ def assert_means(event: Event, normalized: Record, decoder: Decoder) -> None:
 
 
 def test_there_are_vectors_to_test_with() -> None:
-    assert list(VECTORS.rglob("*.jsonl")), f"{VECTORS} holds no vectors; set WARMROUTE_VECTORS to a folder that does"
+    assert list(VECTORS.rglob("*.jsonl")), f"{VECTORS} has no vectors; set WARMROUTE_VECTORS to a folder that does"
 
 
 @pytest.mark.parametrize("vector", named(MEANT))

@@ -38,7 +38,7 @@ class AheadRunner(RememberingRunner):
         self.ahead_steps = 0  # started while another flew
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:
-        assert len(self.flying) < 2, "two steps fly, and a third is started"
+        assert len(self.flying) < 2, "a third step was started while two are in flight"
         for scheduled in batch:
             self.verify(scheduled)
         self.clock.sleep(max(0.0, self.host_clock.now_s() - self.clock.now_s()))
@@ -46,7 +46,7 @@ class AheadRunner(RememberingRunner):
         step = self.took_off(batch, results)
 
         def finish() -> list[Sampled | None]:
-            assert self.flying and self.flying[0] is step, f"step {step.number} is finished twice, or not in its turn"
+            assert self.flying and self.flying[0] is step, f"step {step.number} is finished twice or out of order"
             self.flying.popleft()
             self.log.append(("finish", step.number))
             self.host_clock.sleep(max(0.0, done_s - self.host_clock.now_s()))
@@ -72,22 +72,24 @@ class AheadRunner(RememberingRunner):
         request, start, count, _ = scheduled
         known = len(request.chain)
         position = len(self.tokens(request)) - request.prompt_tokens
-        assert not scheduled.samples or scheduled.position == position, f"request {request.id} draws out of its turn"
+        assert not scheduled.samples or scheduled.position == position, f"request {request.id} samples out of order"
         if not self.flying or request not in self.flying[-1].scheduled:
-            assert start + count <= known, f"request {request.id} computes a token that nobody draws"
+            assert start + count <= known, f"request {request.id} computes a token that is never sampled"
             return
         flying = self.flying[-1]
         before, sampling = flying.scheduled[request], request.sampling
         assert request.blocks is flying.blocks[request], f"request {request.id} was preempted in flight"
-        assert start == before.start + before.tokens, f"request {request.id} does not go on where its flying step ends"
-        assert sampling.prompt_logprobs is None or request.generated, f"request {request.id} mixes up its scores"
+        assert start == before.start + before.tokens, (
+            f"request {request.id} does not continue where its step in flight ends"
+        )
+        assert sampling.prompt_logprobs is None or request.generated, f"request {request.id} reads the wrong scores"
         if request not in flying.drawn:
-            assert start + count <= known, f"request {request.id} computes a token that nobody draws"
+            assert start + count <= known, f"request {request.id} computes a token that is never sampled"
             return
-        assert (start, count) == (known, 1), f"request {request.id} computes more than the token that is being drawn"
-        assert request.generated + 1 < sampling.max_tokens, f"request {request.id} goes on after its last token"
+        assert (start, count) == (known, 1), f"request {request.id} computes more than the token being sampled"
+        assert request.generated + 1 < sampling.max_tokens, f"request {request.id} continues after its last token"
         shaped = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-        assert not shaped, f"request {request.id} draws by tokens that are not known"
+        assert not shaped, f"request {request.id} samples from unknown tokens"
 
     def sample(self, request: Request) -> Sampled:
         return self.draw(request, len(self.tokens(request)) - request.prompt_tokens)

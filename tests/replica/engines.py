@@ -123,12 +123,12 @@ class RememberingRunner(SimulatedRunner):
         self.copy(batch)
         for request, start, *_ in batch:
             expected = content(request.chain, self.tokens(request)[:start])
-            assert self.held(request, start) == expected, f"request {request.id} reads others' KV"
+            assert self.held(request, start) == expected, f"request {request.id} reads KV of another request"
         written: set[tuple[int, int]] = set()
         for request, start, count, _ in batch:
             values = content(request.chain, self.tokens(request)[: start + count])[start:]
             places = [place(request, position) for position in range(start, start + count)]
-            assert written.isdisjoint(places), f"request {request.id} writes where another does"
+            assert written.isdisjoint(places), f"request {request.id} writes to a slot of another request"
             written.update(places)
             self.memory.update(zip(places, values, strict=True))
         return super().run(batch)
@@ -139,7 +139,7 @@ class RememberingRunner(SimulatedRunner):
         for request, start, _, copy in batch:
             if copy is None:
                 continue
-            assert copy.source not in targets, f"request {request.id} copies what is itself only copied in this step"
+            assert copy.source not in targets, f"request {request.id} copies a block that is copied in the same step"
             assert (copy.target, copy.tokens) == place(request, start), (
                 f"request {request.id} copies too much or little"
             )

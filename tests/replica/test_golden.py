@@ -121,7 +121,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(name: str, folder: Pa
         found = torch.tensor([logprobs.logprob for logprobs in answer.logprobs])
         mine.append((exact.gather(1, drawn)[:, 0] - found).abs())
         theirs.append((exact.gather(1, drawn) - rounded.gather(1, drawn))[:, 0].abs())
-        assert (exact.max(-1).values - exact.gather(1, drawn)[:, 0] < 0.5).all(), "another token was much likelier"
+        assert (exact.max(-1).values - exact.gather(1, drawn)[:, 0] < 0.5).all(), "another token was much more likely"
     assert torch.cat(mine).mean() < 1.5 * torch.cat(theirs).mean() + 0.01
 
 

@@ -76,7 +76,7 @@ class Expected:
         del self.left[: len(output.token_ids)]
         ends = "stop" if output.token_ids == [EOS] else "length"
         assert output.finish_reason == (None if self.left else ends)
-        assert self.cached in (None, output.cached_tokens), "it was cached differently a moment ago"
+        assert self.cached in (None, output.cached_tokens), "the cached length changed since the last check"
         self.cached = output.cached_tokens
         assert self.cached <= len(self.prompt) - (not self.resumed)
         assert self.cached == 0 or not self.scored
@@ -181,7 +181,7 @@ class World(RuleBasedStateMachine):
             if output.finish_reason:
                 del self.expected[output.id]
         self.verify()
-        assert not here or self.progress() != progress_before, "a step with requests left everything as it was"
+        assert not here or self.progress() != progress_before, "a step with requests made no progress"
 
     def progress(self) -> tuple[object, ...]:
         scheduler = self.engine.scheduler
@@ -204,7 +204,7 @@ class World(RuleBasedStateMachine):
             if not self.engine.busy:
                 break
             self.one_step()
-        assert self.expected == {}, "somebody starved"
+        assert self.expected == {}, "a request starved"
         assert self.engine.pool.free == self.engine.pool.num_blocks
         assert self.engine.scheduler.generated_tokens == self.generated
         assert self.engine.reset()

@@ -251,7 +251,7 @@ def test_a_chat_without_max_tokens_may_use_what_is_left() -> None:
         too_long = small.post("/v1/completions", completion(prompt="x" * 200))
         assert (too_long.status, too_long.error["code"]) == (413, "context_length_exceeded")
         fitting = small.post("/v1/completions", completion(prompt="x" * 89, max_tokens=None)).json
-        assert fitting["usage"]["total_tokens"] == 100, "the usual 16 tokens are cut to what is left"
+        assert fitting["usage"]["total_tokens"] == 100, "the default of 16 tokens is cut to the remaining context"
 
 
 def test_tokenize_and_detokenize_are_inverse(served: Replica) -> None:
@@ -337,7 +337,7 @@ def test_a_full_queue_is_reported_with_the_time_to_come_back() -> None:
         assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
         assert int(many.headers["retry-after"]) >= 1
         streamed = busy.post("/v1/completions", completion(n=2, stream=True))
-        assert streamed.status == 429, "one of two fits: neither is taken"
+        assert streamed.status == 429, "only one of two fits: both are rejected"
         assert 'finished_reason="error",model_name="demo"} 0.0' in busy.get("/metrics").body.decode()
         response.close()
         connection.close()

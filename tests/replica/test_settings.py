@@ -325,7 +325,7 @@ def test_the_native_engine_is_told_what_its_model_says(native: tuple[str, ...]) 
     made = config(base=native).engine
     assert (made.engine, made.model, made.model_path) == ("native", native[1], native[1])
     assert (made.dtype, made.vocabulary, made.max_model_len) == ("float32", (0, 300), 512)
-    assert (made.device, made.num_blocks) == ("auto", 0), "what the device has room for is known where it is"
+    assert (made.device, made.num_blocks) == ("auto", 0), "the capacity is determined on the device"
 
 
 def test_the_type_is_that_of_the_model_unless_given(tmp_path: Path) -> None:

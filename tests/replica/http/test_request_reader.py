@@ -106,7 +106,7 @@ async def test_only_so_many_bytes_may_wait(reader: Reader, gate: threading.Event
     with pytest.raises(ApiError) as caught:
         await reader.aside(client.request, LONG, lambda: None)
     assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
-    assert await reader.aside(client.request, INLINE_BYTES, lambda: "short") == "short", "it needs no thread"
+    assert await reader.aside(client.request, INLINE_BYTES, lambda: "short") == "short", "short prompts need no thread"
     gate.set()
     await asyncio.gather(*tasks, *waiting)
     assert await reader.aside(client.request, LONG, lambda: "again") == "again"

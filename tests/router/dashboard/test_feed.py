@@ -427,7 +427,7 @@ async def test_a_page_that_does_not_read_is_kept_one_frame_and_then_gets_the_new
         read = [(await page.next("fleet"))["at"]]
         while read[-1] <= missed[-1]:
             read.append((await page.next("fleet"))["at"])
-        assert len(set(missed) & set(read)) <= 1, "of those that it did not read more than one was kept"
+        assert len(set(missed) & set(read)) <= 1, "more than one unread frame was kept"
         writer.transport.abort()
         await alone(running)
 

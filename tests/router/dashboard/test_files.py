@@ -46,7 +46,7 @@ def test_each_file_has_a_type_that_is_served() -> None:
 
 @pytest.mark.parametrize(("name", "wanted"), sorted(set(referenced())))
 def test_what_a_file_names_is_there(name: str, wanted: str) -> None:
-    assert "://" not in wanted and not wanted.startswith("//"), f"{name} would load something from elsewhere"
+    assert "://" not in wanted and not wanted.startswith("//"), f"{name} would load something from another origin"
     assert static_files.find(wanted) is not None, f"{name} names {wanted}"
 
 

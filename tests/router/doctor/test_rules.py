@@ -277,7 +277,7 @@ def test_thresholds_have_a_reason() -> None:
         assert constants
         plain = {"ENOUGH_PROMPTS", "TURNS", "QUEUE_READINGS", "SALTED_PROMPTS", "PREDICTIONS"}
         for line in re.findall(r"^([A-Z_]+) = [\d.]+$", source, re.MULTILINE):
-            assert line in plain, f"{line} has no comment that says why"
+            assert line in plain, f"{line} has no comment with a reason"
 
 
 # ---- the page

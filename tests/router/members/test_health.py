@@ -200,7 +200,7 @@ def test_a_breaker_that_silence_opened_closes_with_the_first_heartbeat_and_the_r
     for number in range(8):
         health.fault("no connection within 2 s", 2.0 + number, refused=True, silent=True)
         health.tick(2.9 + number)
-        assert breaker(health) == "half-open", "it is asked again every half second, however long it is silent"
+        assert breaker(health) == "half-open", "a silent replica is probed every half second"
         assert not candidate.may_try_anyway
     health.heard(10.0)
     assert why(candidate) is None and candidate.slowness == 1.0

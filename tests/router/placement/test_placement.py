@@ -55,9 +55,9 @@ def test_what_was_sent_counts_as_cached_and_queued_until_it_has_ended() -> None:
     scene.it.begun(placed, 1.0)
     scene.it.ended(placed, 2.0)
     assert (load.candidate.in_flight, load.candidate.queued_tokens) == (0, 0)
-    assert scene.matched(prompt) == {slot: 160}, "it will be stored"
+    assert scene.matched(prompt) == {slot: 160}, "the prompt's blocks are awaited"
     scene.it.expire(TTL_S + 2.0)
-    assert scene.matched(prompt) == {}, "no event has said so"
+    assert scene.matched(prompt) == {}, "no event has confirmed the blocks"
 
 
 def test_what_never_began_leaves_nothing() -> None:
@@ -141,11 +141,11 @@ def test_placement_happens_in_one_place() -> None:
     own = re.compile(r"policy import .*\b(place|choose)\b|optimistic\.(add|withdraw)\(|\bages\.routed\(")
     found = {name for name, text in product().items() if own.search(text)}
     assert {name for name in found if not name.startswith("router/placement/")} == set()
-    assert "router/placement/placement.py" in found, "the negative control"
+    assert "router/placement/placement.py" in found, "negative control"
 
 
 def test_placement_is_pure() -> None:
     impure = re.compile(r"^(?:import|from) (asyncio|time|socket|threading|logging)\b", re.MULTILINE)
     found = {name for name, text in product().items() if impure.search(text)}
     assert {name for name in found if name.startswith("router/placement/")} == set()
-    assert "router/core.py" in found, "the negative control"
+    assert "router/core.py" in found, "negative control"

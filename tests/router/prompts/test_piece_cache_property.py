@@ -61,7 +61,7 @@ def test_pieces_are_the_whole_for_the_families_of_models(
     for cut in tokenizer.cuts:
         cache = PieceCache(tokenizer, cut, 10_000)
         assert in_pieces(cache, text) == whole, cut
-        assert in_pieces(cache, text) == whole, "once more, from the cache"
+        assert in_pieces(cache, text) == whole, "the second time from the cache"
         cache.check()
 
 

@@ -138,7 +138,7 @@ def test_parts_of_text_are_text_and_others_are_distinguished() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 1_000_000}}
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert text_of(chat(parts)) == text_of(chat("one\ntwo"))
-    assert made(chat([image])).tokens < 10, "its bytes are not tokens"
+    assert made(chat([image])).tokens < 10, "bytes were taken for tokens"
     assert text_of(chat([image])) != text_of(chat([image | {"image_url": {"url": "data:B"}}]))
 
 

@@ -240,7 +240,7 @@ def test_a_sample_is_compared_and_turns_a_wrong_cache_off(qwen: Prompts, caplog:
     tokens, theirs = misled(qwen, compare_every=10)
     found = answers(tokens, 30)
     right = [of_replica(theirs, messages=[*TURNS, {"role": "assistant", "content": f"{i}"}]) for i in range(30)]
-    assert found[8:] != right[8:] and found[9:] == right[9:], "the compared one is right, and so are all that follow"
+    assert found[8:] != right[8:] and found[9:] == right[9:], "the compared piece and all after it are correct"
     assert tokens.cache is None and tokens.counts.different == 1 and tokens.counts.compared == 2
     assert len(caplog.records) == 1
 

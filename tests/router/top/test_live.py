@@ -132,7 +132,7 @@ class Terminal:
     def read_until(self, text: bytes) -> None:
         while text not in self.written:
             ready, _, _ = select.select([self._ours], [], [], DEADLINE_S)
-            assert ready, f"{text!r} is not written; the last is {self.written[-500:]!r}"
+            assert ready, f"{text!r} was not written; the output ends with {self.written[-500:]!r}"
             self.written += os.read(self._ours, 65536)
 
     def type(self, keys: bytes) -> None:
