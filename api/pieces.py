@@ -13,7 +13,7 @@ Piece: TypeAlias = Callable[[str], bytes]
 def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
     """A function from a token to its bytes; None if the decoder depends on neighbouring tokens.
 
-    What is done only at the beginning of a text (a space is stripped) is left out: generated text continues a prompt.
+    Steps that apply only at the start of a text (strip a space) are left out: generated text continues a prompt.
     """
     steps = _steps(decoder)
     if [step["type"] for step in steps] == ["ByteLevel"]:

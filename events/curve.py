@@ -68,7 +68,7 @@ def secure_client(socket: "zmq.Socket[bytes]", curve: CurveClient) -> None:
 
 
 def write_keys(name: str) -> tuple[Path, Path]:
-    """Writes NAME.key (public) and NAME.key_secret."""
+    """Write NAME.key (public) and NAME.key_secret."""
     path = Path(name)
     for taken in (path.with_name(f"{path.name}.key"), path.with_name(f"{path.name}.key_secret")):
         if taken.exists():

@@ -1,4 +1,4 @@
-"""One replica's frames, from whichever socket or recording, carried into its view: everything but the sockets."""
+"""Apply one replica's frames, from sockets or a recording, to its view, without any I/O."""
 
 import logging
 import math

@@ -47,7 +47,7 @@ class Orphans(dict[Hash, list[BlockStored]]):
             del self[for_hash]
 
     def check(self) -> None:
-        """Raises AssertionError if any invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         waiting = sum(_weight(event) for events in self.values() for event in events)
         assert waiting == self.blocks <= self.limit, f"{waiting} blocks wait, {self.blocks} counted"
 

@@ -166,7 +166,7 @@ class Player:
                 progress()
 
     def stay(self, seconds: float) -> None:
-        """Goes on answering requests."""
+        """Keep answering requests."""
         self._serve_until(time.monotonic() + seconds)
 
     # ---- the stream
@@ -191,7 +191,7 @@ class Player:
         self._remember_asked(self._current.first if self._current.first is not None else 2**64)
 
     def _remember_asked(self, before: int) -> None:
-        """Batches that never came live were published before the next one that did."""
+        """Add the batches below `before` that never came live: they were published by then."""
         end = bisect_left(self._asked, before)
         self._buffer += [(seq, self._current.asked[seq]) for seq in self._asked[:end]]
         del self._asked[:end]

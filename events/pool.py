@@ -50,7 +50,7 @@ class Pool:
         return self.named.get(block_hash)
 
     def hold(self, keys: Iterable[int]) -> list[int]:
-        """Counts one more hash for each key; returns the keys not held before."""
+        """Count one more hash for each key; return the keys not held before."""
         new = []
         for key in keys:
             if key in self.held:
@@ -61,7 +61,7 @@ class Pool:
         return new
 
     def drop(self, key: int) -> bool:
-        """Counts one hash less for the key; true if it was the last."""
+        """Count one hash less for the key; return True if it was the last."""
         more = self.holders.get(key)
         if more is None:
             self.held.discard(key)

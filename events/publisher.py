@@ -104,12 +104,12 @@ class Publisher:
     # ---- the engine's side
 
     def publish(self, events: Sequence[KnownEvent]) -> None:
-        """Queues one batch. Never blocks, never raises; the events must not be changed afterwards."""
+        """Queue one batch. This never blocks and never raises; do not change the events afterwards."""
         if events:
             self._put((time.time(), events))
 
     def report(self, load: Load) -> None:
-        """Sends a status that is true after everything published before it."""
+        """Send a status that holds after everything published before it."""
         self._put(load)
 
     def close(self) -> None:

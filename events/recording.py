@@ -259,7 +259,7 @@ class Recording:
         until_seq: int | None = None,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        """Feeds the feed what the recorder's own got, in the same order, with the recorded times.
+        """Feed the frames that the recorder got, in the same order and at the recorded times.
 
         Ends with the last record of `until_time`, or as soon as batch `until_seq` is applied. `on_record` is called
         before each record of the source is fed.
@@ -287,7 +287,7 @@ class Recording:
         return body if whole and start <= self.size else None
 
     def _skip(self, offset: int) -> int:
-        """Notes the damage at this offset; returns where the next whole frame begins."""
+        """Note the damage at this offset; return the offset of the next whole frame."""
         found = self._data.find(MARK, offset + 1)
         while found >= 0 and self._body(found) is None:
             found = self._data.find(MARK, found + 1)
@@ -320,7 +320,7 @@ def feed_record(feed: Feed, record: Record) -> None:
 
 
 def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False) -> Recorder:
-    """Writes a copy without prompts; returns the recorder, closed."""
+    """Write a copy without prompts; return the recorder, closed."""
     with Recorder(path, recording.sources, redact=True, force=force) as recorder:
         for record in recording.records():
             recorder.write(record)

@@ -280,7 +280,7 @@ class Resolver:
                 pool.copies[block_hash] = pool.copies.get(block_hash, 0) + 1
 
     def _assign(self, pool: Pool, block_hash: Hash, key: int) -> list[int]:
-        """Gives a resident hash its key; returns the key if it is new to the pool."""
+        """Assign a key to a resident hash; return the key if it is new to the pool."""
         old = pool.key(block_hash)
         if old == key:
             return []
@@ -312,7 +312,7 @@ class Resolver:
         return None
 
     def _are_keys(self, event: BlockStored) -> bool:
-        """Checks a native replica's word on the first chain that starts at a root; if it is wrong, nothing is named."""
+        """Verify a native replica's hashes on the first chain from a root; if they are wrong, no block gets a key."""
         if self._verified is None and event.parent_block_hash is None:
             try:
                 full = decode_tokens(event)
@@ -455,7 +455,7 @@ class Resolver:
         return keys
 
     def check(self) -> None:
-        """Raises AssertionError if any invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         for pool in self.pools.values():
             keys = [key for key in map(pool.key, pool.resident) if key is not None]
             assert pool.held == set(keys), f"{pool.medium}: held keys are not those of the resident blocks"

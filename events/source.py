@@ -49,8 +49,8 @@ class Source(Struct, frozen=True):
                 )
         if self.status is not None and self.snapshot is None:
             raise ValueError(
-                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: a difference that the"
-                " status shows is repaired from there"
+                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: it repairs"
+                " differences that the status shows"
             )
 
     def rank(self, rank: int) -> "Source":

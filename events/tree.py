@@ -182,7 +182,7 @@ class Tree:
     # ---- invariants
 
     def check(self, resolvers: Mapping[str, Resolver]) -> None:
-        """Raises AssertionError if the tree is not whole, or is not what the replicas' resolvers hold."""
+        """Raise AssertionError if the tree is inconsistent, or differs from the replicas' resolvers."""
         reached = 0
         for top in self.tops():
             for node in subtree(top):

@@ -53,7 +53,7 @@ class CacheView:
 
     @property
     def inexact(self) -> str | None:
-        """The reason for which the view may differ from the replica's cache, or None while it is exact."""
+        """Why the view may differ from the replica's cache; None while it is exact."""
         if self.resolver.inexact is not None:
             return self.resolver.inexact
         if self._rest is not None:
@@ -61,7 +61,7 @@ class CacheView:
         return None if self.stream.exact else self.stream.doubt
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
-        """Carries out the actions; returns the requests that the caller has to send."""
+        """Carry out the actions; return the requests that the caller has to send."""
         assert self._rest is None, "the last batch is not applied yet"
         if self._sliced and isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
             return []
@@ -69,7 +69,7 @@ class CacheView:
         return self.go_on()
 
     def go_on(self) -> list[Request]:
-        """Does one slice of what is left, or all; returns the requests that came of it."""
+        """Apply one slice of the pending batch, or all of it; return the resulting requests."""
         rest, self._rest = self._rest, None
         blocks = 0
         for done in rest or ():
@@ -98,7 +98,7 @@ class CacheView:
         return True
 
     def _steps(self, actions: Iterable[Action]) -> Iterator[int]:
-        """Carries out the actions; yields about how many blocks that took, again and again."""
+        """Carry out the actions; yield now and then about how many blocks that took."""
         for action in actions:
             batch = None
             if isinstance(action, Apply):
@@ -128,7 +128,7 @@ class CacheView:
         return True
 
     def _apply(self, action: Apply) -> Generator[int, None, EventBatch | None]:
-        """Returns the batch, unless it is read in slices or cannot be read."""
+        """Return the batch, unless it is read in slices or cannot be read."""
         batch, clears = None, False
         try:
             if self._sliced:

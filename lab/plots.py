@@ -37,7 +37,7 @@ def check_plot(path: Path) -> None:
 
 @contextmanager
 def drawing(path: Path, *, title: str, x: str, y: str) -> Iterator[Any]:
-    """Yields matplotlib's axes; the file is there, whole, when nothing went wrong."""
+    """Yield matplotlib's axes; write the file on success only, and whole."""
     check_plot(path)
     from matplotlib.figure import Figure
 

@@ -70,7 +70,7 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> list[Output]:
-        """Waits for news; returns all there is, or nothing once every submit has come to its end."""
+        """Wait for outputs; return all there are, or none once every submit has ended."""
         while not self._arrived:
             if self._failure is not None:
                 raise self._failure
@@ -87,14 +87,14 @@ class OutputStream:
         return not (self.open or self._arrived or self._failure)
 
     def cancel(self, *ids: int) -> None:
-        """Nothing more is wanted for these."""
+        """Cancel these; their outputs are no longer wanted."""
         wanted = self.open.intersection(ids)
         self.open -= wanted
         self._engine.forget(wanted)
         self._wake()
 
     def close(self) -> None:
-        """Cancels what is still running, and forgets what has come; the request's blocks are free within one step."""
+        """Cancel what is running and drop pending outputs; the request's blocks are free within one step."""
         self._arrived.clear()
         self.cancel(*self.open)
 
@@ -136,7 +136,7 @@ class EngineClient:
 
     @classmethod
     async def spawn(cls, config: EngineConfig, command: Sequence[str] | None = None) -> "EngineClient":
-        """Starts the process; it loads the model from now on, and `ready` says when it has."""
+        """Start the process, which begins to load the model; `ready` waits for it."""
         folder = tempfile.mkdtemp(prefix="warmroute-engine-")  # 0700: nobody else can connect
         endpoint = f"ipc://{folder}/engine"
         context = zmq.Context()
@@ -162,7 +162,7 @@ class EngineClient:
 
     @property
     def has_said_why(self) -> bool:
-        """True for an engine that could not start and has said so on stderr itself."""
+        """True if the engine could not start and has printed the reason on stderr."""
         return self.hello is None and self._process.returncode == 1
 
     @property
@@ -171,7 +171,7 @@ class EngineClient:
         return self._loop.time() - self._heard_s
 
     async def ready(self, limit_s: float = LOADING_LIMIT_S) -> Hello:
-        """Waits for the engine's Hello; EngineDied when it ends first or says nothing for too long."""
+        """Wait for the engine's Hello; raise EngineDied if it ends first or is silent for too long."""
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(self._greeted)
@@ -186,7 +186,7 @@ class EngineClient:
         return next(self._ids)
 
     def submit(self, submits: Sequence[Submit]) -> OutputStream:
-        """Hands one HTTP request's work to the engine; the ids are from `new_id`."""
+        """Submit one HTTP request's work to the engine; the ids are from `new_id`."""
         stream = OutputStream(self, (submit.id for submit in submits))
         if self._death.done():
             stream.fail(EngineDied(self._death.result()))
@@ -201,7 +201,7 @@ class EngineClient:
             self._send(Cancel(running))
 
     async def reset(self) -> bool:
-        """Empties the cache; False when blocks in use could not be dropped."""
+        """Empty the cache; return False if blocks are in use."""
         if self._death.done():
             raise EngineDied(self._death.result())
         id = self.new_id()
@@ -211,7 +211,7 @@ class EngineClient:
         return answered
 
     async def close(self) -> None:
-        """Ends the process, and waits for it."""
+        """End the process, and wait for it."""
         if not self._death.done():
             await self._stop()
         if not self._socket.closed:

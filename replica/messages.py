@@ -47,7 +47,7 @@ class Submit(Struct, omit_defaults=True):
 
 
 class SubmitAll(Struct, tag="submit"):
-    """The choices of one client's request: all of them are taken, or none."""
+    """The choices of one client's request, accepted together or not at all."""
 
     submits: list[Submit]
 

@@ -165,7 +165,7 @@ class Scheduler:
         return self._waiting[0][1] if self._waiting else None
 
     def _in_order(self) -> Iterator[Request]:
-        """The running requests, while those at the end may be preempted."""
+        """Iterate over the running requests; those at the end may be preempted meanwhile."""
         index = 0
         while index < len(self.running):
             yield self.running[index]

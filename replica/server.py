@@ -118,7 +118,7 @@ async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Si
 
 
 async def _first(kept: asyncio.Task[str], *others: Coroutine[None, None, object]) -> None:
-    """Waits until one of them is done; all but the first are over then."""
+    """Wait until one of them is done; cancel all but the first."""
     tasks = [asyncio.create_task(other) for other in others]
     await asyncio.wait([kept, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

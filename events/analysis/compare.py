@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
 
 def compare(tree: Tree, left: str, right: str) -> Comparison:
-    """Compares two replicas of one tree. Their engines' hashes may differ: a tree's blocks are named by key."""
+    """Compare two replicas of one tree. Their engines' hashes may differ, since a tree names blocks by key."""
     side_of: dict[int, str | None] = {}
     top_of: dict[int, Node] = {}
     counted: dict[int, list[int]] = {}

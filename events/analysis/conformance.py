@@ -170,7 +170,7 @@ class Conformance:
     # ---- order
 
     def _in_order(self, seq: int, payload: bytes) -> bool:
-        """Grades a live number; false if the batch is to be ignored."""
+        """Grade the sequence number of a live batch; return False if the batch is to be ignored."""
         last, first = self._last_live, self._first_live
         if last is None or first is None or seq > last:
             self._last_live = seq

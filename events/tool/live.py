@@ -47,7 +47,7 @@ def follow(
     every: Callable[[], None] | None = None,
     every_s: float = 0.25,
 ) -> Ending:
-    """Runs until `until()` is true (DONE), `for_s` is over (TIME), Ctrl-C or SIGTERM (STOPPED), or `timeout_s` is over.
+    """Run until `until()` is true (DONE), `for_s` is over (TIME), Ctrl-C or SIGTERM (STOPPED), or `timeout_s` is over.
 
     `every` is called now and then, for what is drawn or flushed. An exception of any of the callbacks ends it too.
     """

@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 def stream_options(command: Command) -> Command:
-    """Adds the options that say where streams are; the command gets them as one argument, `stream`."""
+    """Add the options for streams; the command gets them as one argument, `stream`."""
 
     @wraps(command)
     def collected(*arguments: Any, **options: Any) -> Any:
@@ -100,7 +100,7 @@ def open_target(argument: str, stream: StreamOptions) -> Target:
 
 
 def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target]:
-    """Opens every FILE and makes sources of every ENDPOINT; a click error says what is wrong with which."""
+    """Open every FILE and make a source of every ENDPOINT; raise a click error that names the wrong one."""
     endpoints = [argument for argument in arguments if is_endpoint(argument) and not is_url(argument)]
     for argument in arguments:
         if is_endpoint(argument) and arguments.count(argument) > 1:

@@ -110,7 +110,7 @@ def replay(
 
 
 def _play(player: Player, offset: int, wait: bool, loop: bool, stay: float, output: Output) -> bool:
-    """Plays to the end (True) or to Ctrl-C or SIGTERM."""
+    """Play to the end (True), or until Ctrl-C or SIGTERM (False)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         output.note(f"publishing at {', '.join(player.endpoints)}")

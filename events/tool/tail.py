@@ -69,7 +69,7 @@ def tail(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, a
 
 
 def watch(tails: "Sequence[Tail]", for_s: float | None) -> None:
-    """Follows the sources of all tails until Ctrl-C."""
+    """Follow the sources of all tails until Ctrl-C."""
 
     def every() -> None:
         for tail in tails:

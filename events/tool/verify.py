@@ -166,7 +166,7 @@ class Verification:
         return tap
 
     def _look(self) -> None:
-        """Compares as soon as both are at the same batch."""
+        """Compare as soon as both are at the same batch."""
         stream, replica = self._stream.view, self._replica.view
         if self._result is not None or replica.stream.next_seq is None or not settled(replica):
             return

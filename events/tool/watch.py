@@ -46,7 +46,7 @@ class Watch:
         return Followed(self.source, self.view, tap=self.tap)
 
     def replay(self, target: Target, moment: "Moment | None" = None) -> None:
-        """Takes the state of the target's recording at its end, or at a moment."""
+        """Take the state of the target's recording at its end, or at a moment."""
         assert target.recording is not None
         recording, at = target.recording, moment or Moment()
         until_time = at.time_s
@@ -137,7 +137,7 @@ class CannotTell(click.ClickException):
 def load(
     loading: Sequence[tuple[Target, list[Watch], Moment | None]], timeout_s: float, note: Callable[[str], None]
 ) -> None:
-    """Brings every watch to its target's state: a recording's at the moment, a live stream's once it is settled."""
+    """Bring every watch to its target's state: of a recording at the moment, of a live stream once it has settled."""
     live: list[Watch] = []
     for target, its_watches, moment in loading:
         if target.recording is None:

@@ -53,7 +53,7 @@ class Fleet(Client):
         self.ask("POST", "/replicas/drain", {"replica": replica, "drain": wanted})
 
     def drain_node(self, node: str, wanted: bool = True) -> tuple[str, ...]:
-        """Returns the replicas that run there."""
+        """Return the replicas that run there."""
         return self.post("/nodes/drain", {"node": node, "drain": wanted}, _Names).replicas
 
     def log(self, replica: str, lines: int) -> str:

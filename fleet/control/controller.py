@@ -196,7 +196,7 @@ class Controller:
                 self.waits[task.name] = why
 
     async def _leave(self, name: str, limit_s: float, following: "asyncio.Task[None] | None") -> None:
-        """Routers hear at once that it drains; it is followed until it is gone, so that they also hear when it is."""
+        """Stop the replica and follow it until it is gone: routers hear of its drain and of its end."""
         host = self.host_of.get(name)
         if host is not None:  # else it never could be begun
             await self._stop(name, host, limit_s)

@@ -180,7 +180,7 @@ class Supervisor:
 
 
 def bound(command: tuple[str, ...], task: Task) -> list[str]:
-    """Ours end with their parent by themselves; other engines need to be made to."""
+    """Make a foreign engine end with its parent, as our own replicas do."""
     if task.plan.engine in FOREIGN:
         return [sys.executable, "-P", "-m", "fleet.host.bound", *command]
     return list(command)

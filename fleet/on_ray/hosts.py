@@ -138,7 +138,7 @@ class RayHost:
         return HostGone("its actor is dead")
 
     async def _explain_silence(self, actor: Actor, error: TimeoutError) -> None:
-        """Returns if it has no node yet: then there is nothing to be heard."""
+        """Return at once if it has no node yet: it cannot report anything."""
         state = await asyncio.to_thread(state_of, actor)
         if state in UNPLACED:
             return

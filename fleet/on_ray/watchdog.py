@@ -31,7 +31,7 @@ class RayWatchdog:
         self._over = threading.Event()
 
     async def until_over(self) -> str:
-        """Returns when it cannot be kept going, and says which part of it has ended."""
+        """Keep it running; if that is impossible, return the part that has ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[str] = asyncio.Queue()
         for name, pid in self._pids.items():

@@ -188,7 +188,7 @@ class Running:
             await self._begin_again(why, retries, plan_now(self._job.plan, watcher.view))
 
     async def _lost(self, watcher: Watcher) -> str:
-        """Returns when the fleet is over, and says why."""
+        """Wait for the end of the fleet; return the reason."""
         launcher = self._job.launcher
         failed = asyncio.create_task(launcher.failed())
         away = asyncio.create_task(watcher.away_for(launcher.away_s))

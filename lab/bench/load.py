@@ -99,7 +99,7 @@ class Load:
         return RunResult(self.outcomes, self._unfinished, self._was_interrupted, own)
 
     def interrupt(self) -> None:
-        """Ends it at once: what is in flight is given up."""
+        """End it at once; cancel requests in flight."""
         if not self._ended.done():
             self._was_interrupted = True
             self._unfinished = self.in_flight
@@ -124,7 +124,7 @@ class Load:
     # ---- what comes next
 
     def _due(self, arrival: Arrival | None) -> None:
-        """Begins the conversation, and waits for the next one's time. Others have their turn between the two."""
+        """Begin the conversation, then wait until the next one is due. Other tasks run in between."""
         if arrival is not None:
             self._begin(arrival.talk, arrival.at_s)
         following = None if self._is_over else next(self._arrivals, None)

@@ -154,7 +154,7 @@ def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
 
 
 def _new(before: list[Decision] | None, now: list[Decision] | None) -> list[Decision] | None:
-    """Clocks may differ, so what was there before is known by its id."""
+    """Recognize earlier decisions by id, since clocks may differ."""
     if now is None:
         return None
     old = {one.request_id for one in before or ()}

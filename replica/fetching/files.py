@@ -74,7 +74,7 @@ def naming(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """An error of the file system here is about a file of the source."""
+    """Report file-system errors as errors of a file of the source."""
     try:
         yield
     except OSError as error:

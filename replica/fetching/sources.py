@@ -38,7 +38,7 @@ class Source(ABC):
 
     @abstractmethod
     def gather(self, revision: str, wanted: Files, into: Path) -> None:
-        """Puts them there, but for those that are there whole."""
+        """Put the missing and incomplete ones there."""
 
 
 class Demo(Source):

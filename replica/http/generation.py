@@ -55,7 +55,7 @@ class Choice:
         self._decoded = 0  # characters
 
     def resume(self, token_ids: Sequence[int]) -> Delta:
-        """Takes what another replica has generated. The engine does not repeat its end, so it is found here."""
+        """Take the tokens that another replica has generated; find their end, which the engine does not repeat."""
         for count, token_id in enumerate(token_ids, start=1):
             if (reason := self._end_at(token_id, count)) is not None:
                 return self.feed(token_ids[:count], reason)
@@ -64,7 +64,7 @@ class Choice:
     def feed(
         self, token_ids: Sequence[int], reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
     ) -> Delta:
-        """Takes the engine's next tokens, and with the last ones the reason of the end.
+        """Take the engine's next tokens, and with the last ones the finish reason.
 
         After a stop string the choice is finished; later tokens of the engine, which does not know it, are dropped.
         """

@@ -100,7 +100,7 @@ class Reader:
             self._free_threads.release()
 
     async def _take_turn(self, size: int) -> None:
-        """Waits for a thread; ApiError 429 where too much waits already."""
+        """Wait for a thread; raise ApiError 429 if too many requests wait already."""
         limit = WAITING_BODIES * self.max_body_bytes
         if self._free_threads.locked() and self._waiting_bytes + size > limit:
             message = f"{self._waiting_bytes} bytes of other requests wait to be read; at most {limit} may: try again"

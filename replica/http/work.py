@@ -67,7 +67,7 @@ def plan(
     served: Served,
     new_id: Callable[[], int],
 ) -> Work:
-    """Says what to submit; ApiError where the request does not fit the model."""
+    """Return what to submit; raise ApiError if the request does not fit the model."""
     resumed = _resumed(request, _count_choices(request, prompts))
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)

@@ -145,7 +145,7 @@ def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _opened(file: Path) -> Any:
-    """Maps the file; only its header is read."""
+    """Map the file; read only its header."""
     try:
         return safe_open(file, framework="pt", device="cpu")
     except SafetensorError as error:

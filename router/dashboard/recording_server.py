@@ -45,7 +45,7 @@ def view(file: str, port: int, tokenizer: str | None) -> None:
       warmroute events view incident.wre --tokenizer ~/models/qwen --port 8080
     """
     if is_endpoint(file):
-        raise click.UsageError(f"{file} is live; view looks at a recording made by `warmroute events record`")
+        raise click.UsageError(f"{file} is a live stream; view shows a recording made by `warmroute events record`")
     target, decode = open_target(file, StreamOptions()), load_decoder(tokenizer)
     try:
         listener = socket.create_server((LOOPBACK, port))

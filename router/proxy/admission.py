@@ -220,7 +220,7 @@ class WatchedKeys:
                 raise ValueError(f"{self._file.path}: the name {taken!r} is used by an option; choose another one")
         except ValueError as error:
             if self.problem != str(error):
-                log.warning("%s; the keys stay as they were", error)
+                log.warning("%s; keeping the previous keys", error)
             self.problem = str(error)
             return None
         self.problem = None

@@ -30,14 +30,14 @@ def run(rounds: int) -> None:
     hitting(chance, rounds)
     turning_over(chance, rounds)
     print()
-    heading("a prompt of 4,096 tokens that hits nothing, in a full cache; CPU per prompt")
+    heading("a prompt of 4,096 tokens without hits, in a full cache; CPU per prompt")
     missing(chance, rounds)
     print()
     heading("scheduling and committing one decoding step (no runner); CPU per step")
     for batch in (32, 128, 256):
         stepping(batch, rounds)
     print()
-    heading("resident memory of the pool per cached block, everything counted")
+    heading("resident memory of the pool per cached block, everything included")
     for name, turnovers in (("filled once", 0), ("after its content was replaced 3 times", 3)):
         command = [sys.executable, "-c", f"from tests.bench.core import memory; memory({turnovers})"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)

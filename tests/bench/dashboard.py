@@ -78,11 +78,11 @@ def _beside_requests(rounds: int) -> None:
             for open_page in (False, True) if number % 2 else (True, False):
                 with watching(port) if open_page else contextlib.nullcontext():
                     (watched if open_page else alone).append(asked_ms(pid, port, chance))
-        row("CPU per 1,000 requests, nobody watches", alone, "ms")
+        row("CPU per 1,000 requests, no viewers", alone, "ms")
         row("CPU per 1,000 requests, a dashboard is open", watched, "ms")
         ratios = [one / other for one, other in zip(watched, alone, strict=True)]
-        row("a dashboard / nobody", ratios, "times", "< 1.05")
-        row("CPU without requests, nobody watches", idle_percent(pid, rounds), "% of a core")
+        row("one dashboard / no viewers", ratios, "times", "< 1.05")
+        row("CPU without requests, no viewers", idle_percent(pid, rounds), "% of a core")
         with watching(port):
             row("CPU without requests, a dashboard is open", idle_percent(pid, rounds), "% of a core")
     print()
@@ -264,7 +264,7 @@ async def told(name: str, answer: Callable[[], Awaitable[Any]], rounds: int, tar
         stalls.cancel()
         stalls_ms.append(await stalls * 1000)
     row(f"{name}: answered after", took_ms[1:], "ms", target)
-    row(f"{name}: other work waited at most", stalls_ms[1:], "ms")
+    row(f"{name}: longest delay of other work", stalls_ms[1:], "ms")
 
 
 def busy(router: Router) -> None:

@@ -33,13 +33,13 @@ def run(rounds: int) -> None:
                 cpu_us(functools.partial(choosing, policy, replicas, "busy"), DECISIONS, rounds),
                 "us",
             )
-    row("explaining one, 64 replicas", cpu_us(explaining, 100, rounds), "us")
+    row("explaining a decision, 64 replicas", cpu_us(explaining, 100, rounds), "us")
     print()
     heading("from packed ids of 4,096 tokens to a decision over 64 replicas, CPU per decision")
-    row("keys, match and choice; each holds a part", cpu_us(deciding, DECISIONS // 4, rounds), "us", "<= 100 us")
+    row("keys, match and choice; each replica has a part", cpu_us(deciding, DECISIONS // 4, rounds), "us", "<= 100 us")
     print()
-    heading("keeping a replica's load, CPU per event")
-    row("a request of ours: sent, begun, ended", cpu_us(requests, 10_000, rounds), "us")
+    heading("updating a replica's load, CPU per event")
+    row("one request: sent, begun, ended", cpu_us(requests, 10_000, rounds), "us")
     row("a status", cpu_us(reports, 10_000, rounds), "us")
 
 

@@ -32,7 +32,7 @@ SILENT, HAMMERING, SUBSCRIBING = 60, 20, 1
 
 def run(rounds: int) -> None:
     del rounds  # each is some ten seconds long
-    print("| peers | before, MB | at most, MB | 5 s after they left, MB | CPU of the publisher | honest replay, s |")
+    print("| peers | before, MB | peak, MB | 5 s after they left, MB | CPU of the publisher | honest replay, s |")
     print("| --- | --- | --- | --- | --- | --- |")
     attacks: dict[str, Callable[[dict[str, str]], None]] = {
         "none": nobody,

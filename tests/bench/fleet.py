@@ -36,7 +36,7 @@ def run(rounds: int) -> None:
                 memory.setdefault(name, []).append(pss_bytes(pid) / MEGABYTE)
         row(name, took_s, "s", target)
     print()
-    heading("memory of all its processes after the first answer (PSS: what is shared is counted once)")
+    heading("memory of all its processes after the first answer (PSS: shared pages are counted once)")
     for name, found in memory.items():
         row(name, found, "MB")
     print()

@@ -28,7 +28,7 @@ UNDER_WAY = ("a long batch is being applied", "a repair is under way", "not sync
 
 
 def run(rounds: int) -> None:
-    heading("longest pause of the router's loop, and its memory at most")
+    heading("longest pause of the router's event loop, and its peak memory")
     for name, what in FLOODS.items():
         command = [sys.executable, "-c", f"from tests.bench.floods import measure; measure({name!r})"]
         found = [

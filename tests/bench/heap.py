@@ -37,7 +37,7 @@ def run(rounds: int, *, small: bool = False) -> None:
         browser = stack.enter_context(chromium())
         stays, goes = (stack.enter_context(visit(browser, url)) for _ in range(2))
         stayed, went = watched(stays, goes, span_s)
-    heading(f"JavaScript heap after {span_s / 60:g} minutes under load, beside that after its first tenth")
+    heading(f"JavaScript heap after {span_s / 60:g} minutes under load, and after the first tenth of that time")
     for name, kept in (("a tab at the overview", stayed), ("a tab that goes from page to page", went)):
         row(f"{name}: first", [kept[0].heap_mb], "MB")
         row(f"{name}: last", [kept[-1].heap_mb], "MB")

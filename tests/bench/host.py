@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {
 
 
 def run(rounds: int) -> None:
-    heading("the host's part of a GPU's step, CPU")
+    heading("host work per GPU step, CPU")
     with tempfile.TemporaryDirectory() as folder:
         model = saved("llama", Path(folder))
         for kind, sampling in KINDS.items():
@@ -30,7 +30,7 @@ def run(rounds: int) -> None:
                 target = "< 1" if batch == 128 else ""
                 row(f"{batch} requests decode, {kind}", steps(model, batch, sampling, rounds), "ms", target)
         beside = steps(model, 128, KINDS["greedy"], rounds, new=NEW)
-        row(f"128 requests decode, greedy, and a prompt of {NEW} tokens is new", beside, "ms", "< 1")
+        row(f"128 greedy requests decode, plus a new prompt of {NEW} tokens", beside, "ms", "< 1")
     print()
 
 

@@ -20,5 +20,5 @@ def run(rounds: int) -> None:
                 before_s, began_s = cpu_s(running.process.pid), time.monotonic()
                 time.sleep(WATCHED_S)
                 figures.append((cpu_s(running.process.pid) - before_s) / (time.monotonic() - began_s) * 100)
-        row(f"{count} replicas of ours", figures, "%")
+        row(f"{count} native replicas", figures, "%")
     print()

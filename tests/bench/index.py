@@ -37,7 +37,7 @@ def run(rounds: int) -> None:
     heading("events from bytes into the index, CPU per block")
     ingest(rounds)
     print()
-    heading(f"a replica of {CACHE_BLOCKS:,} blocks leaves; CPU in all")
+    heading(f"a replica of {CACHE_BLOCKS:,} blocks leaves; CPU, total")
     leaving(rounds)
     print()
     heading(f"resident memory at {ENTRIES:,} entries (block, replica), resolvers included; per entry")

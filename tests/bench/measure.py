@@ -60,4 +60,4 @@ def calls() -> Iterator[list[str]]:
 def rows_of_calls(name: str, made: list[str]) -> None:
     ours = [file for file in made if any(map(Path(file).is_relative_to, OURS))]
     row(f"{name}: Python calls, all", [len(made)], "calls")
-    row(f"{name}: files of ours in which they are", [len({*ours})], "files")
+    row(f"{name}: our files among them", [len({*ours})], "files")

@@ -390,7 +390,7 @@ class Shape(NamedTuple):
 
 
 def promise(heads: int, kv_heads: int, head_dim: int, rounds: int) -> None:
-    heading("attention of one layer in float32: the same bits whatever the batch (`exact`) against torch's own; CPU")
+    heading("attention of one layer in float32: batch-invariant (`exact`) and torch's own; CPU")
     for name, shape in (
         ("prefill of 512 tokens", Shape(0, 512)),
         ("prefill of 2,048 tokens", Shape(0, 2048)),

@@ -81,7 +81,7 @@ def run(rounds: int) -> None:
         _known(processes, sources)
         for source in sources:
             _grid(processes, source)
-        print(f"\nThe order of computing and the price of what is driven out, {_fleet(8)}:\n")
+        print(f"\nOrder and price, {_fleet(8)}:\n")
         _table(
             processes,
             "trace",
@@ -91,7 +91,7 @@ def run(rounds: int) -> None:
                 for name, constants in EFFECTS.items()
             },
         )
-        print(f"\nWhat a router is told late, wrongly or not at all, `cost`, {_fleet(8)}:\n")
+        print(f"\nLate, wrong or missing information, `cost`, {_fleet(8)}:\n")
         _table(
             processes,
             "trace",
@@ -148,7 +148,7 @@ def _on_engine(source: str) -> Iterable[tuple[str, Case]]:
 
 
 def _known(processes: ProcessPoolExecutor, sources: Sequence[str]) -> None:
-    print(f"\nOnce, arrivals as they are, load {LOAD}, {_fleet(8)}:\n")
+    print(f"\nOne run, unchanged arrivals, load {LOAD}, {_fleet(8)}:\n")
     cases = {}
     for source in sources:
         for name, more in KNOWN.items():

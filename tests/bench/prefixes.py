@@ -89,7 +89,7 @@ async def _telling(rounds: int) -> None:
             watching.cancel()
             stalls_ms.append(await watching * 1000)
         row(f"limit={limit}: answered after", took_ms, "ms", "<= 200 ms")
-        row(f"limit={limit}: other work waited at most", stalls_ms, "ms")
+        row(f"limit={limit}: longest delay of other work", stalls_ms, "ms")
     await front.close()
     print()
 

@@ -43,7 +43,7 @@ def run(rounds: int) -> None:
         "16 KB in one message": body([said(words, chance, 16_000)]),
         "16 KB in 39 messages": body(conversation(words, chance)),
     }
-    heading("what the router reads of a body, and approximate keys; CPU per request")
+    heading("parsing a body, and approximate keys; CPU per request")
     for name, sent in bodies.items():
         approximately(name, sent, rounds)
     routing(rounds)
@@ -112,7 +112,7 @@ def routing(rounds: int) -> None:
             routed.routed(slot, keys)
 
     work()
-    row("noting 64 blocks as routed, 64 forgotten", cpu_us(lambda: work, len(prompts), rounds), "us")
+    row("recording 64 blocks as routed, forgetting 64", cpu_us(lambda: work, len(prompts), rounds), "us")
 
 
 def exactly(name: str, prompts: Prompts, sent: bytes, rounds: int) -> None:

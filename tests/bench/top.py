@@ -34,7 +34,7 @@ def run(rounds: int) -> None:
 
 
 async def _asked(rounds: int) -> bytes:
-    heading(f"what a router with {REPLICAS:,} replicas does for one answer, CPU")
+    heading(f"what a router with {REPLICAS:,} replicas spends on one answer, CPU")
     front = fleet()
     router = front.router
     for member in router.members:
@@ -49,15 +49,15 @@ async def _asked(rounds: int) -> bytes:
         text = await metrics_text(router)
         replicas.append((between_s - began_s) * 1000)
         metrics.append((time.process_time() - between_s) * 1000)
-    row("`GET /replicas`, asked every second", replicas, "ms")
-    row("`GET /metrics`, asked every hundred times as long", metrics, "ms")
+    row("`GET /replicas`, polled every second", replicas, "ms")
+    row("`GET /metrics`, polled a hundredth as often", metrics, "ms")
     await front.close()
     print()
     return text
 
 
 async def _looking(rounds: int, metrics: bytes) -> None:
-    heading(f"one look and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
+    heading(f"one poll and one frame of {SIZE[0]} x {SIZE[1]} with {REPLICAS:,} replicas, CPU")
     reading, noting, drawing, pressing, scanning = [], [], [], [], []
     gc.collect()
     gc.freeze()  # a real terminal application holds no objects of a router
@@ -78,11 +78,11 @@ async def _looking(rounds: int, metrics: bytes) -> None:
                 began_s = time.process_time()
                 totals_of(metrics.decode())
                 scanning.append((time.process_time() - began_s) * 1000)
-    row("the answer of `GET /replicas` read", reading, "ms")
-    row("rates and counters noted", noting, "ms")
-    row("a frame, nearly all of its cells changed", drawing, "ms", "<= 50")
+    row("parsing `GET /replicas`", reading, "ms")
+    row("updating rates and counters", noting, "ms")
+    row("a frame with nearly all cells changed", drawing, "ms", "<= 50")
     row("a key that moves the cursor", pressing, "ms", "<= 20")
-    row("the answer of `GET /metrics` read", scanning, "ms")
+    row("parsing `GET /metrics`", scanning, "ms")
     print()
 
 

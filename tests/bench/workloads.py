@@ -131,7 +131,7 @@ WORKLOADS = (
 
 def run(rounds: int) -> None:
     columns = ("traffic", "replicas", "requests", "token hits", "block hits", "TTFT without", "with", "change")
-    print(f"| {' | '.join(columns)} | the field's hits and change |")
+    print(f"| {' | '.join(columns)} | reported hits and change |")
     print("| --- " * (len(columns) + 1) + "|")
     for workload in WORKLOADS:
         replicas = round(workload.requests_per_s * workload.mean_prompt_tokens / (LOAD * PREFILL_TOKENS_PER_S))

@@ -94,7 +94,7 @@ def _parts(sentence: str) -> Iterator[Part]:
 
 
 def without_volatile(prompts: Sequence[Prompt], faults: Collection[Fault], values: Values) -> list[Prompt]:
-    """Values are moved to the end, from the beginnings that are alike but for such values."""
+    """Move values to the end, out of beginnings that differ only in such values."""
     kinds = frozenset(name for name, fault in KINDS.items() if fault in faults)
     masks = {piece: values.masked(piece, kinds) for prompt in prompts for piece in _early(prompt)}
     alike: defaultdict[Piece, set[Piece]] = defaultdict(set)
