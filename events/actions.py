@@ -29,7 +29,10 @@ class Reset(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Events were lost for good: the cache as known may differ from the replica's."""
+    """Events were lost for good: the cache as known may differ from the replica's.
+
+    Unless a snapshot repairs that, forget what may be gone (`Stream.must_forget`).
+    """
 
     reason: str
 

@@ -49,6 +49,9 @@ class Feed:
     def tick(self, now_s: float) -> list[Request]:
         return self.view.perform(self.view.stream.tick(now_s))
 
+    def stood_still(self, now_s: float) -> list[Request]:
+        return self.view.perform(self.view.stream.stood_still(now_s))
+
     def resync(self, reason: str, now_s: float) -> list[Request]:
         return self.view.perform(self.view.stream.resync(reason, now_s))
 

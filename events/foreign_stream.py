@@ -3,6 +3,8 @@
 from events.actions import Action
 from events.stream import Repair, Row, State, Stream, StreamConfig
 
+DRAINED_S = 0.2  # without a batch: all that was sent during a standstill has been read
+
 
 class ForeignStream(Stream):
     native = False
@@ -17,7 +19,7 @@ class ForeignStream(Stream):
 
     def connected(self, now_s: float) -> list[Action]:
         self._heard(now_s)
-        self._offline = self._replayed_all = False
+        self._offline = self._replayed_all = self._tail_doubted = False
         self._held.clear()
         if self.next_seq is None:
             return self._synchronize(now_s)
@@ -28,7 +30,17 @@ class ForeignStream(Stream):
 
     def live(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
         self._probe_s = self.config.probe_after_s
+        if self._tail_doubted and not self.config.can_replay:
+            # After a pause it is no leftover of the standstill: if it is the next one, none was lost before it.
+            self._tail_doubted = self._heard_s is None or now_s - self._heard_s < DRAINED_S
         return super().live(seq, payload, now_s)
+
+    def stood_still(self, now_s: float) -> list[Action]:
+        if self._offline or self._heard_s is None:
+            return []
+        self._tail_doubted, self._repair.proves_tail = True, False
+        self._heard_s = now_s
+        return self._ask_replay(State.PROBE, now_s) if self._may_prove_tail else []
 
     def resync(self, reason: str, now_s: float) -> list[Action]:
         self._state = State.FOLLOWING
@@ -85,11 +97,19 @@ class ForeignStream(Stream):
 
     # ---- repairs
 
+    @property
+    def _may_prove_tail(self) -> bool:
+        if not self._tail_doubted or self._silent or self.next_seq is None or not self.config.can_replay:
+            return False
+        return self._state is State.FOLLOWING or (self._state is State.PROBE and not self._repair.proves_tail)
+
     def _synchronize(self, now_s: float) -> list[Action]:
         return self._ask_replay(State.JOIN, now_s) if self.config.can_replay else []
 
     def _probe(self, now_s: float) -> list[Action]:
         """Look whether a stream that was idle for long has lost its tail."""
+        if self._may_prove_tail:
+            return self._ask_replay(State.PROBE, now_s)
         if self._heard_s is None or not self.config.can_replay or now_s - self._heard_s < self._probe_s:
             return []
         self._probe_s = min(2 * self._probe_s, self.config.probe_at_most_s)

@@ -35,6 +35,10 @@ class NativeStream(Stream):
         return super().doubt or behind
 
     @property
+    def must_forget(self) -> bool:
+        return self._state is State.OVERSIZED
+
+    @property
     def lag_batches(self) -> int:
         if self.next_seq is None or self._status is None:
             return super().lag_batches
@@ -186,6 +190,7 @@ class NativeStream(Stream):
         self._snapshot_after_s = now_s + self._snapshot_wait_s
         self._state = State.SNAPSHOT
         self._repair = Repair(now_s + self.config.repair_timeout_s)
+        self.stats.repairs += self.next_seq is not None
         return [Snapshot()]
 
     def _ask_again(self, now_s: float) -> list[Action]:

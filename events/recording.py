@@ -313,6 +313,8 @@ def feed_record(feed: Feed, record: Record) -> None:
         feed.disconnected()
     elif record.kind == "tick":
         requests = feed.tick(record.time + TICK_LATE_S)
+    elif record.kind == "standstill":
+        requests = feed.stood_still(record.time)
     elif record.kind in SOCKETS:  # anything else is a later version's
         requests = feed.receive(record.kind, record.frames, record.time)
     for request in requests:

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from events.doubtful import Doubtful
 from events.extras import chain_keys, chain_root
 from events.messages import (
     AllBlocksCleared,
@@ -113,10 +114,15 @@ class Resolver:
         self.overclaim: str | None = None  # it has claimed more than it can hold
         self.full: str | None = None  # it has more than is kept
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
+        self.cacheable_blocks: int | None = None  # those of them that can hold a prefix; None: unknown
+        self.complete = False  # after a loss, the whole cache has been known at one moment
         self.pools: dict[tuple[str, int], Pool] = {}
         self._orphans = Orphans(orphan_limit)
         self._intern = intern
         self._verified: bool | None = None
+        self._has_lost = False  # there may be blocks that nobody told of
+        self._doubtful = Doubtful()
+        self._pools_before: set[tuple[str, int]] = set()  # the loss
 
     @property
     def inexact(self) -> str | None:
@@ -142,11 +148,39 @@ class Resolver:
         self._orphans.clear()
         self._verified = None
         self.lost = self.overclaim = self.full = None
+        self._all_is_known()
+        self.complete = False
         return cleared
 
-    def limit(self, gpu_blocks: int | None) -> None:
-        """Take no more blocks of GPU memory than these from now on; None: the size of its pool is not known."""
-        self.gpu_blocks = gpu_blocks
+    @property
+    def has_doubtful(self) -> bool:
+        """True if blocks are known that may have gone at a loss."""
+        return bool(self._doubtful)
+
+    def lose(self) -> Cleared:
+        """Forget blocks that may be gone since events were lost; only what is stored from now on is claimed."""
+        pools, doubtful = self.pools.copy(), self._doubtful
+        before = self._pools_before | pools.keys()
+        self._doubtful = Doubtful()
+        cleared = self.reset()
+        self._has_lost, self._doubtful, self._pools_before = True, doubtful, before
+        if not self.native and (pool := pools.get(("GPU", 0))) is not None:
+            doubtful.add(pool, MOST_BLOCKS)
+        return cleared
+
+    def found(self, keys: Iterable[int]) -> list[int]:
+        """Take blocks as resident that the replica has reused since the loss; return the keys new here."""
+        pool = self._pool("GPU", 0)
+        blocks = [(one, key) for one, key in self._doubtful.take(keys) if one not in pool]
+        pool.named.update(blocks)
+        return self._only_here(pool, pool.hold(key for _, key in blocks))
+
+    def limit(self, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
+        """Take no more blocks of GPU memory than these from now on; None: the size of its pool is not known.
+
+        `cacheable_blocks`: those of them that can hold a prefix.
+        """
+        self.gpu_blocks, self.cacheable_blocks = gpu_blocks, cacheable_blocks
         self._excess("GPU", 0)
 
     def apply(self, events: Iterable[Event]) -> list[Change]:
@@ -154,6 +188,8 @@ class Resolver:
         for event in events:
             if isinstance(event, BlockStored):
                 self._store(event, changes)
+                if self._has_lost:
+                    self._look_for_turnover()
             elif isinstance(event, BlockRemoved):
                 self._remove(event, changes)
             elif isinstance(event, AllBlocksCleared):
@@ -309,7 +345,7 @@ class Resolver:
             key = pool.key(block_hash)
             if key is not None:
                 return key
-        return None
+        return self._doubtful.keys.get(block_hash)
 
     def _are_keys(self, event: BlockStored) -> bool:
         """Verify a native replica's hashes on the first chain from a root; if they are wrong, no block gets a key."""
@@ -364,6 +400,7 @@ class Resolver:
         pool = self.pools.get(pool_name(event.medium, event.group_idx))
         if pool is None:
             self.stats.removed_unknown += len(event.block_hashes)
+            self._gone(event.block_hashes)
             return
         copies = pool.copies
         keys: list[int] = []
@@ -377,6 +414,7 @@ class Resolver:
                 continue
             if block_hash not in pool:
                 self.stats.removed_unknown += 1
+                self._gone((block_hash,))
                 continue
             key = pool.key(block_hash)
             pool.named.pop(block_hash, None)
@@ -388,6 +426,31 @@ class Resolver:
                 keys.append(key)
         if keys and (gone := self._only_here(pool, keys)):
             changes.append(Removed(pool.medium, gone))
+
+    # ---- after a loss
+
+    def _gone(self, hashes: Iterable[Hash]) -> None:
+        if self._doubtful:
+            for block_hash in hashes:
+                self._doubtful.gone(block_hash)
+
+    def _look_for_turnover(self) -> None:
+        """Look whether the known blocks fill the replica's pool: then there are no others, and no second copies.
+
+        This needs a single pool, in which every block has one hash.
+        """
+        if self.cacheable_blocks is None or self._pools_before | self.pools.keys() != {("GPU", 0)}:
+            return
+        pool = self.pools[("GPU", 0)]
+        if len(pool) == self.cacheable_blocks:
+            pool.copies.clear()
+            self.complete = True
+            self._all_is_known()
+
+    def _all_is_known(self) -> None:
+        self._has_lost = False
+        self._doubtful.clear()
+        self._pools_before = set()
 
     # ---- what it can hold
 

@@ -12,7 +12,8 @@ A batch has a sequence number but no incarnation, so the same number may mean tw
   stream is still the same.
 
 What cannot be repaired is never waited for: the state becomes partial, with the reason, until a snapshot, a restart
-whose beginning is known, or AllBlocksCleared makes it exact again.
+whose beginning is known, AllBlocksCleared or a full turnover of the cache makes it exact again. Until then the view
+holds only what was stored after the loss, so that it claims too little and never too much.
 """
 
 from abc import ABC, abstractmethod
@@ -61,6 +62,7 @@ class StreamStats(Struct):
     digests_compared: int = 0
     digest_mismatches: int = 0
     dropped_waiting: int = 0
+    repairs: int = 0  # requests for what was missing or doubted; not those of a start, a restart or an idle stream
 
 
 class State(StrEnum):
@@ -88,6 +90,7 @@ class Repair(Struct):
     overlaps: bool = False  # the replay brings a batch we know
     missing_to: int = -1
     replies: int = 0
+    proves_tail: bool = True  # asked after the last standstill of the reader
 
 
 class Row(NamedTuple):
@@ -120,6 +123,7 @@ class Stream(ABC):
         self._held = HeldBatches(self.config.max_held_batches, self.config.max_held_bytes)
         self._recent = PayloadMemory(self.config.remembered_batches)
         self._offline = True
+        self._tail_doubted = False  # the reader stood still, and no answer has shown yet that nothing was lost
         self._silent = False  # the last probe got no answer, or a native replica's status stays away
         self._heard_s: float | None = None  # None: not connected yet
 
@@ -139,6 +143,8 @@ class Stream(ABC):
             return "not connected"
         if self._state not in IN_ORDER:
             return "a repair is under way"
+        if self._tail_doubted:
+            return "the reader stood still: the end of the stream may be lost"
         return self.silence if self._silent else None
 
     @property
@@ -155,6 +161,16 @@ class Stream(ABC):
     def settled(self) -> bool:
         """Connected, and no repair is under way: if it is not exact, it will not become so by waiting."""
         return not self._offline and self._state in IN_ORDER
+
+    @property
+    def heard_s(self) -> float | None:
+        """The time of the last batch or answer; None: not connected yet."""
+        return self._heard_s
+
+    @property
+    def must_forget(self) -> bool:
+        """True if no snapshot will tell what is left of the cache after a loss."""
+        return True
 
     @property
     def lag_batches(self) -> int:
@@ -193,8 +209,8 @@ class Stream(ABC):
         return self.table[self._state].replay_ended(self, now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Time passes."""
-        return self.table[self._state].tick(self, now_s)
+        """Time passes; without a connection nothing is asked, since the next one starts with a repair."""
+        return [] if self._offline else self.table[self._state].tick(self, now_s)
 
     @abstractmethod
     def resync(self, reason: str, now_s: float) -> list[Action]:
@@ -202,6 +218,10 @@ class Stream(ABC):
 
         Without a snapshot or a replay, forget the view and learn it again from new events.
         """
+
+    def stood_still(self, now_s: float) -> list[Action]:  # noqa: ARG002
+        """Note that the reader read nothing for long: meanwhile, the publisher may have dropped batches."""
+        return []
 
     def delayed(self, by_s: float) -> None:
         """Note a pause of the caller: nothing awaited meanwhile is overdue."""
@@ -212,7 +232,7 @@ class Stream(ABC):
         return self._declare(reason)
 
     def cleared(self, seq: int) -> None:
-        """Note that the applied batch `seq` clears the cache: earlier losses no longer matter."""
+        """Note that all of the cache is known from the applied batch `seq` on: earlier losses no longer matter."""
         if seq >= self._partial_from:
             self._become_exact()
 
@@ -292,6 +312,7 @@ class Stream(ABC):
         self, state: State, now_s: float, *, missing_to: int = -1, start: int | None = None
     ) -> list[Action]:
         self.stats.replays += 1
+        self.stats.repairs += state in {State.GAP, State.PROOF} and start is None
         self._state = state
         self._repair = Repair(
             now_s + self.config.repair_timeout_s,
@@ -318,6 +339,7 @@ class Stream(ABC):
         """The replay has ended."""
         self._heard(now_s)
         repair = self._repair
+        self._tail_doubted = self._tail_doubted and not repair.proves_tail
         actions: list[Action] = []
         if repair.overlaps and repair.replies == 0:
             if self._replays:

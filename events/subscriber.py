@@ -24,6 +24,7 @@ from events.source import Source
 from events.view import CacheView, Request
 
 TICK_S = 0.05  # for all replicas together: each time, a process that has nothing to do is woken
+STANDSTILL_S = 0.5  # without a tick: a busy publisher may have filled all queues on the way meanwhile
 KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
 UNANSWERED_MS = 4000  # what we sent: a request
 RECONNECT_MS = 50
@@ -39,8 +40,9 @@ MAX_WAITING_ANSWER_BYTES = MAX_WAITING_BYTES // 2
 ANSWERS = "replay", "snapshot"
 
 # Called with the socket that frames came by ("events", "replay", "status", "snapshot"; "connected" and "disconnected"
-# without frames, for the event socket) and the frames, before they are acted on; and with "tick" after the passing of
-# time changed something. A feed that is given the same in the same order comes to the same view (recording.py).
+# without frames, for the event socket) and the frames, before they are acted on; with "tick" after the passing of time
+# changed something; and with "standstill" when this process has not run for long. A feed that is given the same in the
+# same order comes to the same view (recording.py).
 Tap = Callable[[str, Frames], None]
 
 
@@ -52,6 +54,7 @@ class Subscriber:
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sockets: dict[str, _Sockets] = {}
         self._timer: asyncio.TimerHandle | None = None  # while there are any
+        self._ticked_s = 0.0
 
     async def __aenter__(self) -> "Subscriber":
         return self
@@ -88,6 +91,11 @@ class Subscriber:
         """Ask the replica for its whole cache, because the view is in doubt."""
         self._sockets[name].resync(reason)
 
+    @property
+    def stands_still(self) -> bool:
+        """True if this process has not run for long, and no stream has been told of it yet."""
+        return time.monotonic() - self._ticked_s > STANDSTILL_S
+
     def close(self) -> None:
         for name in list(self._sockets):
             self.remove(name)
@@ -95,12 +103,15 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def _wait(self) -> None:
+        self._ticked_s = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
+        stood_still = self.stands_still
         self._wait()
         for sockets in self._sockets.values():
-            sockets.loop.call_soon(sockets.tick)  # one by one: what is raised for one ends nothing of the others
+            # One by one: what is raised for one ends nothing of the others.
+            sockets.loop.call_soon(sockets.tick_late if stood_still else sockets.tick)
 
 
 class _Sockets:
@@ -122,6 +133,7 @@ class _Sockets:
         self._going = False  # a slice is to be done soon
         self._busy_since_s = 0.0
         self._doubt: str | None = None  # why all is to be asked for again then
+        self._stood_still = False  # the stream is to be told
         try:
             self._open()
         except BaseException:
@@ -291,6 +303,11 @@ class _Sockets:
         if self._tap is not None:
             self._tap(socket, frames)
 
+    def tick_late(self) -> None:
+        """Note that this process stood still."""
+        self._stood_still = True
+        self.tick()
+
     def tick(self) -> None:
         """Time passes."""
         if not self._closed and not self._must_wait:
@@ -299,7 +316,11 @@ class _Sockets:
     def _pass(self, now_s: float) -> None:
         stream = self._feed.view.stream
         exact = stream.exact
-        requests = self._feed.tick(now_s)
+        if self._stood_still:
+            self._stood_still = False
+            self._mark("standstill", [])
+            self._act(self._feed.stood_still(now_s))
+        requests = [] if self._closed else self._feed.tick(now_s)
         if self._closed:
             return
         if requests or stream.exact != exact:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-from events.actions import Action, Apply, Compare, Replay, Reset, Snapshot
+from events.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
 from events.resolver import Change, Cleared, Removed, Resolver
@@ -64,7 +64,9 @@ class CacheView:
         """Carry out the actions; return the requests that the caller has to send."""
         assert self._rest is None, "the last batch is not applied yet"
         if self._sliced and isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
-            return []
+            if not self._is_doubted:
+                return []
+            actions = self._doubted(self.stream.last_seq)
         self._rest = self._steps(actions)
         return self.go_on()
 
@@ -106,9 +108,13 @@ class CacheView:
                     yield len(action.payload) // SHORTEST_BLOCK_BYTES
                 else:
                     batch = yield from self._apply(action)
+                if self._is_doubted:
+                    yield from self._steps(self._doubted(action.seq))
             elif isinstance(action, Reset):
                 self.decoder.restart()
-                yield from self._reset()
+                yield from self._emptied(self.resolver.reset())
+            elif isinstance(action, Partial) and self.stream.must_forget:
+                yield from self._emptied(self.resolver.lose())
             elif isinstance(action, Compare):
                 yield from self._steps(self._compared(action))
             elif isinstance(action, Replay | Snapshot):
@@ -145,7 +151,7 @@ class CacheView:
                 for event in events:
                     if isinstance(event, AllBlocksCleared):
                         self.resolver.stats.cleared += 1
-                        yield from self._reset()
+                        yield from self._emptied(self.resolver.reset())
                     else:
                         self._changed(self.resolver.apply([event]))
         except BadBatch as error:
@@ -155,8 +161,20 @@ class CacheView:
             self.stream.cleared(action.seq)
         return batch
 
-    def _reset(self) -> Iterator[int]:
-        cleared = self.resolver.reset()
+    @property
+    def _is_doubted(self) -> bool:
+        """True if a batch may have shown more than its changes: a loss, or that an earlier one no longer matters."""
+        return self.stream.partial is not None or (self.resolver.lost is not None and self.stream.must_forget)
+
+    def _doubted(self, seq: int) -> list[Action]:
+        if self.resolver.lost is not None and self.stream.must_forget:
+            return self.stream.refused(self.resolver.lost)
+        if self.resolver.complete:
+            self.resolver.complete = False
+            self.stream.cleared(seq)
+        return []
+
+    def _emptied(self, cleared: Cleared) -> Iterator[int]:
         if not self._sliced:
             self._changed([cleared])
             return

@@ -44,11 +44,7 @@ class FeedState(Struct, frozen=True):
     restarts: int = 0
     digest_mismatches: int = 0
     overclaim: str | None = None  # it has claimed more blocks than it can hold
-
-    @property
-    def repairs(self) -> int:
-        """Requests for missing or doubted state, including the one at the start."""
-        return self.replays + self.snapshots
+    repairs: int = 0  # requests for missing or doubted state
 
 
 class Served(Struct, frozen=True):

@@ -403,7 +403,9 @@ class Upkeep:
             member.load.scraped(*queue, now_s)
         pool, size = scraped_pool(metrics), member.block_size
         if pool is not None and size:  # its events may name smaller blocks than its pool has
-            self._router.feeds.limit(member.name, pool.blocks * max(1, pool.block_tokens // size))
+            smaller = max(1, pool.block_tokens // size)
+            cacheable = pool.blocks - (member.spec.engine == "vllm")  # which never uses one of them
+            self._router.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)
 
     async def _verify(self, member: Member) -> None:
         """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""

@@ -58,7 +58,7 @@ class Row(Struct):
     heard_age_s: float | None = None  # since its last status or event
     # Counters of its event stream; None: it has none.
     gaps: int | None = None
-    repairs: int | None = None  # after the first one, which starts the stream
+    repairs: int | None = None
     restarts: int | None = None
     digest_mismatches: int | None = None
     lost_batches: int | None = None
@@ -154,7 +154,7 @@ class FleetView:
             cache_used=_cache_used(member),
             heard_age_s=_heard_age_s(member, feed, router.now_s()),
             gaps=None if feed is None else feed.gaps,
-            repairs=None if feed is None else max(0, feed.repairs - 1),
+            repairs=None if feed is None else feed.repairs,
             restarts=None if feed is None else feed.restarts,
             digest_mismatches=None if feed is None else feed.digest_mismatches,
             lost_batches=None if feed is None else feed.lost_batches,

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +23,9 @@ from router.responses import FeedState
 MOST_SIZES = 16  # block sizes of one replica
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 RESYNC = "the replica's reported cached tokens differ from its events"
+REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
+SETTLED_S = 2.0  # after an answer: all that was published before it has come
+MOST_FINDS = 64  # answers whose reused blocks wait for that
 
 
 class Traffic(Struct, frozen=True):
@@ -30,6 +35,14 @@ class Traffic(Struct, frozen=True):
     stored: int  # blocks that got a key, as often as they came
     removed: int
     digests_compared: int
+
+
+class Moment(NamedTuple):
+    """A point in one replica's stream."""
+
+    resets: int
+    changes: int
+    exact: bool
 
 
 class Feeds:
@@ -43,6 +56,7 @@ class Feeds:
         self._on_status = on_status
         self._subscriber = Subscriber()
         self._feeds: dict[str, ReplicaFeed] = {}
+        self._finding: set[str] = set()  # replicas whose reused blocks are to be taken
 
     def follow(self, name: str, slot: int, source: Source) -> None:
         """Follow a replica's events; raise ValueError if the name is taken or an address cannot be followed."""
@@ -76,13 +90,47 @@ class Feeds:
         feed = self._feeds.get(name)
         return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
 
-    def limit(self, name: str, gpu_blocks: int | None) -> None:
-        """Set the number of blocks in the replica's GPU pool; if it has claimed too many, read its cache again."""
+    def moment(self, name: str) -> Moment | None:
+        """Return the present point in the replica's stream; None if it is not followed."""
         feed = self._feeds.get(name)
-        if feed is None or feed.view.resolver.gpu_blocks == gpu_blocks:
+        return None if feed is None else feed.moment(standstill=self._subscriber.stands_still)
+
+    def has_changed(self, name: str, since: Moment, key: int, *, stored: bool) -> bool | None:
+        """Return whether the block was stored, or removed, since then; None: too much has changed to tell."""
+        feed = self._feeds.get(name)
+        return None if feed is None else feed.has_changed(since, key, stored=stored)
+
+    def is_settled(self, name: str, since_s: float) -> bool:
+        """Return whether all that was published by then has come, as far as the stream can tell."""
+        feed = self._feeds.get(name)
+        return feed is None or feed.is_settled(since_s)
+
+    def found(self, name: str, since: Moment, keys: list[int]) -> None:
+        """Note blocks that the replica has reused for a request decided at that point."""
+        feed = self._feeds.get(name)
+        if feed is not None and feed.found(since, keys, time.monotonic()):
+            self._finding.add(name)
+
+    def tick(self) -> None:
+        """Time passes."""
+        for name in list(self._finding):
+            feed = self._feeds.get(name)
+            if feed is None or not feed.tick(time.monotonic()):
+                self._finding.discard(name)
+
+    def limit(self, name: str, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
+        """Set the number of blocks in the replica's GPU pool; if it has claimed too many, read its cache again.
+
+        `cacheable_blocks`: those of them that can hold a prefix.
+        """
+        feed = self._feeds.get(name)
+        if feed is None:
             return
-        claimed = feed.view.resolver.overclaim
-        feed.view.resolver.limit(gpu_blocks)
+        resolver = feed.view.resolver
+        if (resolver.gpu_blocks, resolver.cacheable_blocks) == (gpu_blocks, cacheable_blocks):
+            return
+        claimed = resolver.overclaim
+        resolver.limit(gpu_blocks, cacheable_blocks)
         if claimed is not None:
             self.resync(name, claimed)
 
@@ -142,6 +190,11 @@ class ReplicaFeed:
         self._stored = self._removed = 0  # blocks, since ever
         self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
+        self._resets = self._changes = 0
+        # Since the last reset: each change's number, the blocks, and whether they were stored.
+        self._recent: deque[tuple[int, bool, list[int]]] = deque()
+        self._recent_blocks = 0
+        self._finds: deque[tuple[float, int, list[int]]] = deque(maxlen=MOST_FINDS)
 
     def _losses_of_stream(self) -> int:
         """Count lost batches and reconnects: without a replay, events between two connections are unknown."""
@@ -154,6 +207,57 @@ class ReplicaFeed:
 
     def reads_anew(self, now_s: float) -> None:
         self._losses, self._read_anew_s = self._losses_of_stream(), now_s
+
+    # ---- what has changed
+
+    def moment(self, *, standstill: bool = False) -> Moment:
+        return Moment(self._resets, self._changes, self.view.inexact is None and not standstill)
+
+    def has_changed(self, since: Moment, key: int, *, stored: bool) -> bool | None:
+        if since.resets != self._resets:
+            return None if stored else True
+        first = self._recent[0][0] if self._recent else self._changes + 1
+        if first > since.changes + 1:
+            return None
+        return any(
+            number > since.changes and stored is was_stored and key in keys
+            for number, was_stored, keys in reversed(self._recent)
+        )
+
+    def is_settled(self, since_s: float) -> bool:
+        heard_s = self.view.stream.heard_s
+        return not self.view.busy and self.view.stream.settled and heard_s is not None and heard_s >= since_s
+
+    def found(self, since: Moment, keys: list[int], now_s: float) -> bool:
+        """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
+        if since.resets != self._resets or not self.view.resolver.has_doubtful:
+            return False
+        self._finds.append((now_s + SETTLED_S, self._resets, keys))
+        return True
+
+    def tick(self, now_s: float) -> bool:
+        """Take the blocks found whose stores and removals must have come by now; return whether any are left."""
+        while self._finds and self._finds[0][0] <= now_s:
+            if self.view.busy or not self.view.stream.settled:
+                return True
+            _, resets, keys = self._finds.popleft()
+            if resets == self._resets and (new := self.view.resolver.found(keys)):
+                self._index.store(self._slot, new)
+        return bool(self._finds)
+
+    def _remember(self, keys: list[int], *, stored: bool) -> None:
+        if not keys:
+            return
+        self._changes += 1
+        self._recent.append((self._changes, stored, keys))
+        self._recent_blocks += len(keys)
+        while self._recent_blocks > REMEMBERED_BLOCKS:
+            self._recent_blocks -= len(self._recent.popleft()[2])
+
+    def _forget_changes(self) -> None:
+        self._resets += 1
+        self._recent.clear()
+        self._recent_blocks = 0
 
     def leave(self) -> None:
         self.left = True
@@ -179,6 +283,7 @@ class ReplicaFeed:
             restarts=stream.stats.restarts,
             digest_mismatches=stream.stats.digest_mismatches,
             overclaim=self.view.resolver.overclaim,
+            repairs=stream.stats.repairs,
         )
 
     def traffic(self) -> Traffic:
@@ -191,11 +296,15 @@ class ReplicaFeed:
         self._index.apply(self._slot, change)
         if isinstance(change, Stored):
             self._stored += len(change.keys)
+            self._remember(change.keys, stored=True)
             size = change.event.block_size
             if size not in self._block_sizes or self._sizes_are_old:
                 self._sized(size)
         elif isinstance(change, Removed):
             self._removed += len(change.keys)
+            self._remember(change.keys, stored=False)
+        else:
+            self._forget_changes()
 
     def _sized(self, size: int) -> None:
         if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say

@@ -459,3 +459,77 @@ def test_lag_counts_what_is_known_to_be_sent_and_not_applied() -> None:
     for seq in (6, 7, 8):
         stream.live(seq, payload(seq), 1.0)
     assert stream.lag_batches == 0
+
+
+def test_without_a_connection_nothing_is_asked() -> None:
+    for stream in (following(3), native_at(3)):
+        stream.disconnected()
+        asked = [action for step in range(1, 400) for action in stream.tick(float(step))]
+        assert asked == []
+        assert stream.doubt == "not connected"
+
+
+def test_a_repair_is_not_given_up_while_there_is_no_connection() -> None:
+    stream = following(3)
+    stream.live(5, payload(5), 0.0)
+    stream.disconnected()
+    assert [action for step in range(1, 400) for action in stream.tick(float(step))] == []
+    assert kinds(stream.connected(400.0)) == ["Replay"]
+
+
+def test_after_a_standstill_nothing_is_exact_until_a_replay_shows_the_tail() -> None:
+    stream = following(3)
+    assert stream.stood_still(10.0) == [Replay(2)]
+    assert stream.doubt is not None and "stood still" in stream.doubt
+    stream.replayed(2, payload(2), 10.0)
+    assert applied(stream.replayed(3, payload(3), 10.0)) == [3]  # the lost tail
+    assert not stream.exact
+    stream.replay_ended(10.0)
+    assert stream.exact and stream.last_seq == 3
+
+
+def test_a_replay_asked_before_a_standstill_does_not_prove_the_tail() -> None:
+    stream = following(3)
+    assert stream.tick(2.0) == [Replay(2)]  # an idle stream is probed
+    assert stream.stood_still(5.0) == [Replay(2)]
+    stream.live(5, payload(5), 5.0)  # a gap, with a repair of its own
+    stream.stood_still(9.0)
+    for seq in range(2, 5):
+        stream.replayed(seq, payload(seq), 9.0)
+    stream.replay_ended(9.0)
+    assert not stream.exact
+    assert stream.tick(9.1) == [Replay(5)]
+    stream.replayed(5, payload(5), 9.2)
+    stream.replay_ended(9.2)
+    assert stream.exact
+
+
+def test_without_a_replay_socket_the_next_batch_after_a_pause_ends_the_doubt() -> None:
+    stream = following_without_replay()
+    assert stream.stood_still(10.0) == []
+    stream.live(1, payload(1), 10.01)  # it may have waited in a queue that was full
+    assert not stream.exact
+    stream.live(2, payload(2), 11.0)
+    assert stream.exact
+
+
+def following_without_replay() -> Stream:
+    stream = ForeignStream(StreamConfig(can_replay=False))
+    stream.connected(0.0)
+    stream.live(0, payload(0), 0.0)
+    assert stream.exact
+    return stream
+
+
+def test_only_what_was_missing_or_doubted_is_a_repair() -> None:
+    stream = following(3)
+    assert stream.tick(2.0) == [Replay(2)]  # an idle stream is probed
+    stream.replayed(2, payload(2), 2.0)
+    stream.replay_ended(2.0)
+    assert (stream.stats.replays, stream.stats.repairs) == (2, 0)
+    stream.live(4, payload(4), 3.0)
+    assert (stream.stats.replays, stream.stats.repairs) == (3, 1)
+    native = native_at(3)
+    assert native.stats.repairs == 0
+    native.resync("doubted", 1.0)
+    assert native.stats.repairs == 1

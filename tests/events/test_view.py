@@ -1,8 +1,10 @@
 """A view of one replica: the stream's decisions are applied to the resolver, and losses are never forgotten."""
 
+import msgspec
+
 from events.actions import Replay
 from events.foreign_stream import ForeignStream
-from events.messages import AllBlocksCleared, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.view import CacheView
 from tests.events.resident import copies
 
@@ -15,6 +17,14 @@ def payload(*events: KnownEvent) -> bytes:
 
 def stored(block_hash: int) -> BlockStored:
     return BlockStored([block_hash], None, [block_hash], 1, None, "GPU", None)
+
+
+def child(block_hash: int, of: int) -> BlockStored:
+    return BlockStored([block_hash], of, [block_hash], 1, None, "GPU", None)
+
+
+def removed(block_hash: int) -> BlockRemoved:
+    return BlockRemoved([block_hash], "GPU")
 
 
 def synchronized() -> CacheView:
@@ -71,3 +81,42 @@ def test_what_was_skipped_is_still_counted_after_a_restart() -> None:
     view.perform(view.stream.live(0, payload(stored(9)), 0.0))
     assert view.stream.stats.restarts == 1
     assert view.decoder.unknown_types == {"New": 1}
+
+
+def test_what_may_be_gone_is_forgotten_at_a_loss_and_its_names_are_not() -> None:
+    view = synchronized()
+    view.perform(view.stream.live(3, payload(child(5, of=1)), 0.0))
+    let_repairs_fail(view)
+    assert copies(view.resolver) == {("GPU", 0): {5: 1}}  # of a parent that is known by name alone
+    assert len(view.resolver.keys()) == 1 and view.resolver.has_doubtful
+
+
+def test_blocks_that_fill_the_pool_make_the_view_exact_again() -> None:
+    view = synchronized()
+    view.resolver.limit(4, 3)
+    view.perform(view.stream.live(3, payload(stored(5), stored(6), stored(5)), 0.0))
+    let_repairs_fail(view)
+    assert view.inexact is not None  # a copy is no proof
+    view.perform(view.stream.live(4, payload(stored(7)), 99.0))
+    assert view.inexact is None
+    assert copies(view.resolver) == {("GPU", 0): {5: 1, 6: 1, 7: 1}}
+
+
+def test_a_block_found_again_is_resident_until_it_is_removed() -> None:
+    view = synchronized()
+    keys = sorted(view.resolver.keys())
+    view.perform(view.stream.live(3, payload(stored(5)), 0.0))
+    let_repairs_fail(view)
+    assert view.resolver.found(keys) == keys
+    assert copies(view.resolver) == {("GPU", 0): {1: 1, 5: 1}}
+    view.perform(view.stream.live(4, payload(removed(1)), 99.0))
+    assert copies(view.resolver) == {("GPU", 0): {5: 1}}
+    assert view.resolver.found(keys) == []
+
+
+def test_an_event_that_cannot_be_read_may_have_removed_any_block() -> None:
+    view = synchronized()
+    unreadable = {"type": "BlockRemoved", "block_hashes": "none"}
+    view.perform(view.stream.live(1, msgspec.msgpack.encode([0.0, [unreadable], None]), 0.0))
+    assert view.inexact is not None and "could not be read" in view.inexact
+    assert copies(view.resolver) == {}

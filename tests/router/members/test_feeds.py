@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import astuple
 
 from events.blocks import block_keys, root_key
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode_batch
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
-from router.members.feeds import Feeds
+from router.members.feeds import SETTLED_S, Feeds, Moment, ReplicaFeed
 from router.placement.index import PrefixIndex
 from router.responses import FeedState
 
@@ -177,7 +177,7 @@ async def test_a_state_says_what_is_known_of_the_stream() -> None:
             state = router.state("r")
             assert (state.exact, state.partial, state.reason, state.seq) == (True, False, None, 1)
             assert (set(state.block_sizes), state.incarnation) == ({SIZE}, publisher.incarnation)
-            assert (state.gaps, state.repairs, state.restarts, state.lag_batches) == (0, 1, 0, 0)
+            assert (state.gaps, state.repairs, state.restarts, state.lag_batches) == (0, 0, 0, 0)
             assert state.last_event_age_s is not None and 0 <= state.last_event_age_s < 10
 
 
@@ -306,3 +306,54 @@ async def test_what_cannot_be_followed_is_refused_and_leaves_nothing() -> None:
         with pytest.raises(ValueError, match="'r' is already followed"):
             router.follow("r", Source("?", "tcp://127.0.0.1:1"))
         assert not router.state("r").connected
+
+
+async def test_changes_since_a_moment_are_remembered() -> None:
+    with Publisher(config()) as publisher:
+        async with routing() as router:
+            router.follow("r", native(publisher))
+            publisher.publish([chain(2)])
+            await router.exact("r", 0)
+            before = router.feeds.moment("r")
+            assert before is not None and before.exact
+            publisher.publish([BlockRemoved([KEYS[1]], "GPU"), chain(3, first=2)])
+            await router.exact("r", 1)
+            assert router.feeds.has_changed("r", before, KEYS[1], stored=False)
+            assert router.feeds.has_changed("r", before, KEYS[2], stored=True)
+            assert router.feeds.has_changed("r", before, KEYS[0], stored=True) is False
+            now = router.feeds.moment("r")
+            assert now is not None
+            assert router.feeds.has_changed("r", now, KEYS[1], stored=False) is False
+            publisher.publish([AllBlocksCleared()])
+            await router.exact("r", 2)
+            assert router.feeds.has_changed("r", now, KEYS[0], stored=False)
+            assert router.feeds.has_changed("r", now, KEYS[0], stored=True) is None
+
+
+def test_more_changes_than_are_remembered_cannot_be_told() -> None:
+    index = PrefixIndex()
+    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+    before = feed.moment()
+    for number in range(3):
+        feed._remember(list(range(number * 2000, (number + 1) * 2000)), stored=True)
+    assert feed.has_changed(before, 5, stored=True) is None
+    assert feed.has_changed(Moment(0, 1, True), 5000, stored=True)
+
+
+def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -> None:
+    index = PrefixIndex()
+    slot = index.add()
+    feed = ReplicaFeed(index, slot, Source("r", "tcp://127.0.0.1:1", model="m"))
+    stream = feed.view.stream
+    feed.view.perform(stream.connected(0.0))
+    feed.view.perform(stream.live(0, encode_batch(EventBatch(0.0, [chain(2, native=False)])), 0.0))
+    assert index.match(KEYS, 1).gpu == {slot: 2}
+    before = feed.moment()
+    feed.view.perform(stream.live(5, encode_batch(EventBatch(0.0, [])), 0.0))
+    assert index.match(KEYS, 1).gpu == {} and not stream.exact
+    assert not feed.found(before, KEYS[:2], 100.0)  # it may have been removed in what is lost
+    assert feed.found(feed.moment(), KEYS[:2], 100.0)
+    assert feed.tick(100.0 + SETTLED_S / 2)
+    assert index.match(KEYS, 1).gpu == {}
+    assert not feed.tick(100.0 + SETTLED_S)
+    assert index.match(KEYS, 1).gpu == {slot: 2}

@@ -1,0 +1,227 @@
+"""An engine's block pool behind a wire that loses batches for good: claims are never too high, and recover."""
+
+import random
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from events.blocks import block_keys, root_key
+from events.foreign_stream import ForeignStream
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.resolver import Resolver
+from events.stream import StreamConfig
+from events.view import CacheView
+
+ROOT = root_key("", None, None, 1)
+NUMBERS = range(14)
+NEW = 100  # from here on, numbers that nothing else stores
+KEYS = {number: block_keys([number], 1, ROOT)[0] for number in NUMBERS}
+
+
+def hash_of(number: int) -> int:
+    return 1000 + number
+
+
+class DumbPool:
+    """Blocks, each with the number stored in it; None: nothing that a request could find."""
+
+    def __init__(self, blocks: int, rng: random.Random) -> None:
+        self.blocks: list[int | None] = [None] * blocks
+        self.events: list[KnownEvent] = []
+        self._rng = rng
+
+    def take(self) -> int:
+        """Empty a block for another use."""
+        empty = [place for place, number in enumerate(self.blocks) if number is None]
+        place = self._rng.choice(empty or range(len(self.blocks)))
+        self.empty(place)
+        return place
+
+    def empty(self, place: int) -> None:
+        if (number := self.blocks[place]) is not None:
+            self.events.append(BlockRemoved([hash_of(number)], "GPU"))
+            self.blocks[place] = None
+
+    def store(self, number: int, place: int | None = None) -> None:
+        """Store it, even where it is stored already, as for two requests at once."""
+        self.blocks[self.take() if place is None else place] = number
+        self.events.append(BlockStored([hash_of(number)], None, [number], 1, None, "GPU", None))
+
+    def clear(self) -> None:
+        self.blocks = [None] * len(self.blocks)
+        self.events.append(AllBlocksCleared())
+
+    @property
+    def copies(self) -> dict[int, int]:
+        stored = [number for number in self.blocks if number is not None]
+        return {hash_of(number): stored.count(number) for number in stored}
+
+
+class Losses(RuleBasedStateMachine):
+    """No replay: what is lost stays lost."""
+
+    turnover = True
+
+    @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
+    def begin(self, blocks: int, seed: int, late: int) -> None:
+        self.now_s = 1.0
+        self.pool = DumbPool(blocks, random.Random(seed))
+        self.wire: list[tuple[int, bytes]] = []
+        self.seq = -1
+        self.truth: dict[int, dict[int, int]] = {}
+        self.reused: list[tuple[int, list[int]]] = []
+        self.losses = 0
+        resolver = Resolver()
+        resolver.limit(blocks + 1, blocks)
+        self.view = CacheView("r", ForeignStream(StreamConfig(can_replay=False)), resolver)
+        for number in range(late):
+            self.publish([number])
+        self.wire.clear()  # nobody listened yet
+        self.perform_connected()
+
+    def perform_connected(self) -> None:
+        self.view.perform(self.view.stream.connected(self.now_s))
+
+    # ---- the engine
+
+    @rule(numbers=st.lists(st.sampled_from(NUMBERS), max_size=4))
+    def publish(self, numbers: list[int]) -> None:
+        """A step's stores, with the evictions for them."""
+        for number in numbers:
+            self.pool.store(number)
+        self.send()
+
+    @rule()
+    def use_without_storing(self) -> None:
+        self.pool.take()
+        self.send()
+
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear()
+        self.send()
+
+    def send(self) -> None:
+        if self.pool.events:
+            self.seq += 1
+            batch = EventBatch(float(self.seq), self.pool.events)
+            self.wire.append((self.seq, encode_batch(batch)))
+            self.truth[self.seq] = self.pool.copies
+            self.pool.events = []
+
+    @rule()
+    def reuse(self) -> None:
+        """A request that begins now finds all that is resident; its answer says so later."""
+        found = [number for number in NUMBERS if number in self.pool.blocks]
+        self.reused.append((self.view.stream.stats.lost_batches, [KEYS[number] for number in found]))
+
+    # ---- the wire
+
+    @precondition(lambda self: self.wire)
+    @rule(count=st.integers(1, 4))
+    def deliver(self, count: int) -> None:
+        for _ in range(min(count, len(self.wire))):
+            self.view.perform(self.view.stream.live(*self.wire.pop(0), self.now_s))
+
+    @precondition(lambda self: self.wire)
+    @rule()
+    def lose(self) -> None:
+        self.wire.pop(0)
+
+    @precondition(lambda self: self.view.stream.last_seq == self.seq)
+    @rule()
+    def answers_are_told(self) -> None:
+        """Long after them: all that was published before an answer has come."""
+        for losses, keys in self.reused:
+            if losses == self.view.stream.stats.lost_batches:
+                self.view.resolver.found(keys)
+        self.reused.clear()
+
+    # ---- what must hold
+
+    def known(self) -> dict[int, int]:
+        self.view.resolver.check()
+        pools = self.view.resolver.pools.values()
+        return {one: 1 + pool.copies.get(one, 0) for pool in pools for one in pool.resident}  # type: ignore[misc]
+
+    @invariant()
+    def claims_are_never_too_high(self) -> None:
+        if not hasattr(self, "view") or self.view.stream.last_seq < 0:
+            return
+        truth, known = self.truth.get(self.view.stream.last_seq, {}), self.known()
+        for block_hash, copies in known.items():
+            assert copies <= truth.get(block_hash, 0), f"{block_hash}: {copies} of {truth}"
+        if self.view.inexact is None:
+            assert known == truth
+
+    @precondition(lambda self: self.turnover)
+    @rule()
+    def everything_is_replaced(self) -> None:
+        """New contents in every block: the view is exact again without a replay."""
+        self.deliver_all()
+        for place in range(len(self.pool.blocks)):
+            self.pool.empty(place)
+            self.pool.store(NEW + place, place)
+            self.send()
+        self.deliver_all()
+        assert self.view.inexact is None, self.view.inexact
+        assert self.known() == self.pool.copies
+
+    def deliver_all(self) -> None:
+        while self.wire:
+            self.view.perform(self.view.stream.live(*self.wire.pop(0), self.now_s))
+
+
+class ForgetfulStream(ForeignStream):
+    """Calls a loss a loss, and keeps what may be gone."""
+
+    @property
+    def must_forget(self) -> bool:
+        return False
+
+
+class Unforgotten(Losses):
+    """The control: what was known before a loss stays."""
+
+    turnover = False
+
+    @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
+    def begin(self, blocks: int, seed: int, late: int) -> None:
+        super().begin(blocks, seed, late)
+        self.view.stream = ForgetfulStream(StreamConfig(can_replay=False))
+        self.perform_connected()
+
+
+class Careless(Losses):
+    """The control: a full pool is taken for a known one, counting copies as blocks."""
+
+    turnover = False
+
+    @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
+    def begin(self, blocks: int, seed: int, late: int) -> None:
+        super().begin(blocks, seed, late)
+        self.view.resolver.cacheable_blocks = max(1, blocks - 1)
+
+
+def test_what_is_lost_is_never_claimed_and_a_turnover_recovers_it() -> None:
+    run_state_machine_as_test(Losses, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.parametrize("control", [Unforgotten, Careless])
+def test_the_controls_fail(control: type[Losses]) -> None:
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            control,
+            settings=settings(
+                max_examples=400, stateful_step_count=40, deadline=None, phases=[Phase.generate], database=None
+            ),
+        )
