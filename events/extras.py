@@ -24,12 +24,12 @@ def chain_salt(event: BlockStored) -> str | None:
     return strings[0] if strings else None
 
 
-def chain_root(event: BlockStored, model: str) -> int:
-    """The root key of a chain that starts with this event."""
+def chain_root(event: BlockStored, model: str, block_size: int | None = None) -> int:
+    """The root key of a chain that starts with this event; its keys stand for blocks of this size, or of its own."""
     lora = event.lora_name
     if lora is None and event.lora_id is not None:
         lora = f"#{event.lora_id}"  # vLLM before 0.14 names adapters by number only
-    return root_key(model, lora, chain_salt(event), event.block_size)
+    return root_key(model, lora, chain_salt(event), block_size or event.block_size)
 
 
 def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
@@ -42,6 +42,17 @@ def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
         return None
     extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
     return extend_keys(parent_key, packed, event.block_size, extras)
+
+
+def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | None:
+    """The keys of the event's blocks in a chain of smaller blocks: each is that of the small block at its end."""
+    if event.block_size == unit:
+        return chain_keys(event, parent_key)
+    packed = packed_tokens(event) or b""
+    size = event.block_size
+    if size < 1 or size % unit or len(packed) != TOKEN_BYTES * size * len(event.block_hashes) or block_extras(event):
+        return None  # extras do not say which of the small blocks they belong to
+    return extend_keys(parent_key, packed, unit)[size // unit - 1 :: size // unit]
 
 
 def packed_tokens(event: BlockStored) -> bytes | None:

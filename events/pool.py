@@ -19,7 +19,7 @@ class Pool:
     In a pool of a native replica a hash is its own key: `held` is enough, and `named` has only what got no key.
     """
 
-    __slots__ = ("copies", "group", "held", "holders", "medium", "named", "native", "xor")
+    __slots__ = ("copies", "doubted", "group", "held", "holders", "medium", "named", "native", "spent", "xor")
 
     def __init__(self, medium: str, group: int, *, native: bool = False) -> None:
         self.medium = medium
@@ -27,6 +27,8 @@ class Pool:
         self.native = native
         self.named: dict[Hash, int | None] = {}
         self.copies: dict[Hash, int] = {}
+        self.doubted: dict[Hash, int] = {}  # of these, the ones that a report would look like
+        self.spent: set[Hash] = set()  # resident only if such a copy was one
         self.held: set[int] = set()
         self.holders: dict[int, int] = {}
         self.xor = 0

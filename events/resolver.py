@@ -12,16 +12,18 @@ key of each. It never guesses: what cannot be given a key is counted and waits, 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import takewhile
 from operator import xor
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from events.doubtful import Doubtful
-from events.extras import chain_keys, chain_root
+from events.extras import chain_keys, chain_root, unit_keys
+from events.groups import FULL, RULES, Groups, Layout, hits
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -34,7 +36,9 @@ from events.messages import (
 )
 from events.orphans import Orphans
 from events.pool import Digest, Pool, digest_of, fold, low64, pool_name
+from events.reports import Reports
 from events.slices import StoredPiece
+from events.vllm_hashes import HashChain
 
 MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
 TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
@@ -43,34 +47,47 @@ MOST_MEDIA = 8  # every prompt is looked up in each of them
 MOST_MEDIUM_CHARS = 64
 SLACK_BLOCKS = 64  # beside a twentieth: what an engine announces before it has evicted for it
 
-# Groups of these kinds keep only part of a prefix, so their blocks say nothing about how much of it can be reused.
-PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross")
+
+class Grouped(NamedTuple):
+    """The replica's groups are these from now on; None: one that keeps whole prefixes."""
+
+    layout: Layout | None
 
 
 class Stored(NamedTuple):
-    """Blocks that got a key. `chain` has the key of every block of the event, `keys` those new in this medium."""
+    """Blocks that got a key. `chain` has the key of every block of the event, `keys` those new in this pool."""
 
     medium: str
     keys: list[int]
     chain: list[int]
     parent_key: int
     event: BlockStored
+    group: int = 0
 
 
 class Removed(NamedTuple):
-    """Keys without a remaining copy in this medium."""
+    """Keys without a remaining copy in this pool."""
 
     medium: str
     keys: list[int]
+    group: int = 0
+
+
+class Held(NamedTuple):
+    """The keys of one pool."""
+
+    medium: str
+    group: int
+    keys: set[int]
 
 
 class Cleared(NamedTuple):
-    """The whole cache is empty. `held` has the sets of keys that were held until now, by medium; yours to keep."""
+    """The whole cache is empty. `held` has the sets of keys that were held until now, by pool; yours to keep."""
 
-    held: tuple[tuple[str, set[int]], ...] = ()
+    held: tuple[Held, ...] = ()
 
 
-Change: TypeAlias = Stored | Removed | Cleared
+Change: TypeAlias = Stored | Removed | Cleared | Grouped
 
 
 class ResolverStats(Struct):
@@ -82,7 +99,7 @@ class ResolverStats(Struct):
     orphans_resolved: int = 0
     orphans_dropped: int = 0
     unpaired_blocks: int = 0
-    other_group_blocks: int = 0
+    reported_blocks: int = 0  # resident ones, told again because a request asked for it
     removed_unknown: int = 0
     unknown_events: int = 0
     rejected_events: int = 0
@@ -113,11 +130,15 @@ class Resolver:
         self.lost: str | None = None
         self.overclaim: str | None = None  # it has claimed more than it can hold
         self.full: str | None = None  # it has more than is kept
+        self.outgrown: str | None = None  # its blocks have keys of another size than its prompts now
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.cacheable_blocks: int | None = None  # those of them that can hold a prefix; None: unknown
         self.complete = False  # after a loss, the whole cache has been known at one moment
         self.pools: dict[tuple[str, int], Pool] = {}
+        self.groups = Groups()
+        self.reports = Reports()
         self._orphans = Orphans(orphan_limit)
+        self._hash_chain = HashChain()
         self._intern = intern
         self._verified: bool | None = None
         self._has_lost = False  # there may be blocks that nobody told of
@@ -131,23 +152,24 @@ class Resolver:
             return self.overclaim
         if self.reannounces:
             return "the engine announces hits again as stores: copies cannot be counted"
-        return self.lost or self.full
+        return self.lost or self.full or self.outgrown or self.groups.doubt or self._doubtful_reports()
 
     @property
     def orphan_blocks(self) -> int:
         """The number of blocks that wait for their parent."""
         return self._orphans.blocks
 
-    def held(self) -> tuple[tuple[str, set[int]], ...]:
-        """The keys of every pool, by its medium."""
-        return tuple((pool.medium, pool.held) for pool in self.pools.values() if pool.held)
+    def held(self) -> tuple[Held, ...]:
+        """The keys of every pool that holds any."""
+        return tuple(Held(pool.medium, pool.group, pool.held) for pool in self.pools.values() if pool.held)
 
     def reset(self) -> Cleared:
         cleared = Cleared(self.held())
         self.pools.clear()
         self._orphans.clear()
         self._verified = None
-        self.lost = self.overclaim = self.full = None
+        self.lost = self.overclaim = self.full = self.outgrown = None
+        self.reports.copies = 0
         self._all_is_known()
         self.complete = False
         return cleared
@@ -164,7 +186,8 @@ class Resolver:
         self._doubtful = Doubtful()
         cleared = self.reset()
         self._has_lost, self._doubtful, self._pools_before = True, doubtful, before
-        if not self.native and (pool := pools.get(("GPU", 0))) is not None:
+        plain = not self.native and self.groups.layout is None  # of other groups a hit does not prove every block
+        if plain and (pool := pools.get(("GPU", 0))) is not None:
             doubtful.add(pool, MOST_BLOCKS)
         return cleared
 
@@ -173,7 +196,7 @@ class Resolver:
         pool = self._pool("GPU", 0)
         blocks = [(one, key) for one, key in self._doubtful.take(keys) if one not in pool]
         pool.named.update(blocks)
-        return self._only_here(pool, pool.hold(key for _, key in blocks))
+        return pool.hold(key for _, key in blocks)
 
     def limit(self, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
         """Take no more blocks of GPU memory than these from now on; None: the size of its pool is not known.
@@ -184,7 +207,9 @@ class Resolver:
         self._excess("GPU", 0)
 
     def apply(self, events: Iterable[Event]) -> list[Change]:
+        events = list(events)
         changes: list[Change] = []
+        self._learn(events, changes)
         for event in events:
             if isinstance(event, BlockStored):
                 self._store(event, changes)
@@ -200,6 +225,7 @@ class Resolver:
                 self.lost = f"an event could not be read: {event.reason}"
             elif isinstance(event, UnknownEvent):
                 self.stats.unknown_events += 1
+        self.reports.batch_ended()
         return changes
 
     def resident_blocks(self) -> int:
@@ -207,12 +233,18 @@ class Resolver:
 
     def keys(self, medium: str = "GPU") -> set[int]:
         """The keys a medium holds."""
-        return {key for found, held in self.held() if found == medium for key in held}
+        return {key for held in self.held() if held.medium == medium for key in held.keys}
 
-    def matched(self, keys: Iterable[int], medium: str = "GPU") -> int:
-        """Count the leading blocks of a prompt that the medium holds."""
-        held = [pool.held for pool in self.pools.values() if pool.medium == medium]
-        return sum(1 for _ in takewhile(lambda key: any(key in one for one in held), keys))
+    def matched(self, keys: Sequence[int], medium: str = "GPU") -> int:
+        """Count the leading blocks of a prompt that the medium holds, in units of its layout if it has groups."""
+        held = {pool.group: pool.held for pool in self.pools.values() if pool.medium == medium}
+        if self.groups.layout is None:
+            return sum(1 for _ in takewhile(held.get(0, set()).__contains__, keys))
+
+        def masks_of(group: int, wanted: Sequence[int]) -> list[int]:
+            return [int(key in held.get(group, ())) for key in wanted]
+
+        return hits(self.groups.layout, keys, masks_of, 1).get(0, 0)
 
     def digest(self) -> Digest:
         pools = self.pools.values()
@@ -220,18 +252,39 @@ class Resolver:
             (pool.medium, pool.group, len(pool), pool.xor if self.native else fold(pool.resident)) for pool in pools
         )
 
+    # ---- groups
+
+    def restarted(self) -> None:
+        """Forget what the groups are, and whether there are reports: another process may follow."""
+        self.groups.forget()
+        self.reports.forget()
+        self._hash_chain = HashChain()
+
+    def _learn(self, events: list[Event], changes: list[Change]) -> None:
+        """Look at all of a batch's groups before any block gets a key: they decide the size of the blocks."""
+        before = self.groups.key_sizes
+        learn = self.groups.learn
+        if True in [learn(event) for event in events if isinstance(event, BlockStored)]:
+            changes.append(Grouped(self.groups.layout))
+            if before not in ((), self.groups.key_sizes) and self.resident_blocks():
+                self.outgrown = "its groups have turned out to have other block sizes than its first events said"
+
     # ---- stores
 
     def _store(self, event: BlockStored, changes: list[Change]) -> None:
         hashes = event.block_hashes
         if not hashes:
+            if self.groups.sparse and event.token_ids and not self.native:  # later blocks follow these
+                self._hashed(event, self._pool(event.medium, event.group_idx))
             return
         pool = self._pool_with_room(event)
         if pool is None:
             self.stats.refused_blocks += len(hashes)
             return
         self.stats.stored_blocks += len(hashes)
-        trusted = self.native and _indexable(event)
+        if not self.native and self._is_report(event, pool, changes):
+            return
+        trusted = self.native and RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL
         if trusted and self._are_keys(event):
             keys: list[int] = hashes  # type: ignore[assignment]
             parent = event.parent_block_hash
@@ -241,37 +294,52 @@ class Resolver:
             if named is None:
                 return
             parent_key, keys = named
-        new = self._only_here(pool, self._name(pool, hashes, keys))
-        changes.append(Stored(pool.medium, new, keys, parent_key, event))
+        new = self._name(pool, hashes, keys)
+        changes.append(Stored(pool.medium, new, keys, parent_key, event, pool.group))
         if self._orphans:
             self._wake(hashes, keys, changes)
 
     def _resolve(self, event: BlockStored, pool: Pool, changes: list[Change]) -> tuple[int, list[int]] | None:
         """The parent's key and the blocks' own; if there are none (yet), the blocks are announced without a key."""
         hashes = event.block_hashes
-        if not _indexable(event):
-            self.stats.other_group_blocks += len(hashes)
+        size, layout = event.block_size, self.groups.layout
+        if self.native:
+            self.stats.unpaired_blocks += len(hashes)
         elif not event.token_ids:
             self._store_without_tokens(event, pool, changes)
             return None
-        elif len(event.token_ids) != event.block_size * len(hashes):
+        elif self.groups.sparse:
+            self._store_hashed(event, pool, changes)
+            return None
+        elif len(event.token_ids) != size * len(hashes):
+            if layout is not None:
+                self._store_sparse(event, pool, changes)
+                return None
             self.stats.unpaired_blocks += len(hashes)
         else:
             parent = event.parent_block_hash
             if parent is None:
-                parent_key: int | None = chain_root(event, self.model)
+                parent_key: int | None = self._root(event)
             elif isinstance(event, StoredPiece) and event.start:
                 parent_key = event.whole.last_key if event.whole.named_blocks == event.start else None
             elif (parent_key := pool.named.get(parent)) is None and (parent_key := self._key(parent)) is None:
                 self._wait(parent, event.whole.event if isinstance(event, StoredPiece) else event)
             if parent_key is not None:
-                if (keys := chain_keys(event, parent_key)) is not None:
+                if (keys := self._chain(event, parent_key)) is not None:
                     if isinstance(event, StoredPiece):
                         event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
                     return parent_key, keys
+                if layout is not None and size != layout.unit:
+                    self._store_sparse(event, pool, changes)
+                    return None
                 self.stats.unpaired_blocks += len(hashes)
         self._announce(pool, hashes)
         return None
+
+    def _chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
+        """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
+        layout = self.groups.layout
+        return chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
 
     def _name(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> list[int]:
         """Add a copy of each hash with a known key; return keys new to the pool."""
@@ -330,15 +398,49 @@ class Resolver:
         return pool.hold([key])
 
     def _store_without_tokens(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
-        """A tier that names blocks by hash alone: their keys are known from another tier, now or later."""
+        """Blocks named by hash alone: their keys are known from another tier or group, now or later."""
         self._announce(pool, event.block_hashes)
+        keys, new = [], []
         for block_hash in event.block_hashes:
             key = self._key(block_hash)
             if key is None:
                 self._wait(block_hash, event)
             else:
-                new = self._only_here(pool, self._assign(pool, block_hash, key))
-                changes.append(Stored(pool.medium, new, [key], 0, event))
+                keys.append(key)
+                new += self._assign(pool, block_hash, key)
+        if keys:
+            changes.append(Stored(pool.medium, new, keys, 0, event, pool.group))
+
+    def _store_sparse(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
+        """Blocks that cannot be paired with the event's tokens: a group with all of them names the same hashes."""
+        self._store_without_tokens(replace(event, token_ids=[]), pool, changes)
+
+    def _store_hashed(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
+        """Blocks among those that the event describes; no group names all of them."""
+        names = self._hashed(event, pool)
+        if names is None:
+            self._announce(pool, event.block_hashes)
+            return
+        new = self._name(pool, event.block_hashes, [names[block_hash] for block_hash in event.block_hashes])
+        before = self._key(event.parent_block_hash) if event.parent_block_hash is not None else self._root(event)
+        changes.append(Stored(pool.medium, new, list(names.values()), before or 0, event, pool.group))
+
+    def _hashed(self, event: BlockStored, pool: Pool) -> dict[Hash, int] | None:
+        layout = self.groups.layout
+        assert layout is not None, "a replica whose groups are sparse has a layout"
+        names = (
+            self._hash_chain.names(event, self._root(event), pool.named) if event.block_size == layout.unit else None
+        )
+        if names is None:
+            self.lost = (
+                f"group {pool.group} keeps some of the blocks that its events describe and does not say which, "
+                "and their hashes are not of vLLM's sha256 without PYTHONHASHSEED"
+            )
+        return names
+
+    def _root(self, event: BlockStored) -> int:
+        layout = self.groups.layout
+        return chain_root(event, self.model, event.block_size if layout is None else layout.unit)
 
     def _key(self, block_hash: Hash) -> int | None:
         for pool in self.pools.values():
@@ -360,6 +462,44 @@ class Resolver:
             return False
         return True
 
+    # ---- reports of resident blocks
+
+    def _doubtful_reports(self) -> str | None:
+        """Reports of a group that keeps part of a prefix name blocks that it does not hold."""
+        layout = self.groups.layout
+        if layout is None or layout.whole or not self.reports.seen:
+            return None
+        return "requests ask for reports of cached blocks, which name blocks that some of its groups do not hold"
+
+    def _is_report(self, event: BlockStored, pool: Pool, changes: list[Change]) -> bool:
+        """Return True if the event only reports blocks; copies that may be reports are counted apart."""
+        reports = self.reports
+        if reports.proves(event, pool):
+            self._reports_seen(changes)
+        if not reports.like(event, pool) or self.reannounces:
+            return False
+        if not reports.seen:
+            for block_hash in event.block_hashes:
+                pool.doubted[block_hash] = pool.doubted.get(block_hash, 0) + 1
+            reports.copies += len(event.block_hashes)
+            if self.gpu_blocks is None or self.resident_blocks() + reports.copies <= self.gpu_blocks:
+                return False
+            self._reports_seen(changes)  # so many copies have no room there
+        self.stats.reported_blocks += len(event.block_hashes)
+        return True
+
+    def _reports_seen(self, changes: list[Change]) -> None:
+        """The engine is asked for reports: take back the copies that looked like one."""
+        self.reports.seen, self.reports.copies = True, 0
+        for pool in self.pools.values():
+            for block_hash, count in pool.doubted.items():
+                if (left := pool.copies.get(block_hash, 0) - count) > 0:
+                    pool.copies[block_hash] = left
+                else:
+                    pool.copies.pop(block_hash, None)
+            spent, pool.spent, pool.doubted = pool.spent, set(), {}
+            self._drop(pool, spent, changes)
+
     # ---- orphans
 
     def _wait(self, for_hash: Hash, event: BlockStored) -> None:
@@ -380,7 +520,7 @@ class Resolver:
             for event in self._orphans.take(block_hash):
                 self.stats.orphans_resolved += 1
                 pool = self._pool(event.medium, event.group_idx)
-                chain = chain_keys(event, key) if event.token_ids else [key]
+                chain = self._chain(event, key) if event.token_ids else [key]
                 if chain is None:
                     self.stats.unpaired_blocks += len(event.block_hashes)
                     continue
@@ -389,8 +529,7 @@ class Resolver:
                 for child, child_key in zip(named, chain, strict=True):
                     if child in pool:  # it may have been removed while it waited
                         new += self._assign(pool, child, child_key)
-                new = self._only_here(pool, new)
-                changes.append(Stored(pool.medium, new, chain, key if event.token_ids else 0, event))
+                changes.append(Stored(pool.medium, new, chain, key if event.token_ids else 0, event, pool.group))
                 todo += zip(named, chain, strict=True)
 
     # ---- removals
@@ -402,30 +541,52 @@ class Resolver:
             self.stats.removed_unknown += len(event.block_hashes)
             self._gone(event.block_hashes)
             return
+        self._drop(pool, event.block_hashes, changes)
+
+    def _drop(self, pool: Pool, hashes: Iterable[Hash], changes: list[Change]) -> None:
+        """Remove a copy of each hash."""
         copies = pool.copies
         keys: list[int] = []
-        for block_hash in event.block_hashes:
+        for block_hash in hashes:
             more = copies.get(block_hash)
             if more is not None:
                 if more == 1:
                     del copies[block_hash]
                 else:
                     copies[block_hash] = more - 1
-                continue
-            if block_hash not in pool:
+                if pool.doubted:
+                    self._spend(pool, block_hash)
+            elif block_hash in pool:
+                keys += self._forget(pool, block_hash)
+            else:
                 self.stats.removed_unknown += 1
                 self._gone((block_hash,))
-                continue
-            key = pool.key(block_hash)
-            pool.named.pop(block_hash, None)
-            if self.native:
-                pool.xor ^= low64(block_hash)
-            if key is None:
-                self._orphans.gone += 1
-            elif pool.drop(key):
-                keys.append(key)
-        if keys and (gone := self._only_here(pool, keys)):
-            changes.append(Removed(pool.medium, gone))
+                if self.reports.seen and not self._has_lost:
+                    self.lost = "a block was removed twice whose second store was taken for a report of the first"
+        if keys:
+            changes.append(Removed(pool.medium, keys, pool.group))
+
+    def _forget(self, pool: Pool, block_hash: Hash) -> list[int]:
+        """Remove the last copy of a resident hash; return its key if no other hash has it."""
+        key = pool.key(block_hash)
+        pool.named.pop(block_hash, None)
+        pool.spent.discard(block_hash)
+        if self.native:
+            pool.xor ^= low64(block_hash)
+        if key is None:
+            self._orphans.gone += 1
+        return [key] if key is not None and pool.drop(key) else []
+
+    def _spend(self, pool: Pool, block_hash: Hash) -> None:
+        """A copy is gone: if those left may all be reports, what keeps the block resident is in doubt, too."""
+        doubted = pool.doubted.get(block_hash, 0)
+        if doubted > pool.copies.get(block_hash, 0):
+            self.reports.copies -= 1
+            pool.spent.add(block_hash)
+            if doubted == 1:
+                del pool.doubted[block_hash]
+            else:
+                pool.doubted[block_hash] = doubted - 1
 
     # ---- after a loss
 
@@ -510,13 +671,6 @@ class Resolver:
             pool = self.pools[name] = Pool(*name, native=self.native)
         return pool
 
-    def _only_here(self, pool: Pool, keys: list[int]) -> list[int]:
-        """Keep the keys that no other group of the pool's medium holds: changes are reported by medium."""
-        for other in self.pools.values():
-            if other is not pool and other.medium == pool.medium:
-                keys = [key for key in keys if key not in other.held]
-        return keys
-
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         for pool in self.pools.values():
@@ -536,8 +690,3 @@ def _can_be_keys(hashes: list[Hash]) -> bool:
         return min(hashes) >= 0  # type: ignore[operator]
     except TypeError:  # bytes are among them
         return False
-
-
-def _indexable(event: BlockStored) -> bool:
-    kind = event.kv_cache_spec_kind
-    return kind is None or not kind.startswith(PARTIAL_KINDS)

@@ -20,6 +20,7 @@ class Whole(Struct):
     event: BlockStored
     named_blocks: int = 0  # from the first on
     last_key: int = 0
+    reported: bool = False  # so far all of its blocks look like a report of resident ones
 
 
 class StoredPiece(BlockStored, tag="BlockStored", kw_only=True):

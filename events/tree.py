@@ -88,7 +88,7 @@ class Tree:
             if isinstance(change, Stored):
                 loose += self._store(replica, change, at_s)
             elif isinstance(change, Removed):
-                loose += self._remove(Holder(replica, change.medium), change.keys, at_s)
+                loose += self._remove(Holder(replica, place(change.medium, change.group)), change.keys, at_s)
             elif isinstance(change, Cleared):
                 self.forget(replica)
         for node in loose:
@@ -115,7 +115,7 @@ class Tree:
     def _store(self, replica: str, change: Stored, at_s: float) -> list[Node]:
         # A foreign tier that names blocks by hash alone sends no tokens: its blocks are known from another tier.
         nodes = self._place(change, at_s) if change.event.token_ids else []
-        holder = Holder(replica, change.medium)
+        holder = Holder(replica, place(change.medium, change.group))
         for key in change.keys:
             node = self.nodes.get(key) or self._add(key, None, at_s)
             node.held = self._intern((*node.held, holder))
@@ -129,7 +129,7 @@ class Tree:
         if parent is None:
             root = Namespace(event.lora_name, chain_salt(event), event.block_size)
             parent = self._add(change.parent_key, None, at_s, root if event.parent_block_hash is None else None)
-        packed = _packed_blocks(event)
+        packed = _packed_blocks(event, len(change.chain))
         extras = block_extras(event) or {}
         nodes = []
         for index, key in enumerate(change.chain):
@@ -194,7 +194,7 @@ class Tree:
         assert reached == len(self.nodes), f"{len(self.nodes)} nodes, {reached} of them reached from the top"
         held = Counter((holder, node.key) for node in self.nodes.values() for holder in node.held)
         truth = {
-            (Holder(replica, pool.medium), key)
+            (Holder(replica, place(pool.medium, pool.group)), key)
             for replica, resolver in resolvers.items()
             for pool in resolver.pools.values()
             for key in pool.held
@@ -203,8 +203,13 @@ class Tree:
         assert not surplus and not missing, f"surplus: {list(surplus)[:3]}, missing: {list(missing)[:3]}"
 
 
+def place(medium: str, group: int) -> str:
+    """The name of a medium and a group in it; the first group has the medium's own."""
+    return f"{medium}/{group}" if group else medium
+
+
 def media(node: Node, replica: str) -> list[str]:
-    """The replica's media that hold a copy of this block."""
+    """The replica's media, and the groups in them, that hold a copy of this block."""
     return sorted(holder.medium for holder in node.held if holder.replica == replica)
 
 
@@ -231,9 +236,9 @@ def subtree(top: Node) -> Iterator[Node]:
         pending += reversed(node.children.values())
 
 
-def _packed_blocks(event: BlockStored) -> list[bytes]:
-    """The packed tokens of each block; empty where tokens and hashes cannot be paired."""
-    stride, blocks = event.block_size * TOKEN_BYTES, len(event.block_hashes)
+def _packed_blocks(event: BlockStored, blocks: int) -> list[bytes]:
+    """The packed tokens of each block; empty where they are not those of so many blocks."""
+    stride = event.block_size * TOKEN_BYTES
     packed = packed_tokens(event) or b""  # none only from a native replica, whose tokens the resolver does not read
     if len(packed) != stride * blocks:
         return [b""] * blocks

@@ -112,6 +112,7 @@ class CacheView:
                     yield from self._steps(self._doubted(action.seq))
             elif isinstance(action, Reset):
                 self.decoder.restart()
+                self.resolver.restarted()
                 yield from self._emptied(self.resolver.reset())
             elif isinstance(action, Partial) and self.stream.must_forget:
                 yield from self._emptied(self.resolver.lose())
@@ -178,10 +179,10 @@ class CacheView:
         if not self._sliced:
             self._changed([cleared])
             return
-        for medium, keys in cleared.held:
+        for medium, group, keys in cleared.held:
             while keys:
                 part = [keys.pop() for _ in range(min(len(keys), SLICE_BLOCKS))]
-                self._changed([Removed(medium, part)])
+                self._changed([Removed(medium, part, group)])
                 yield len(part)
         self._changed([Cleared()])
 

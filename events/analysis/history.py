@@ -3,8 +3,8 @@
 from collections import Counter
 
 from events.extras import chain_keys, chain_root
+from events.groups import FULL, RULES
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
-from events.resolver import PARTIAL_KINDS
 
 
 class Group:
@@ -78,7 +78,7 @@ class History:
 def whole_prefix(event: BlockStored) -> bool:
     """Return True if the event's group keeps whole prefixes: other kinds do not tell how much can be reused."""
     kind = event.kv_cache_spec_kind
-    return kind is None or not kind.startswith(PARTIAL_KINDS)
+    return kind is None or RULES.get(kind) == FULL
 
 
 def kind_of(block_hash: Hash) -> str:

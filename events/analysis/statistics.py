@@ -10,7 +10,7 @@ from events.analysis.lifetimes import Lifetimes
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.resolver import Change, Cleared, Removed, ResolverStats, Stored
 from events.stream import StreamStats
-from events.tree import Tree
+from events.tree import Tree, place
 from events.view import CacheView
 
 RECENT_S = 10.0
@@ -108,9 +108,9 @@ class Statistics:
         end_s = ts if ts is not None else self._last_ts or at_s
         for change in changes:
             if isinstance(change, Stored):
-                self.lifetimes.stored(change.medium, change.keys, ts)
+                self.lifetimes.stored(place(change.medium, change.group), change.keys, ts)
             elif isinstance(change, Removed):
-                self.lifetimes.removed(change.medium, change.keys, end_s)
+                self.lifetimes.removed(place(change.medium, change.group), change.keys, end_s)
             elif isinstance(change, Cleared):
                 self.lifetimes.cleared(end_s)
 

@@ -227,7 +227,6 @@ def _losses(report: Report) -> list[tuple[str, str]]:
         rows.append(("restarts", f"{stream.restarts:,}; {count(stream.reconnects, 'reconnect')}"))
     odd = [
         (resolver.unpaired_blocks, "without matching tokens"),
-        (resolver.other_group_blocks, "of partial groups"),
         (resolver.removed_unknown, "removals of unknown blocks"),
         (resolver.unknown_events, "events of unknown type"),
         (resolver.rejected_events, "unreadable events"),

@@ -133,8 +133,6 @@ def remarks(watch: Watch) -> Iterator[str]:
         yield f"{view.name}: {count(waiting, 'block')} not drawn: their parents have not been seen (orphans)"
     if unpaired := view.resolver.stats.unpaired_blocks:
         yield f"{view.name}: {count(unpaired, 'block')} not drawn: their tokens do not fit their hashes"
-    if other := view.resolver.stats.other_group_blocks:
-        yield f"{view.name}: {count(other, 'block')} not drawn: of groups that keep only part of a prefix"
 
 
 def json_lines(drawn: Tree, decode: Decode | None) -> Iterator[dict[str, Any]]:

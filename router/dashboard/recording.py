@@ -190,7 +190,7 @@ def _played(
         elif isinstance(change, Removed):
             counted[1] += len(change.keys)
         elif isinstance(change, Cleared):
-            counted[1] += sum(len(keys) for _, keys in change.held)
+            counted[1] += sum(len(held.keys) for held in change.held)
 
     player = Player(recording, heard, is_ended)
     marking = Marking(player.views)

@@ -137,10 +137,15 @@ class Feeds:
     def overclaims(self, name: str) -> bool | None:
         """Return True if the replica claims more than it can hold; None: not known now.
 
-        Lost removals look the same: after a loss, the replica's cache is read again before it is blamed.
+        Lost removals look the same: after a loss, the replica's cache is read again before it is blamed. So is one
+        whose keys its groups have outgrown.
         """
         feed = self._feeds.get(name)
         if feed is None:
+            return None
+        outgrown = feed.view.resolver.outgrown
+        if outgrown is not None and not feed.view.busy:
+            self.resync(name, outgrown)
             return None
         claimed = feed.view.resolver.overclaim
         if claimed is None:
@@ -265,12 +270,13 @@ class ReplicaFeed:
 
     def state(self, now_s: float) -> FeedState:
         stream, reason = self.view.stream, self.view.inexact
+        layout = self.view.resolver.groups.layout
         return FeedState(
             exact=reason is None,
             reason=reason,
             partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
-            block_sizes=tuple(sorted(self._block_sizes)),
+            block_sizes=tuple(sorted(self._block_sizes)) if layout is None else (layout.unit,),
             last_event_age_s=None if self._last_event_s is None else now_s - self._last_event_s,
             lag_batches=stream.lag_batches,
             seq=stream.last_seq,

@@ -44,7 +44,7 @@ class Approximate:
 
     def clear(self, slot: int) -> None:
         """Forget the blocks of a replica that is gone or empty."""
-        self._index.clear(slot, ((GPU, self._held.pop(slot, ())),))
+        self._index.clear(slot, ((GPU, 0, self._held.pop(slot, ())),))
 
     def check(self) -> None:
         for slot, held in self._held.items():

@@ -1,19 +1,24 @@
-"""The blocks that all replicas hold, in one structure: key -> mask of slots, for each medium.
+"""The blocks that all replicas hold, in one structure: key -> mask of slots, for each medium and KV-cache group.
+
+Almost all replicas have one group, which keeps whole prefixes: a hit is the leading blocks that they hold. Those with
+other groups have a layout, and a hit is what all of its groups accept (`events.groups`).
 
 Keys are not kept by slot: what feeds the index knows them anyway, and passes them to `clear`. So each holder of a
 shared block costs one bit.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from heapq import heappop, heappush
-from itertools import repeat
+from itertools import chain, repeat
 from operator import or_
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from events.resolver import Change, Cleared, Stored
+from events.groups import Layout, hits
+from events.resolver import Change, Cleared, Grouped, Stored
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
 
@@ -36,6 +41,9 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._media: dict[str, Holders] = {GPU: Holders()}  # others only while a slot holds a block there
+        self._groups: dict[tuple[str, int], Holders] = {}  # beyond the first, likewise
+        self._layouts: dict[Layout, int] = {}  # masks of the slots that have one
+        self._grouped = 0  # all of these
         self._blocks: dict[int, dict[str, int]] = {}  # slot -> medium -> blocks
         self._free: list[int] = []
         self.optimistic = Optimistic(self._media[GPU].masks)
@@ -50,6 +58,7 @@ class PrefixIndex:
     def drop(self, slot: int) -> None:
         """Forget a replica. If a feed follows it, call `Feeds.leave` first, or this scans the whole index."""
         self.clear(slot)
+        self.arrange(slot, None)
         self.optimistic.drop(slot)
         del self._blocks[slot]
         heappush(self._free, slot)
@@ -59,13 +68,15 @@ class PrefixIndex:
     def apply(self, slot: int, change: Change) -> None:
         if isinstance(change, Stored):
             if change.keys:
-                self._add(slot, change.keys, change.medium)
+                self._add(slot, change.keys, change.medium, change.group)
             if change.medium == GPU:
                 self.optimistic.confirm(slot, change.chain)
         elif isinstance(change, Cleared):
             self.clear(slot, change.held)
+        elif isinstance(change, Grouped):
+            self.arrange(slot, change.layout)
         else:
-            self._discard(slot, change.keys, change.medium)
+            self._discard(slot, change.keys, change.medium, change.group)
 
     def store(self, slot: int, keys: Collection[int], medium: str = GPU) -> None:
         self._add(slot, keys, medium)
@@ -75,42 +86,73 @@ class PrefixIndex:
     def remove(self, slot: int, keys: Iterable[int], medium: str = GPU) -> None:
         self._discard(slot, keys, medium)
 
-    def clear(self, slot: int, held: Iterable[tuple[str, Iterable[int]]] = ()) -> None:
-        """Forget every key of the replica: those that the caller gives by medium.
+    def clear(self, slot: int, held: Iterable[tuple[str, int, Iterable[int]]] = ()) -> None:
+        """Forget every key of the replica: those that the caller gives by medium and group.
 
         Search the whole index for any others that are still counted.
         """
-        for medium, keys in held:
-            self._discard(slot, keys, medium)
-        for medium, blocks in list(self._blocks[slot].items()):
-            if blocks:
+        for medium, group, keys in held:
+            self._discard(slot, keys, medium, group)
+        if any(self._blocks[slot].values()):
+            for medium in list(self._media):
                 self._discard(slot, self._media[medium].of(slot), medium)
+            for medium, group in list(self._groups):
+                self._discard(slot, self._groups[medium, group].of(slot), medium, group)
         self._blocks[slot].clear()
+
+    def arrange(self, slot: int, layout: Layout | None) -> None:
+        """Set the groups of a replica; None: one that keeps whole prefixes."""
+        bit = 1 << slot
+        if self._grouped & bit:
+            for other, mask in list(self._layouts.items()):
+                if mask & bit:
+                    self._layouts[other] = mask ^ bit
+                    if mask == bit:
+                        del self._layouts[other]
+            self._grouped ^= bit
+        if layout is not None:
+            self._layouts[layout] = self._layouts.get(layout, 0) | bit
+            self._grouped |= bit
 
     def intern(self, keys: list[int]) -> list[int]:
         """The same keys, as the objects that other replicas use already: this halves the memory of a shared block."""
         return self._media[GPU].intern(keys)
 
-    def _add(self, slot: int, keys: Collection[int], medium: str) -> None:
+    def _holders(self, medium: str, group: int) -> Holders | None:
+        return self._groups.get((medium, group)) if group else self._media.get(medium)
+
+    def _add(self, slot: int, keys: Collection[int], medium: str, group: int = 0) -> None:
         blocks = self._blocks[slot]
-        holders = self._media.get(medium)
+        holders = self._holders(medium, group)
         if holders is None:
-            holders = self._media[medium] = Holders()
+            holders = Holders()
+            if group:
+                self._groups[medium, group] = holders
+            else:
+                self._media[medium] = holders
         blocks[medium] = blocks.get(medium, 0) + holders.add(slot, keys)
 
-    def _discard(self, slot: int, keys: Iterable[int], medium: str) -> None:
-        holders = self._media.get(medium)
+    def _discard(self, slot: int, keys: Iterable[int], medium: str, group: int = 0) -> None:
+        holders = self._holders(medium, group)
         if holders is None:
             return
         blocks = self._blocks[slot]
         blocks[medium] = blocks.get(medium, 0) - holders.discard(slot, keys)
-        if medium != GPU and not holders:
-            del self._media[medium]
+        if not holders:
+            if group:
+                del self._groups[medium, group]
+            elif medium != GPU:
+                del self._media[medium]
 
     # ---- questions
 
-    def match(self, keys: Sequence[int], slots: int) -> Matches:
-        """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask)."""
+    def match(self, keys: Sequence[int], slots: int, most: int | None = None) -> Matches:
+        """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask).
+
+        `most`: blocks that can be a hit at all. It matters to groups that keep only the end of a prefix.
+        """
+        if self._grouped & slots:
+            return self._match_grouped(keys, slots, most)
         held = _masks(self._media[GPU].masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
@@ -126,10 +168,41 @@ class PrefixIndex:
                 held = list(map(or_, held, below))
         return Matches(hoped, lower, sure)
 
+    def _match_grouped(self, keys: Sequence[int], slots: int, most: int | None) -> Matches:
+        """Match those with a layout one layout at a time, and the others as ever.
+
+        Blocks routed to them do not count: which of them the groups will keep is not known before their events.
+        """
+        plain = slots & ~self._grouped
+        found = self.match(keys, plain) if plain else Matches({}, {}, {})
+        gpu, lower, sure = dict(found.gpu), dict(found.lower), dict(found.sure)
+        others = {medium for medium, _ in self._groups} | self._media.keys()
+        others.discard(GPU)
+        if most is not None:
+            keys = keys[:most]
+        for layout, mask in self._layouts.items():
+            own = mask & slots
+            if own:
+                held = hits(layout, keys, partial(self._masks_of, (GPU,)), own)
+                gpu |= held
+                sure |= held
+                lower |= hits(layout, keys, partial(self._masks_of, (GPU, *others)), own) if others else held
+        return Matches(gpu, lower, sure)
+
+    def _masks_of(self, media: Iterable[str], group: int, keys: Sequence[int]) -> list[int]:
+        """The masks of these keys in a group, in any of the media."""
+        found: list[int] | None = None
+        for medium in media:
+            holders = self._holders(medium, group)
+            if holders is not None:
+                own = _masks(holders.masks, keys)
+                found = own if found is None else list(map(or_, found, own))
+        return [0] * len(keys) if found is None else found
+
     def holders(self, keys: Sequence[int]) -> list[int]:
-        """For each block, the mask of its holders in any medium, by events alone."""
+        """For each block, the mask of its holders in any medium and group, by events alone."""
         held = [0] * len(keys)
-        for holders in self._media.values():
+        for holders in chain(self._media.values(), self._groups.values()):
             held = list(map(or_, held, _masks(holders.masks, keys)))
         return held
 
@@ -139,18 +212,26 @@ class PrefixIndex:
 
     def bytes_used(self) -> int:
         """An estimate, without the resolvers' memory."""
-        return sum(holders.bytes_used() for holders in self._media.values())
+        return sum(holders.bytes_used() for holders in chain(self._media.values(), self._groups.values()))
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken; optimistic entries have a check of their own."""
         assert sorted([*self._blocks, *self._free]) == list(range(len(self._blocks) + len(self._free))), (
             f"slots {sorted(self._blocks)} are in use and {sorted(self._free)} free"
         )
-        for medium, holders in self._media.items():
-            assert holders or medium == GPU, f"nobody holds anything in {medium}"
+        counts: dict[str, Counter[int]] = {}
+        for (medium, group), holders in [
+            *(((medium, 0), own) for medium, own in self._media.items()),
+            *self._groups.items(),
+        ]:
+            assert holders or (medium, group) == (GPU, 0), f"nobody holds anything in group {group} of {medium}"
             assert 0 not in holders.masks.values(), f"{medium}: a key that nobody holds"
+            counts.setdefault(medium, Counter()).update(holders.counts())
+        for medium, found in counts.items():
             counted = {slot: blocks[medium] for slot, blocks in self._blocks.items() if blocks.get(medium)}
-            assert holders.counts() == counted, f"{medium}: {holders.counts()} blocks by slot, {counted} counted"
+            assert found == counted, f"{medium}: {found} blocks by slot, {counted} counted"
+        assert self._grouped == sum(self._layouts.values()), "a slot with two layouts"
+        assert all(self._layouts.values()), "a layout that no slot has"
 
 
 def leading(masks: Iterable[int], slots: int) -> Matched:

@@ -63,7 +63,7 @@ def view_of(payloads: Iterable[bytes]) -> CacheView:
 
 
 def keys_of(view: CacheView) -> dict[str, set[int]]:
-    return {medium: view.resolver.keys(medium) for medium, _ in view.resolver.held()}
+    return {medium: view.resolver.keys(medium) for medium, _, _ in view.resolver.held()}
 
 
 # ---- recorded payloads

@@ -25,7 +25,7 @@ from events.messages import (
     encode_batch,
 )
 from events.pool import Digest, fold
-from events.resolver import Cleared, Removed, Resolver, Stored
+from events.resolver import Cleared, Held, Removed, Resolver, Stored
 from tests.events.resident import copies as resident_copies
 from tests.events.strategies import BATCHES
 
@@ -74,7 +74,7 @@ def test_change_names_the_blocks_and_what_they_follow() -> None:
         Stored("GPU", KEYS[:1], KEYS[:1], root, first),
         Stored("GPU", KEYS[1:], KEYS[1:], KEYS[0], rest),
     ]
-    held = (("GPU", {KEYS[0], KEYS[2]}),)
+    held = (Held("GPU", 0, {KEYS[0], KEYS[2]}),)
     assert resolver.apply([removed(2), AllBlocksCleared()]) == [Removed("GPU", KEYS[1:2]), Cleared(held)]
 
 
@@ -184,13 +184,14 @@ def test_medium_that_is_not_said_is_the_gpu() -> None:
     assert resolved(stored([1], TOKENS[:2], medium=None)).keys("GPU") == {KEYS[0]}
 
 
-def test_change_is_told_once_for_a_medium_with_two_groups() -> None:
+def test_change_names_its_group() -> None:
     groups = [stored([1], TOKENS[:2], group_idx=group) for group in (0, 1)]
     resolver = Resolver(MODEL)
-    assert [change.keys for change in resolver.apply(groups) if isinstance(change, Stored)] == [[KEYS[0]], []]
-    assert resolver.apply([removed(1, group=0)]) == []
+    told = [(change.group, change.keys) for change in resolver.apply(groups) if isinstance(change, Stored)]
+    assert told == [(0, [KEYS[0]]), (1, [KEYS[0]])]
+    assert resolver.apply([removed(1, group=0)]) == [Removed("GPU", [KEYS[0]])]
     assert resolver.keys() == {KEYS[0]}
-    assert resolver.apply([removed(1, group=1)]) == [Removed("GPU", [KEYS[0]])]
+    assert resolver.apply([removed(1, group=1)]) == [Removed("GPU", [KEYS[0]], 1)]
 
 
 def test_removal_of_what_was_never_stored_leaves_no_trace() -> None:
@@ -293,12 +294,6 @@ def test_tokens_that_cannot_be_paired_with_hashes_name_nothing_and_are_counted(
     assert resolver.resident_blocks() == 0
 
 
-@pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention", "cross_attention"])
-def test_groups_that_keep_part_of_a_prefix_are_not_indexed_but_counted(kind: str) -> None:
-    resolver = resolved(stored([1, 2, 3], TOKENS, group_idx=1, kv_cache_spec_kind=kind))
-    assert (resolver.keys(), resolver.resident_blocks(), resolver.stats.other_group_blocks) == (set(), 3, 3)
-
-
 @pytest.mark.parametrize("block_size", [0, 1, 2**62, -(2**63)])
 @pytest.mark.parametrize("native", [False, True])
 def test_event_without_blocks_changes_nothing(block_size: int, native: bool) -> None:
@@ -369,7 +364,7 @@ def test_native_resolver_equals_a_count_of_copies(changes: list[tuple[str, list[
         assert resident_copies(resolver) == {name: dict(count) for name, count in copies.items() if count}
         assert resolver.keys() == set().union(*keys.values())
         assert resolver.digest().blocks == sum(map(len, copies.values())) == resolver.resident_blocks()
-    held = {key for _, found in resolver.reset().held for key in found}
+    held = {key for found in resolver.reset().held for key in found.keys}
     assert held == set().union(*keys.values()) and resolver.resident_blocks() == 0
 
 

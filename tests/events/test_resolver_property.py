@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from events.blocks import block_keys, root_key
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
-from events.resolver import Change, Cleared, Removed, Resolver, Stored
+from events.resolver import Change, Cleared, Grouped, Removed, Resolver, Stored
 from tests.events.resident import copies as resident_copies
 
 MODEL = "model"
@@ -19,6 +19,8 @@ ROOT = root_key(MODEL, block_size=SIZE)
 NODES = 10
 POOLS = [("GPU", 0), ("GPU", 1), ("CPU", 0)]
 PARTIAL = ("GPU", 2)
+WINDOW = 3  # of the partial group: a block
+KINDS = ("full_attention", "full_attention", "sliding_window")
 
 Pool = tuple[str, int]
 pools = st.sampled_from(POOLS)
@@ -84,13 +86,15 @@ class Follower:
     """A consumer that sees nothing but changes."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, set[int]] = {}
+        self.keys: dict[Pool, set[int]] = {}
 
     def follow(self, change: Change) -> None:
         if isinstance(change, Cleared):
             self.keys.clear()
             return
-        held = self.keys.setdefault(change.medium, set())
+        if isinstance(change, Grouped):
+            return
+        held = self.keys.setdefault((change.medium, change.group), set())
         if isinstance(change, Stored):
             assert held.isdisjoint(change.keys), "a key was reported as stored twice"
             assert set(change.keys) <= set(change.chain)
@@ -121,6 +125,8 @@ class World(RuleBasedStateMachine):
         self.model = Model()
         self.follower = Follower()
         self.resolver = Resolver(MODEL, reannounces=not self.counts_copies, orphan_limit=1000)
+        for group in range(3):
+            self.stored(("GPU", group), [], None, [])
         self.truth: dict[Hash, int] = {}
         for node in range(NODES):
             text = [token for at in self.path(node) for token in self.tokens[at]]
@@ -148,6 +154,8 @@ class World(RuleBasedStateMachine):
 
     def stored(self, pool: Pool, hashes: list[Hash], parent: Hash | None, tokens: list[int], **more: Any) -> None:
         values = {"block_size": SIZE, "lora_id": None, "medium": pool[0], "lora_name": None, "group_idx": pool[1]}
+        if pool[0] == "GPU":
+            values |= {"kv_cache_spec_kind": KINDS[pool[1]], "kv_cache_spec_sliding_window": WINDOW}
         self.apply(BlockStored(hashes, parent, tokens, **{**values, **more}))
 
     # ---- what the engine says
@@ -168,15 +176,15 @@ class World(RuleBasedStateMachine):
     @rule(pool=pools, node=nodes, variant=variants, tokens=st.integers(1, 5).filter(lambda count: count != SIZE))
     def store_with_tokens_of_other_blocks(self, pool: Pool, node: int, variant: int, tokens: int) -> None:
         _, hashes, parent = self.run(node, 1, variant)
-        self.model.add(pool, hashes)
+        self.model.store_by_hash_alone(pool, hashes)
         self.stored(pool, hashes, parent, [1] * tokens)
 
     @rule(node=nodes, length=st.integers(1, 4), variant=variants)
     def store_in_a_group_that_keeps_part_of_a_prefix(self, node: int, length: int, variant: int) -> None:
         blocks, hashes, parent = self.run(node, length, variant)
-        self.model.add(PARTIAL, hashes)
-        tokens = [token for at in blocks for token in self.tokens[at]]
-        self.stored(PARTIAL, hashes, parent, tokens, kv_cache_spec_kind="sliding_window")
+        self.model.store(PARTIAL, hashes, parent)
+        if self.keeps_orphans or parent is None or self.model.known(parent):
+            self.stored(PARTIAL, hashes, parent, [token for at in blocks for token in self.tokens[at]])
 
     @rule(pool=st.sampled_from([*POOLS, PARTIAL]), chosen=st.lists(st.tuples(nodes, variants), min_size=1, max_size=6))
     def remove(self, pool: Pool, chosen: list[tuple[int, int]]) -> None:
@@ -210,11 +218,16 @@ class World(RuleBasedStateMachine):
         for medium in ("GPU", "CPU"):
             keys = {self.truth[h] for pool, named in self.model.named.items() if pool[0] == medium for h in named}
             assert self.resolver.keys(medium) == keys
-            assert self.follower.keys.get(medium, set()) == keys
-            for node in range(NODES):
-                path = [self.truth[self.hash(at, 0)] for at in self.path(node)]
-                matched = next((index for index, key in enumerate(path) if key not in keys), len(path))
-                assert self.resolver.matched(path, medium) == matched
+            assert set().union(*(held for pool, held in self.follower.keys.items() if pool[0] == medium)) == keys
+        groups = [{self.truth[h] for h in self.model.named["GPU", group]} for group in range(3)]
+        for node in range(NODES):
+            path = [self.truth[self.hash(at, 0)] for at in self.path(node)]
+            hits = [
+                end
+                for end in range(1, len(path) + 1)
+                if groups[0].issuperset(path[:end]) and groups[1].issuperset(path[:end]) and path[end - 1] in groups[2]
+            ]
+            assert self.resolver.matched(path) == max(hits, default=0)
 
 
 class WorldOfReannouncements(World):

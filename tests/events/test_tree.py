@@ -258,8 +258,9 @@ def test_a_block_in_two_groups_is_held_until_both_have_dropped_it(tree: Tree) ->
         event.group_idx = group
         cache.apply(event)
         tree.check({"foreign": cache.resolver})
+    assert media(node_of(tree, (1,)), "foreign") == ["GPU", "GPU/1"]
     cache.apply(cache.removed((1,)))
-    assert media(node_of(tree, (1,)), "foreign") == ["GPU"]
+    assert media(node_of(tree, (1,)), "foreign") == ["GPU/1"]
     tree.check({"foreign": cache.resolver})
 
 

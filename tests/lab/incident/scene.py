@@ -150,13 +150,13 @@ class Scene:
 
     def _evict(self) -> None:
         replica = self.chance.choice(self.replicas)
-        held: list[Hash] = [key for _, keys in replica.truth.held() for key in keys]
+        held: list[Hash] = [key for held in replica.truth.held() for key in held.keys]
         if held:
             self._publish(replica, BlockRemoved([self.chance.choice(held)], "GPU"))
 
     def _store(self, replica: Replica, tokens: list[int]) -> None:
         keys = block_keys(tokens, SIZE, root_key(MODEL, None, None, SIZE))
-        held = {key for _, held in replica.truth.held() for key in held}
+        held = {key for held in replica.truth.held() for key in held.keys}
         first = next((number for number, key in enumerate(keys) if key not in held), len(keys))
         if first < len(keys):
             parent = keys[first - 1] if first else None

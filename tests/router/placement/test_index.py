@@ -3,11 +3,13 @@
 import pytest
 from msgspec.structs import astuple
 
+from events.groups import Group, Layout
 from events.messages import BlockStored
-from events.resolver import Cleared, Removed, Stored
-from router.placement.index import PrefixIndex
+from events.resolver import Cleared, Grouped, Held, Removed, Stored
+from router.placement.index import Matches, PrefixIndex
 
 KEYS = list(range(100, 110))
+EVENT = BlockStored([], None, [], 4, None, "GPU", None)
 
 
 def stored(keys: list[int], medium: str = "GPU", chain: list[int] | None = None) -> Stored:
@@ -144,7 +146,7 @@ def test_cleared_undoes_exactly_that_replicas_keys() -> None:
     index = holding(5, 5)
     index.apply(0, stored([1, 2], "CPU"))
     index.apply(1, stored([2], "CPU"))
-    index.apply(0, Cleared((("CPU", {1, 2}), ("GPU", {99}))))
+    index.apply(0, Cleared((Held("CPU", 0, {1, 2}), Held("GPU", 0, {99}))))
     index.check()
     assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5, "CPU": 1})
 
@@ -178,7 +180,7 @@ def test_a_replica_leaves_without_a_look_at_what_others_hold(monkeypatch: pytest
 
     monkeypatch.setattr("router.placement.holders.Holders.of", scan)
     for slot in (0, 1):
-        index.apply(slot, Cleared((("GPU", set(KEYS[:5])), *([("CPU", {1, 2})] if slot else []))))
+        index.apply(slot, Cleared((Held("GPU", 0, set(KEYS[:5])), *([Held("CPU", 0, {1, 2})] if slot else []))))
         index.drop(slot)
     index.store(index.add(), KEYS)
     index.apply(0, stored([1]))
@@ -230,3 +232,37 @@ def test_churn_leaves_nothing_behind() -> None:
     index.check()
     assert index.bytes_used() <= used
     assert index.blocks(0) == {"GPU": 600}
+
+
+PROMPT = KEYS[:5]
+
+
+def test_groups_are_asked_together_and_the_others_as_ever() -> None:
+    """Slot 0 has one group. Slots 1 and 2 have a full group and a window of two blocks, which 2 has lost in part."""
+    index = holding(5, 5, 5)
+    layout = Layout(16, (Group(0, "full", 1), Group(1, "window", 1, 2)))
+    for slot, window in ((1, PROMPT[3:5]), (2, [PROMPT[0], PROMPT[1], PROMPT[3]])):
+        index.apply(slot, Grouped(layout))
+        index.apply(slot, Stored("GPU", list(window), list(window), 0, EVENT, 1))
+    index.check()
+    assert index.match(PROMPT, 0b111).gpu == {0: 5, 1: 5, 2: 2}
+    assert index.match(PROMPT, 0b111, 4).gpu == {0: 5, 2: 2}, "what ends at the fourth is not in the window of 1"
+    assert index.match(PROMPT, 0b001) == index.match(PROMPT, 0b001, 4)
+    assert index.blocks(2) == {"GPU": 8}
+    index.apply(2, Removed("GPU", [PROMPT[0]], 1))
+    assert index.match(PROMPT, 0b110).gpu == {1: 5}
+    index.apply(1, Grouped(None))
+    assert index.match(PROMPT[:4], 0b110).gpu == {1: 4}
+    index.drop(1)
+    index.drop(2)
+    index.check()
+    assert not index._groups and index.match(PROMPT, 0b001).gpu == {0: 5}
+
+
+def test_groups_in_lower_media_add_to_those_in_gpu_memory() -> None:
+    index = holding(2)
+    index.apply(0, Grouped(Layout(16, (Group(0, "full", 1), Group(1, "state", 1)))))
+    index.apply(0, Stored("GPU", [PROMPT[1]], [PROMPT[1]], 0, EVENT, 1))
+    index.apply(0, Stored("CPU", PROMPT[2:4], PROMPT[2:4], 0, EVENT))
+    index.apply(0, Stored("CPU", [PROMPT[3]], [PROMPT[3]], 0, EVENT, 1))
+    assert index.match(PROMPT, 1) == Matches({0: 2}, {0: 4}, {0: 2})

@@ -152,6 +152,12 @@ class Replica:
         keys = block_keys(chain, SIZE, root_key("m", None, None, SIZE))
         return list(keys) if self.native else [(key + self.slot + 1) % 2**64 for key in keys]
 
+    def begin(self) -> None:
+        """A first event of each group: from then on it is known what they keep."""
+        for group, kind, window in ((0, "full_attention", None), (1, "sliding_window", 2)):
+            if not self.native:
+                self.say(BlockStored([], None, [], SIZE, None, "GPU", None, None, group, kind, window))
+
     def say(self, event: KnownEvent) -> None:
         self.view.perform([Apply(-1, encode_batch(EventBatch(0.0, [event])))])
 
@@ -175,6 +181,7 @@ class Streams(RuleBasedStateMachine):
     @rule(native=st.booleans())
     def replica_comes(self, native: bool) -> None:
         self.replicas.append(Replica(self.index, native, self.ignored))
+        self.replicas[-1].begin()
 
     @precondition(lambda self: self.replicas)
     @rule(which=which)
@@ -189,14 +196,16 @@ class Streams(RuleBasedStateMachine):
         first = of.draw(st.integers(0, len(chain) - 1))
         hashes = replica.hashes(chain)
         parent = hashes[first - 1] if first else None
-        replica.say(BlockStored(hashes[first:], parent, chain[first:], SIZE, None, medium, None, None, group))
+        group = None if replica.native else group
+        kind = ("full_attention", None) if group is None else ("sliding_window", 2)
+        replica.say(BlockStored(hashes[first:], parent, chain[first:], SIZE, None, medium, None, None, group, *kind))
 
     @precondition(lambda self: self.replicas)
     @rule(which=which, chain=st.sampled_from(CHAINS), medium=media, group=st.sampled_from([None, 1]), of=st.data())
     def evict(self, which: int, chain: list[int], medium: str, group: int | None, of: Any) -> None:
         replica = self.replicas[which % len(self.replicas)]
         gone = of.draw(st.lists(st.sampled_from(replica.hashes(chain)), min_size=1))
-        replica.say(BlockRemoved(gone, medium, group))
+        replica.say(BlockRemoved(gone, medium, None if replica.native else group))
 
     @precondition(lambda self: self.replicas)
     @rule(which=which)
@@ -206,7 +215,9 @@ class Streams(RuleBasedStateMachine):
     @precondition(lambda self: self.replicas)
     @rule(which=which)
     def begin_anew(self, which: int) -> None:
-        self.replicas[which % len(self.replicas)].view.perform([Reset("a restart")])
+        replica = self.replicas[which % len(self.replicas)]
+        replica.view.perform([Reset("a restart")])
+        replica.begin()
 
     @invariant()
     def index_is_the_union_of_the_resolvers(self) -> None:
@@ -216,8 +227,10 @@ class Streams(RuleBasedStateMachine):
             assert resolver.lost is None
             resolver.check()
             for medium in MEDIA:
-                holders = self.index._media.get(medium)
-                assert set(holders.of(replica.slot) if holders else []) == resolver.keys(medium)
+                for group in (0, 1):
+                    holders = self.index._holders(medium, group)
+                    pool = resolver.pools.get((medium, group))
+                    assert set(holders.of(replica.slot) if holders else []) == (pool.held if pool else set())
         for chain in CHAINS:
             prompt = block_keys(chain, SIZE, root_key("m", None, None, SIZE))
             truth = {r.slot: blocks for r in self.replicas if (blocks := r.view.resolver.matched(prompt))}
