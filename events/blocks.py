@@ -52,6 +52,24 @@ def block_keys(
     return extend_keys(root, packed, block_size, extras)
 
 
+def extend_keys_ahead(
+    parent_key: int, packed: PackedTokens, block_size: int, lookahead: int, extras: Extras | None = None
+) -> list[int]:
+    """The keys of blocks that also stand for some tokens after them: of those blocks whose tokens after are there.
+
+    An engine with EAGLE or MTP keeps KV that depends on the next token, too. The hashed text is longer than a plain
+    block, and the root tells block sizes apart, so these keys are no others' keys.
+    """
+    stride, text = block_size * TOKEN_BYTES, memoryview(packed)
+    keys, key = [], parent_key
+    for index in range(max(0, len(text) // TOKEN_BYTES - lookahead) // block_size):
+        tokens = text[index * stride : (index + 1) * stride + lookahead * TOKEN_BYTES]
+        own = extras.get(index) if extras else None
+        key = xxh3_64_intdigest(bytes(tokens) + _encode_msgpack(own) if own else tokens, key)
+        keys.append(key)
+    return keys
+
+
 def extend_keys(parent_key: int, packed: PackedTokens, block_size: int, extras: Extras | None = None) -> list[int]:
     """The keys of the full blocks in `packed`, the first of which follows the block named `parent_key`."""
     if block_size < 1:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
-from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, extend_keys_ahead, pack_tokens, root_key
 from events.messages import BlockStored, Token
+
+MOST_LOOKAHEAD = 64  # tokens
 
 
 def plain_tokens(token_ids: Iterable[Token]) -> list[int]:
@@ -41,7 +43,30 @@ def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
     if event.block_size < 1 or len(packed) != TOKEN_BYTES * event.block_size * len(event.block_hashes):
         return None
     extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
+    if event.lookahead_token_ids:
+        return _keys_ahead(event, parent_key, packed, event.block_size, extras)
     return extend_keys(parent_key, packed, event.block_size, extras)
+
+
+def lookahead_of(event: BlockStored) -> int:
+    """Tokens after each of its blocks that the engine's hashes cover."""
+    ahead = event.lookahead_token_ids
+    return len(ahead[0]) if ahead else 0
+
+
+def _keys_ahead(
+    event: BlockStored, parent_key: int, packed: bytes, block_size: int, extras: Extras | None = None
+) -> list[int] | None:
+    """The keys of the event's tokens in blocks of this size; None if those after the last block are not all there."""
+    ahead = event.lookahead_token_ids or []
+    lookahead = lookahead_of(event)
+    if len(ahead) != len(event.block_hashes) or not 1 <= lookahead == len(ahead[-1]) <= MOST_LOOKAHEAD:
+        return None
+    try:
+        packed += pack_tokens(ahead[-1])
+    except ValueError:
+        return None
+    return extend_keys_ahead(parent_key, packed, block_size, lookahead, extras)
 
 
 def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | None:
@@ -52,7 +77,12 @@ def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | Non
     size = event.block_size
     if size < 1 or size % unit or len(packed) != TOKEN_BYTES * size * len(event.block_hashes) or block_extras(event):
         return None  # extras do not say which of the small blocks they belong to
-    return extend_keys(parent_key, packed, unit)[size // unit - 1 :: size // unit]
+    keys = (
+        _keys_ahead(event, parent_key, packed, unit)
+        if event.lookahead_token_ids
+        else extend_keys(parent_key, packed, unit)
+    )
+    return None if keys is None else keys[size // unit - 1 :: size // unit]
 
 
 def packed_tokens(event: BlockStored) -> bytes | None:

@@ -17,6 +17,7 @@ from math import gcd, lcm
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
+from events.extras import MOST_LOOKAHEAD, lookahead_of
 from events.messages import BlockStored
 
 FULL, WINDOW, STATE = "full", "window", "state"
@@ -52,6 +53,7 @@ class Layout(NamedTuple):
     unit: int  # tokens
     groups: tuple[Group, ...]
     parts: bool = False
+    lookahead: int = 0  # tokens after a block that its key covers, too
 
     @property
     def step(self) -> int:
@@ -88,7 +90,8 @@ class Groups:
         self.doubt: str | None = None
         self.sparse = False  # no group names all blocks
         self._specs: dict[int, Spec] = {}
-        self._known: set[tuple[int | None, str | None, int | None, int]] = set()
+        self._known: set[tuple[int | None, str | None, int | None, int, int]] = set()
+        self._lookahead = 0
         self._unit = 0  # divides every size that was ever seen; 0: none was
         self._too_many: str | None = None
 
@@ -96,22 +99,25 @@ class Groups:
     def key_sizes(self) -> tuple[int, ...]:
         """The sizes of the blocks that keys stand for."""
         if self.layout is not None:
-            return (self.layout.unit,)
-        return tuple(sorted(size for spec in self._specs.values() for size in spec.sizes))
+            return (self.layout.unit, -self.layout.lookahead)
+        sizes = {size for spec in self._specs.values() for size in spec.sizes}
+        return (*sizes, 0) if sizes else ()
 
     def learn(self, event: BlockStored) -> bool:
         """Note the event's group; return True if the layout is another one now."""
-        said = (event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.block_size)
+        ahead = lookahead_of(event) if event.lookahead_token_ids else self._lookahead
+        said = (event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.block_size, ahead)
         return said not in self._known and event.medium in (None, "GPU") and self._learn(*said)
 
     def forget(self) -> None:
         """Another process may have other groups. The unit stays: any that divides all sizes will do."""
         self._specs.clear()
         self._known.clear()
+        self._lookahead = 0
         self.doubt = self._too_many = None
         self.sparse = False
 
-    def _learn(self, group: int | None, kind: str | None, window: int | None, size: int) -> bool:
+    def _learn(self, group: int | None, kind: str | None, window: int | None, size: int, ahead: int) -> bool:
         if not 1 <= size <= MOST_BLOCK:  # a tier that names blocks by hash alone does not say
             return False
         number, before = group or 0, self.layout
@@ -121,7 +127,8 @@ class Groups:
             self.doubt = self._too_many = f"it has more than {MOST_GROUPS} groups, or one of {MOST_SIZES} block sizes"
             return False
         if len(self._known) < MOST_KNOWN:
-            self._known.add((group, kind, window, size))
+            self._known.add((group, kind, window, size, ahead))
+        self._lookahead = min(ahead, MOST_LOOKAHEAD)
         if old is not None and kind is None:
             kind, window = old.kind, old.window
         self._specs[number] = Spec(kind, window, sizes)
@@ -133,7 +140,10 @@ class Groups:
     def _arranged(self) -> tuple[Layout | None, str | None]:
         first = self._specs.get(0)
         if len(self._specs) == 1 and first is not None and (first.kind is None or RULES.get(first.kind) == FULL):
-            return None, None
+            if not self._lookahead:
+                return None, None
+            self._unit = gcd(self._unit, *first.sizes)
+            return Layout(self._unit, (Group(0, FULL, first.size // self._unit),), lookahead=self._lookahead), None
         self._unit = gcd(self._unit, *(size for spec in self._specs.values() for size in spec.sizes))
         groups, doubts = [], []
         for number, spec in sorted(self._specs.items()):
@@ -145,7 +155,7 @@ class Groups:
         if not groups:  # the least that can be claimed
             groups = [Group(number, FULL, spec.size // self._unit) for number, spec in sorted(self._specs.items())]
         groups.sort(key=lambda group: group.rule != FULL)  # they end the search early
-        return Layout(self._unit, tuple(groups), self._has_parts()), doubts[0] if doubts else None
+        return Layout(self._unit, tuple(groups), self._has_parts(), self._lookahead), doubts[0] if doubts else None
 
     def _group(self, number: int, spec: Spec) -> Group | str:
         """The group, or the reason for which its part in a hit is not known."""

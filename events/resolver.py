@@ -131,6 +131,7 @@ class Resolver:
         self.overclaim: str | None = None  # it has claimed more than it can hold
         self.full: str | None = None  # it has more than is kept
         self.outgrown: str | None = None  # its blocks have keys of another size than its prompts now
+        self.speculates = False  # it drafts tokens, by whichever method
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.cacheable_blocks: int | None = None  # those of them that can hold a prefix; None: unknown
         self.complete = False  # after a loss, the whole cache has been known at one moment
@@ -152,7 +153,9 @@ class Resolver:
             return self.overclaim
         if self.reannounces:
             return "the engine announces hits again as stores: copies cannot be counted"
-        return self.lost or self.full or self.outgrown or self.groups.doubt or self._doubtful_reports()
+        return (
+            self.lost or self.full or self.outgrown or self.groups.doubt or self._doubtful_reports() or self._dropped()
+        )
 
     @property
     def orphan_blocks(self) -> int:
@@ -499,6 +502,13 @@ class Resolver:
                     pool.copies.pop(block_hash, None)
             spent, pool.spent, pool.doubted = pool.spent, set(), {}
             self._drop(pool, spent, changes)
+
+    def _dropped(self) -> str | None:
+        """Without hashes that look ahead, vLLM computes the last block of a hit again for EAGLE and MTP."""
+        layout = self.groups.layout
+        if not self.speculates or not self.pools or (layout is not None and layout.lookahead):
+            return None
+        return "it speculates, and its hashes do not look ahead: with EAGLE or MTP a hit is a block shorter"
 
     # ---- orphans
 

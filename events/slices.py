@@ -80,7 +80,7 @@ def _stored_piece(whole: Whole, start: int, end: int) -> BlockStored:
         "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
         "extra_keys": event.extra_keys[start:end] if event.extra_keys else None,
         "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
-        "lookahead_token_ids": None,
+        "lookahead_token_ids": event.lookahead_token_ids[start:end] if event.lookahead_token_ids else None,
     }
     if isinstance(event.token_ids, Raw):  # not decoded because nobody looks at them
         return replace(event, **own)

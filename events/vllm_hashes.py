@@ -69,7 +69,11 @@ class HashChain:
 
     def names(self, event: BlockStored, root: int, resident: Collection[Hash]) -> dict[Hash, int] | None:
         """The keys of all blocks that the event describes, by hash, in order; None if its hashes are not among them."""
-        if len(event.token_ids) > MOST_BLOCKS * event.block_size or len(event.token_ids) % event.block_size:
+        if (
+            event.lookahead_token_ids
+            or len(event.token_ids) > MOST_BLOCKS * event.block_size
+            or len(event.token_ids) % event.block_size
+        ):
             return None
         for encode in ENCODINGS if self._encode is None else (self._encode,):
             links = self._extended(event, root, encode)

@@ -401,6 +401,7 @@ class Upkeep:
         queue = scraped_queue(metrics)
         if queue is not None:
             member.load.scraped(*queue, now_s)
+        self._router.feeds.speculates(member.name, b"\nvllm:spec_decode_num_drafts" in metrics)
         pool, size = scraped_pool(metrics), member.block_size
         if pool is not None and size:  # its events may name smaller blocks than its pool has
             smaller = max(1, pool.block_tokens // size)

@@ -26,7 +26,7 @@ class LoggedPrompt(NamedTuple):
     blocks: list[int]
     approximate_block_tokens: float = 0.0  # guesses are taken from the log
 
-    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
         """The logged keys, which have one block size only."""
         return self.blocks
 

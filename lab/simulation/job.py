@@ -43,7 +43,7 @@ class Prompt(Struct, frozen=True, eq=False):
         """Tokens per block for a router without events: it guesses in blocks of the trace."""
         return self.block_tokens
 
-    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
         """Keys of the full blocks, as the router and the replica compute them; there is one block size."""
         root = root_key(MODEL, block_size=self.tokens_per_block)
         return extend_keys(

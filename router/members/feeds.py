@@ -134,6 +134,12 @@ class Feeds:
         if claimed is not None:
             self.resync(name, claimed)
 
+    def speculates(self, name: str, speculates: bool) -> None:
+        """Note if the replica drafts tokens, which may make its hits shorter."""
+        feed = self._feeds.get(name)
+        if feed is not None:
+            feed.view.resolver.speculates = speculates
+
     def overclaims(self, name: str) -> bool | None:
         """Return True if the replica claims more than it can hold; None: not known now.
 

@@ -8,7 +8,7 @@ shared block costs one bit.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
 from heapq import heappop, heappush
 from itertools import chain, repeat
@@ -100,6 +100,13 @@ class PrefixIndex:
                 self._discard(slot, self._groups[medium, group].of(slot), medium, group)
         self._blocks[slot].clear()
 
+    def lookahead(self, slot: int) -> int:
+        """Tokens after a block that the replica's keys cover, too."""
+        bit = 1 << slot
+        if not self._grouped & bit:
+            return 0
+        return next(layout.lookahead for layout, mask in self._layouts.items() if mask & bit)
+
     def arrange(self, slot: int, layout: Layout | None) -> None:
         """Set the groups of a replica; None: one that keeps whole prefixes."""
         bit = 1 << slot
@@ -146,13 +153,20 @@ class PrefixIndex:
 
     # ---- questions
 
-    def match(self, keys: Sequence[int], slots: int, most: int | None = None) -> Matches:
+    def match(
+        self,
+        keys: Sequence[int],
+        slots: int,
+        most: int | None = None,
+        ahead: Callable[[int], list[int]] | None = None,
+    ) -> Matches:
         """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask).
 
         `most`: blocks that can be a hit at all. It matters to groups that keep only the end of a prefix.
+        `ahead`: gives the prompt's keys that also cover so many tokens after their block.
         """
         if self._grouped & slots:
-            return self._match_grouped(keys, slots, most)
+            return self._match_grouped(keys, slots, most, ahead)
         held = _masks(self._media[GPU].masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
@@ -168,26 +182,33 @@ class PrefixIndex:
                 held = list(map(or_, held, below))
         return Matches(hoped, lower, sure)
 
-    def _match_grouped(self, keys: Sequence[int], slots: int, most: int | None) -> Matches:
+    def _match_grouped(
+        self, keys: Sequence[int], slots: int, most: int | None, ahead: Callable[[int], list[int]] | None
+    ) -> Matches:
         """Match those with a layout one layout at a time, and the others as ever.
 
-        Blocks routed to them do not count: which of them the groups will keep is not known before their events.
+        Blocks routed to groups that keep part of a prefix do not count: which they will keep is not known yet.
         """
         plain = slots & ~self._grouped
         found = self.match(keys, plain) if plain else Matches({}, {}, {})
         gpu, lower, sure = dict(found.gpu), dict(found.lower), dict(found.sure)
         others = {medium for medium, _ in self._groups} | self._media.keys()
         others.discard(GPU)
-        if most is not None:
-            keys = keys[:most]
         for layout, mask in self._layouts.items():
             own = mask & slots
             if own:
-                held = hits(layout, keys, partial(self._masks_of, (GPU,)), own)
-                gpu |= held
+                named = ahead(layout.lookahead) if layout.lookahead and ahead is not None else keys
+                named = named if most is None else named[:most]
+                held = hits(layout, named, partial(self._masks_of, (GPU,)), own)
                 sure |= held
-                lower |= hits(layout, keys, partial(self._masks_of, (GPU, *others)), own) if others else held
+                if layout.whole and self.optimistic.holders:
+                    held = hits(layout, named, self._masks_with_routed, own)
+                gpu |= held
+                lower |= hits(layout, named, partial(self._masks_of, (GPU, *others)), own) if others else held
         return Matches(gpu, lower, sure)
+
+    def _masks_with_routed(self, group: int, keys: Sequence[int]) -> list[int]:
+        return list(map(or_, self._masks_of((GPU,), group, keys), _masks(self.optimistic.holders.masks, keys)))
 
     def _masks_of(self, media: Iterable[str], group: int, keys: Sequence[int]) -> list[int]:
         """The masks of these keys in a group, in any of the media."""

@@ -6,6 +6,7 @@ Pure: time is an argument, nothing waits. The router, `simulate` and the replay 
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -39,7 +40,8 @@ class Prompt(Protocol):
 
     @property
     def approximate_block_tokens(self) -> float: ...
-    def keys(self, block_size: int, /) -> list[int]: ...
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:
+        """`lookahead`: tokens after a block that its key covers, too."""
 
 
 class Unread(Struct, frozen=True):
@@ -49,7 +51,7 @@ class Unread(Struct, frozen=True):
     exact: bool = False
     approximate_block_tokens: float = 1.0
 
-    def keys(self, block_size: int, /) -> list[int]:  # noqa: ARG002
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
         return []
 
 
@@ -156,7 +158,7 @@ class Placement:
         for size, mask in slots.items():
             index = self.guesses if size == APPROXIMATE else self.index
             most = (prompt.tokens - 1) // size if size else None  # the last token is always computed
-            matches = by_size[size] = index.match(prompt.keys(size), mask, most)
+            matches = by_size[size] = index.match(prompt.keys(size), mask, most, partial(prompt.keys, size))
             if matches.lower:
                 tokens = size or prompt.approximate_block_tokens
                 if matches.lower is not matches.gpu and lower is matched:
@@ -246,7 +248,7 @@ class Placement:
                 self.approximate.routed(slot, keys)
             keys, wait_s = [], 0.0
         else:
-            keys = prompt.keys(block_size)
+            keys = prompt.keys(block_size, self.index.lookahead(slot))
             wait_s = awaited_s(self._optimistic_ttl_s, decision.ttft_s, self._first_token_timeout_s)
         placed = self.sent_as(
             load, now_s, uncached_tokens, streams, decision.priority_s(now_s) if ranked else None, keys, wait_s

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from api.errors import ApiError, invalid
 from api.reading import read
-from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
 
 APPROXIMATE = 0  # in place of a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (`python -m tests.bench tokens`).
@@ -134,8 +134,13 @@ class Prompt(Struct):
     _text_bytes: int | None = None  # where the text itself was in another process
     read_apart: bool = False  # in a process of its own, since its body takes long to read
 
-    def keys(self, block_size: int) -> list[int]:
-        """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE."""
+    def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
+        """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
+
+        `lookahead`: tokens after a block that its key covers, too.
+        """
+        if lookahead:
+            return self._keys_ahead(block_size, lookahead)
         known = self._keys.get(block_size)
         if known is None:
             if self.salt is None:
@@ -147,6 +152,15 @@ class Prompt(Struct):
             else:
                 known = block_keys(self.packed[0], block_size, root) if self.exact else []
             self._keys[block_size] = known
+        return known
+
+    def _keys_ahead(self, block_size: int, lookahead: int) -> list[int]:
+        kind = -1 - (block_size << 16 | lookahead)
+        known = self._keys.get(kind)
+        if known is None:
+            root = root_key(self.model, self.lora, self.salt, block_size)
+            known = extend_keys_ahead(root, self.packed[0], block_size, lookahead) if self.exact else []
+            self._keys[kind] = known
         return known
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.blocks import block_keys, root_key
+from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
 from events.messages import BlockRemoved, BlockStored
 from events.pool import low64
@@ -44,7 +44,8 @@ def finder(group: Group, held: set[int], bound: int, step: int) -> int:
 
 def searched(groups: Sequence[Group], held: dict[int, set[int]], bound: int) -> int:
     step = lcm(*(group.units for group in groups))
-    length, full = bound, {}
+    length = bound
+    full: dict[int, int] = {}
     while True:
         found = length
         for group in groups:
@@ -291,9 +292,8 @@ def test_numbers_are_encoded_in_the_fewest_bytes(value: int) -> None:
 def test_other_block_sizes_than_the_first_events_said_make_the_keys_outgrown() -> None:
     resolver = Resolver(MODEL)
     resolver.apply([stored([2], TOKENS[:4], 0, "full_attention", size=4)])
-    assert resolver.inexact is None
     resolver.apply([stored([1], TOKENS[:2], 1, "sliding_window", 4)])
-    assert resolver.outgrown is not None and resolver.inexact == resolver.outgrown
+    assert str(resolver.inexact) == "its groups have turned out to have other block sizes than its first events said"
     resolver.reset()
     resolver.apply([stored([2], TOKENS[:4], 0, "full_attention", size=4)])
     assert (resolver.keys(), resolver.inexact) == ({KEYS[1]}, None)
@@ -306,3 +306,60 @@ def test_another_process_may_have_other_groups() -> None:
     resolver.reset()
     changes = resolver.apply([stored([1], TOKENS[:2], 0, "full_attention")])
     assert changes[0] == Grouped(None) and resolver.matched(KEYS) == 1
+
+
+# ---- hashes that look ahead
+
+
+def ahead_of(tokens: Sequence[int], first: int, end: int, lookahead: int) -> list[list[int]]:
+    return [list(tokens[2 * block + 2 : 2 * block + 2 + lookahead]) for block in range(first, end)]
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_keys_cover_the_tokens_that_the_hashes_look_ahead_to(lookahead: int) -> None:
+    resolver, root = Resolver(MODEL), root_key(MODEL, block_size=2)
+    keys = block_keys_ahead(TOKENS, lookahead)
+    first, rest = stored([1, 2], TOKENS[:4], 0, "full_attention"), stored([3, 4], TOKENS[4:8], 0, None, parent=2)
+    first.lookahead_token_ids = ahead_of(TOKENS, 0, 2, lookahead)
+    rest.lookahead_token_ids = ahead_of(TOKENS, 2, 4, lookahead)
+    changes = resolver.apply([first, rest])
+    assert changes[0] == Grouped(Layout(2, (Group(0, FULL, 1),), lookahead=lookahead))
+    assert (resolver.keys(), resolver.matched(keys), resolver.inexact) == (set(keys[:4]), 4, None)
+    fork = [*TOKENS[:4], 99, *TOKENS[5:]]
+    whole = (4 - lookahead) // 2  # blocks that end so many tokens before the fork
+    assert resolver.matched(block_keys_ahead(fork, lookahead)) == whole
+    assert not resolver.keys() & set(block_keys(TOKENS, 2, root))
+
+
+def block_keys_ahead(tokens: Sequence[int], lookahead: int) -> list[int]:
+    keys = extend_keys_ahead(root_key(MODEL, block_size=2), pack_tokens(tokens), 2, lookahead)
+    assert len(keys) == (len(tokens) - lookahead) // 2
+    return keys
+
+
+def test_groups_of_larger_blocks_look_ahead_too() -> None:
+    resolver, keys = Resolver(MODEL), block_keys_ahead(TOKENS, 1)
+    full, state = stored([1, 2, 3, 4], TOKENS[:8], 0, "full_attention"), stored([2, 4], TOKENS[:8], 1, "mamba", size=4)
+    full.lookahead_token_ids = ahead_of(TOKENS, 0, 4, 1)
+    state.lookahead_token_ids = [[TOKENS[4]], [TOKENS[8]]]
+    resolver.apply([full, state])
+    assert (resolver.pools["GPU", 1].held, resolver.inexact) == ({keys[1], keys[3]}, None)
+
+
+def test_events_that_lack_their_lookahead_name_nothing() -> None:
+    resolver = Resolver(MODEL)
+    event = stored([1, 2], TOKENS[:4], 0, "full_attention")
+    event.lookahead_token_ids = [[4], []]
+    resolver.apply([event])
+    assert (resolver.keys(), resolver.stats.unpaired_blocks) == (set(), 2)
+
+
+@pytest.mark.parametrize("ahead", [None, 1])
+def test_hits_of_an_engine_that_speculates_are_called_exact_if_its_hashes_look_ahead(ahead: int | None) -> None:
+    resolver = Resolver(MODEL)
+    resolver.speculates = True
+    event = stored([1, 2], TOKENS[:4], 0, "full_attention")
+    event.lookahead_token_ids = None if ahead is None else ahead_of(TOKENS, 0, 2, ahead)
+    resolver.apply([event])
+    reason = "it speculates, and its hashes do not look ahead: with EAGLE or MTP a hit is a block shorter"
+    assert resolver.inexact == (reason if ahead is None else None)

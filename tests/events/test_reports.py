@@ -22,7 +22,7 @@ HASHES = list(range(101, 121))
 def stored(first: int, end: int) -> BlockStored:
     """Some blocks of the one text."""
     parent = HASHES[first - 1] if first else None
-    return BlockStored(HASHES[first:end], parent, TOKENS[first * SIZE : end * SIZE], SIZE, None, "GPU", None)
+    return BlockStored([*HASHES[first:end]], parent, TOKENS[first * SIZE : end * SIZE], SIZE, None, "GPU", None)
 
 
 def removed(*blocks: int) -> BlockRemoved:
@@ -75,7 +75,7 @@ def test_block_that_only_a_report_kept_goes_with_the_first_that_tells() -> None:
 
 
 def test_more_copies_than_the_pool_has_room_for_are_reports() -> None:
-    resolver = held(*([stored(0, 3)] for _ in range(5)), gpu_blocks=10)
+    resolver = held(*[[stored(0, 3)]] * 5, gpu_blocks=10)
     resolver.apply([removed(2)])
     assert resolver.keys() == set(KEYS[:2])
 

@@ -17,7 +17,7 @@ from events.actions import Apply, Reset
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
 from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
 from events.native_stream import NativeStream
-from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver
+from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver, Stored
 from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
 from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD
@@ -235,7 +235,7 @@ def keys_after(changes: list[Change]) -> dict[str, set[int]]:
             held.clear()
         elif isinstance(change, Removed):
             held[change.medium] -= set(change.keys)
-        else:
+        elif isinstance(change, Stored):
             held.setdefault(change.medium, set()).update(change.keys)
     return {medium: keys for medium, keys in held.items() if keys}
 

@@ -3,13 +3,17 @@
 import json
 import random
 from collections.abc import Callable, Mapping
+from os import environ
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from tests.live import traffic
+from tests.live.engine import VARIABLE
 from tests.live.traffic import Asked
+
+EAGLE = {"method": "eagle", "model": "MODEL", "num_speculative_tokens": 2}
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -26,9 +30,11 @@ class Row(Struct, frozen=True, kw_only=True):
     router: tuple[str, ...] = ()  # more options of the router
 
     def options_with(self, folder: Path) -> tuple[str, ...]:
-        """The engine's options, with adapters made in the folder."""
+        """The engine's options, with the model's path for MODEL, and with adapters made in the folder."""
+        model = str(Path(environ[VARIABLE]) / "model")
+        options = tuple(option.replace("MODEL", model) for option in self.options)
         if not self.adapters:
-            return self.options
+            return options
         named = []
         for name in ("a1", "a2"):
             made = folder / name
@@ -42,7 +48,7 @@ class Row(Struct, frozen=True, kw_only=True):
             }
             (made / "adapter_config.json").write_text(json.dumps(config))
             named.append(f"{name}={made}")
-        return (*self.options, "--enable-lora", "--lora-modules", *named)
+        return (*options, "--enable-lora", "--lora-modules", *named)
 
     @property
     def engine(self) -> tuple[object, ...]:
@@ -83,6 +89,13 @@ ROWS: dict[str, Row] = {
     "full + mamba": Row(environment={"FAKE_KV": "mamba"}),
     "mamba of 64": Row(environment={"FAKE_KV": "mamba sizes"}),
     "full, window, mamba": Row(environment={"FAKE_KV": "all"}),
+    "EAGLE": Row(options=("--speculative-config", json.dumps(EAGLE))),
+    "EAGLE, no look-ahead": Row(
+        options=("--speculative-config", json.dumps({**EAGLE, "disable_lookahead_block_hashes": True}))
+    ),
+    "EAGLE, full + sliding": Row(
+        environment={"FAKE_KV": "hybrid"}, options=("--speculative-config", json.dumps(EAGLE))
+    ),
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),

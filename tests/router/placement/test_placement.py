@@ -23,7 +23,7 @@ class Prompt(Struct):
     approximate_block_tokens: float = 64.0
     first: int = 1
 
-    def keys(self, block_size: int, /) -> list[int]:
+    def keys(self, block_size: int, lookahead: int = 0, /) -> list[int]:  # noqa: ARG002
         return list(range(self.first, self.first + self.tokens // (block_size or 64)))
 
 
