@@ -167,6 +167,12 @@ class Decoder:
         self.unknown_fields: Counter[str] = Counter()
         self.rejected_events = 0
 
+    def unknown(self, most: int) -> dict[str, int]:
+        """The event types and fields that are not read, the most frequent ones, as often as they came."""
+        if not self.unknown_types and not self.unknown_fields:
+            return {}
+        return dict((self.unknown_types + self.unknown_fields).most_common(most))
+
     def restart(self) -> None:
         """Another publisher: it may send another format."""
         self._strict = self._preferred

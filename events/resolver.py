@@ -40,6 +40,7 @@ from events.reports import Reports
 from events.slices import StoredPiece
 from events.vllm_hashes import HashChain
 
+REMOTE = "REMOTE"  # the locality of blocks in a place that replicas share
 MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
 TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
 MOST_POOLS = 64
@@ -103,6 +104,7 @@ class ResolverStats(Struct):
     removed_unknown: int = 0
     unknown_events: int = 0
     rejected_events: int = 0
+    remote_blocks: int = 0  # stored or removed in a place that is not the replica's own
     refused_blocks: int = 0  # beyond what the replica can hold
 
 
@@ -276,6 +278,9 @@ class Resolver:
 
     def _store(self, event: BlockStored, changes: list[Change]) -> None:
         hashes = event.block_hashes
+        if event.locality == REMOTE:
+            self.stats.remote_blocks += len(hashes)
+            return
         if not hashes:
             if self.groups.sparse and event.token_ids and not self.native:  # later blocks follow these
                 self._hashed(event, self._pool(event.medium, event.group_idx))
@@ -285,7 +290,7 @@ class Resolver:
             self.stats.refused_blocks += len(hashes)
             return
         self.stats.stored_blocks += len(hashes)
-        if not self.native and self._is_report(event, pool, changes):
+        if not self.native and pool.medium == "GPU" and self._is_report(event, pool, changes):
             return
         trusted = self.native and RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL
         if trusted and self._are_keys(event):
@@ -311,6 +316,13 @@ class Resolver:
         elif not event.token_ids:
             self._store_without_tokens(event, pool, changes)
             return None
+        elif pool.medium != "GPU" and None not in (known := [self._key(block_hash) for block_hash in hashes]):
+            parent = event.parent_block_hash  # vLLM leaves salts and images out of the events of lower media
+            above = self._root(event) if parent is None else self._key(parent)
+            keys = [key for key in known if key is not None]
+            if isinstance(event, StoredPiece):
+                event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
+            return above or 0, keys
         elif self.groups.sparse:
             self._store_hashed(event, pool, changes)
             return None
@@ -545,6 +557,9 @@ class Resolver:
     # ---- removals
 
     def _remove(self, event: BlockRemoved, changes: list[Change]) -> None:
+        if event.locality == REMOTE:
+            self.stats.remote_blocks += len(event.block_hashes)
+            return
         self.stats.removed_blocks += len(event.block_hashes)
         pool = self.pools.get(pool_name(event.medium, event.group_idx))
         if pool is None:

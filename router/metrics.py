@@ -103,6 +103,7 @@ REFUSED = "refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = "approximate_prompts", "Prompts routed by their bytes, not their tokens."
 DECISION = "decision_seconds", "CPU time of choosing a replica."
 BLOCKS = "index_blocks", "Blocks in the index."
+UNKNOWN = "event_unknown_parts", "Event types and fields that are not read, by name."
 REQUESTS = "requests", "Requests by the status of their answer."
 FIRST_TOKEN = "time_to_first_token_seconds", "From a request's arrival to its first byte."
 WHOLE = "request_seconds", "From a request's arrival to the end of its answer."
@@ -136,6 +137,13 @@ def text_of(router: Router) -> Iterator[str]:
         )
     states = [(labels, router.feeds.state(member.name)) for labels, member in named]
     yield from _rows(FEED_GAUGES, FEED_COUNTERS, [(labels, state) for labels, state in states if state is not None])
+    yield _head(*UNKNOWN, "counter")
+    for member, (_, state) in zip(members, states, strict=True):
+        unknown = {} if state is None else state.unknown
+        yield "".join(
+            _line("event_unknown_parts_total", _labels(replica=member.name, name=each), unknown[each])
+            for each in unknown
+        )
     tallies = [
         (_labels(model=model, replica=member.name), tally)
         for member in members

@@ -45,6 +45,7 @@ class FeedState(Struct, frozen=True):
     digest_mismatches: int = 0
     overclaim: str | None = None  # it has claimed more blocks than it can hold
     repairs: int = 0  # requests for missing or doubted state
+    unknown: dict[str, int] = {}  # event types and fields that are not read, as often as they came
 
 
 class Served(Struct, frozen=True):

@@ -113,6 +113,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
     return RoutingFigures(
         **told,
         overclaim=None if known.events is None else known.events.overclaim,
+        unknown={} if known.events is None else known.events.unknown,
         has_events=known.events is not None,
         lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
         refused=change.added(f"{ROUTER}requests_total", replica=name, status="429"),

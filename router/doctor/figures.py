@@ -40,6 +40,7 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     state: str = "exact"
     inexact: str | None = None
     overclaim: str | None = None  # why its events claim more blocks than it can hold
+    unknown: dict[str, int] = {}  # parts of its events that are not read
     trust: float = 1.0  # current weight of its cached tokens
     has_events: bool = True
     lag_batches: int = 0  # the lowest reading

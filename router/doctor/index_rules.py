@@ -10,6 +10,7 @@ GAPS = 2  # one may be a hiccup of the network, and was repaired
 TRUSTED = 1.0  # less means repeated wrong claims, not an eviction in flight
 WRONG = 0.05  # share of predictions; evictions in flight cause one or two per cent
 PREDICTIONS = 20
+SHOWN = 5  # names
 APPROXIMATE = 0.01  # share of prompts: some have parts without tokens (images)
 MISMATCH = "the tokenizer here is not that of"
 
@@ -105,6 +106,19 @@ def event_losses(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
             "repairs": routed.repairs,
             "digest_mismatches": routed.digest_mismatches,
         },
+    )
+
+
+def unknown_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
+    routed = replica.routed
+    if routed is None or not _routed(replica) or not routed.unknown:
+        return None
+    names = sorted(routed.unknown)
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return Diagnosis(
+        f"its events have parts that the router does not read: {shown}",
+        "look whether a newer version of the router reads them: they may change what its cache holds",
+        {"unknown": shown, "times": sum(routed.unknown.values())},
     )
 
 

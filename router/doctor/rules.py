@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     ReplicaRule("index-inexact", index_rules.index_inexact),
     ReplicaRule("event-lag", index_rules.event_lag),
     ReplicaRule("event-losses", index_rules.event_losses),
+    ReplicaRule("unknown-events", index_rules.unknown_events),
     RouterRule("approximate-prompts", index_rules.approximate_prompts),
     ReplicaRule("wrong-predictions", index_rules.wrong_predictions),
 )

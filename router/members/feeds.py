@@ -21,6 +21,7 @@ from router.placement.index import PrefixIndex
 from router.responses import FeedState
 
 MOST_SIZES = 16  # block sizes of one replica
+MOST_UNKNOWN = 16  # names of event types and fields that are told of one replica
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 RESYNC = "the replica's reported cached tokens differ from its events"
 REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
@@ -296,6 +297,7 @@ class ReplicaFeed:
             digest_mismatches=stream.stats.digest_mismatches,
             overclaim=self.view.resolver.overclaim,
             repairs=stream.stats.repairs,
+            unknown=self.view.decoder.unknown(MOST_UNKNOWN),
         )
 
     def traffic(self) -> Traffic:

@@ -228,3 +228,13 @@ def test_tokens_skimmed_over_that_are_none_are_refused_on_demand(tokens: bytes) 
     assert isinstance(skimmed, BlockStored)
     with pytest.raises(ValueError, match="token_ids"):
         decode_tokens(skimmed)
+
+
+def test_what_is_not_read_is_named_the_most_frequent_first() -> None:
+    decoder = Decoder()
+    strange = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "remaining_copy_counts": [0]}
+    for events in ([strange], [strange, {"type": "BlockInactive", "block_hashes": [2]}]):
+        decoder.decode(msgspec.msgpack.encode([0.0, events, 0]))
+    assert decoder.unknown(8) == {"BlockRemoved.remaining_copy_counts": 2, "BlockInactive": 1}
+    assert decoder.unknown(1) == {"BlockRemoved.remaining_copy_counts": 2}
+    assert Decoder().unknown(8) == {}

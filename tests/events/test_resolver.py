@@ -312,6 +312,42 @@ def test_image_id_nested_too_deeply_to_print_is_survived() -> None:
     resolved(stored([1], TOKENS[:2], mm_keys=[[{"hash": deep, "start_offset": 1}]]))
 
 
+# ---- lower media
+
+
+def test_blocks_in_a_place_that_replicas_share_are_not_the_replicas_own() -> None:
+    resolver = resolved(stored([1], TOKENS[:2]), stored([1], TOKENS[:2], medium="STORAGE", locality="REMOTE"))
+    assert (resolver.keys("STORAGE"), resolver.stats.remote_blocks) == (set(), 1)
+    resolver.apply([stored([1], [], medium="STORAGE", locality="LOCAL", block_size=0)])
+    assert resolver.keys("STORAGE") == {KEYS[0]}
+    resolver.apply([BlockRemoved([1], "STORAGE", None, "REMOTE")])
+    assert resolver.keys("STORAGE") == {KEYS[0]}
+    resolver.apply([BlockRemoved([1], "STORAGE", None, "LOCAL")])
+    assert resolver.keys("STORAGE") == set()
+
+
+def test_two_tiers_of_one_medium_are_two_copies() -> None:
+    tiers = [stored([1], TOKENS[:2], medium="CPU", ownership=owner) for owner in ("a", "b")]
+    resolver = resolved(*tiers, BlockRemoved([1], "CPU", None, "LOCAL", "a"))
+    assert resolver.keys("CPU") == {KEYS[0]}
+    resolver.apply([BlockRemoved([1], "CPU", None, "LOCAL", "b")])
+    assert resolver.keys("CPU") == set()
+
+
+def test_blocks_of_a_lower_medium_have_the_keys_of_the_same_hashes_in_gpu_memory() -> None:
+    """Its events leave out the salt, so their tokens alone would name other blocks."""
+    gpu = stored([1, 2], TOKENS[:4], extra_keys=[["salt"], None])
+    resolver = resolved(gpu, stored([1, 2], TOKENS[:4], medium="CPU"), stored([3], TOKENS[4:], parent=2, medium="CPU"))
+    salted = block_keys(TOKENS, SIZE, root_key(MODEL, None, "salt", SIZE))
+    assert resolver.keys("CPU") == set(salted)
+
+
+def test_chunks_announced_again_in_a_lower_medium_are_copies_and_no_reports() -> None:
+    chunks = [stored([1], TOKENS[:2], medium="CPU"), stored([2], TOKENS[2:4], parent=1, medium="CPU")]
+    resolver = resolved(*chunks, *chunks, removed(1, medium="CPU"))
+    assert resolver.keys("CPU") == set(KEYS[:2])
+
+
 # ---- native
 
 

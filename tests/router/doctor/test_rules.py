@@ -168,6 +168,7 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         [worse(lost_batches=1.0), worse(gaps=2.0, repairs=2.0), worse(digest_mismatches=1.0)],
         [worse(gaps=1.0, repairs=1.0)],
     ),
+    "unknown-events": ([worse(unknown={"BlockInactive": 3, "BlockStored.origin": 9})], [worse(unknown={})]),
     "approximate-prompts": (
         [
             routed_worse(approximate={"the tokenizer here is not that of r0: token 3 is 5 there and 4 here": 3.0}),
