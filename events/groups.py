@@ -38,6 +38,21 @@ MOST_BLOCK = 2**20  # tokens
 MasksOf: TypeAlias = Callable[[int, Sequence[int]], list[int]]
 
 
+# What an event says about its group: medium, number, kind, window, block size, and nothing about tokens ahead.
+Said: TypeAlias = tuple[str | None, int | None, str | None, int | None, int, bool]
+
+
+def said_of(event: BlockStored) -> Said:
+    return (
+        event.medium,
+        event.group_idx,
+        event.kv_cache_spec_kind,
+        event.kv_cache_spec_sliding_window,
+        event.block_size,
+        event.lookahead_token_ids is None,
+    )
+
+
 class Group(NamedTuple):
     """One group, as far as it matters for a hit."""
 
@@ -90,7 +105,7 @@ class Groups:
         self.doubt: str | None = None
         self.sparse = False  # no group names all blocks
         self._specs: dict[int, Spec] = {}
-        self._known: set[tuple[int | None, str | None, int | None, int, int]] = set()
+        self.known: set[Said] = set()  # what needs no second look
         self._lookahead = 0
         self._unit = 0  # divides every size that was ever seen; 0: none was
         self._too_many: str | None = None
@@ -105,30 +120,33 @@ class Groups:
 
     def learn(self, event: BlockStored) -> bool:
         """Note the event's group; return True if the layout is another one now."""
-        ahead = lookahead_of(event) if event.lookahead_token_ids else self._lookahead
-        said = (event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.block_size, ahead)
-        return said not in self._known and event.medium in (None, "GPU") and self._learn(*said)
+        said = said_of(event)
+        if said in self.known:
+            return False
+        if len(self.known) < MOST_KNOWN:
+            self.known.add(said)
+        return event.medium in (None, "GPU") and self._learn(event)
 
     def forget(self) -> None:
         """Another process may have other groups. The unit stays: any that divides all sizes will do."""
         self._specs.clear()
-        self._known.clear()
+        self.known.clear()
         self._lookahead = 0
         self.doubt = self._too_many = None
         self.sparse = False
 
-    def _learn(self, group: int | None, kind: str | None, window: int | None, size: int, ahead: int) -> bool:
+    def _learn(self, event: BlockStored) -> bool:
+        size, kind, window = event.block_size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
         if not 1 <= size <= MOST_BLOCK:  # a tier that names blocks by hash alone does not say
             return False
-        number, before = group or 0, self.layout
+        number, before = event.group_idx or 0, self.layout
         old = self._specs.get(number)
         sizes = (old.sizes if old is not None else frozenset()) | {size}
         if (old is None and len(self._specs) >= MOST_GROUPS) or len(sizes) > MOST_SIZES:
             self.doubt = self._too_many = f"it has more than {MOST_GROUPS} groups, or one of {MOST_SIZES} block sizes"
             return False
-        if len(self._known) < MOST_KNOWN:
-            self._known.add((group, kind, window, size, ahead))
-        self._lookahead = min(ahead, MOST_LOOKAHEAD)
+        if event.block_hashes:
+            self._lookahead = min(lookahead_of(event), MOST_LOOKAHEAD)
         if old is not None and kind is None:
             kind, window = old.kind, old.window
         self._specs[number] = Spec(kind, window, sizes)

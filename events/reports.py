@@ -21,13 +21,10 @@ class Reports:
     def __init__(self) -> None:
         self.seen = False
         self.copies = 0  # counted although they may be reports
-        self._latest: tuple[Pool, Hash] | None = None  # the last event that looked like one, within this batch
+        self.latest: tuple[Pool, Hash] | None = None  # the last event that looked like one, within this batch
 
     def forget(self) -> None:
-        self.seen, self.copies, self._latest = False, 0, None
-
-    def batch_ended(self) -> None:
-        self._latest = None
+        self.seen, self.copies, self.latest = False, 0, None
 
     def like(self, event: BlockStored, pool: Pool) -> bool:
         """Return True if the event looks like a report."""
@@ -40,13 +37,13 @@ class Reports:
         if isinstance(event, StoredPiece):
             event.whole.reported = alike
         elif alike:
-            self._latest = pool, event.block_hashes[-1]
+            self.latest = pool, event.block_hashes[-1]
         return alike
 
     def proves(self, event: BlockStored, pool: Pool) -> bool:
         """Return True if this event says that the one before in its group was a report."""
-        if self._latest is None or self._latest[0] is not pool:
+        if self.latest is None or self.latest[0] is not pool:
             return False
-        follows = event.parent_block_hash == self._latest[1]
-        self._latest = None
+        follows = event.parent_block_hash == self.latest[1]
+        self.latest = None
         return follows

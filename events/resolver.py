@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from events.doubtful import Doubtful
 from events.extras import chain_keys, chain_root, unit_keys
-from events.groups import FULL, RULES, Groups, Layout, hits
+from events.groups import FULL, RULES, Groups, Layout, hits, said_of
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -212,11 +212,15 @@ class Resolver:
         self._excess("GPU", 0)
 
     def apply(self, events: Iterable[Event]) -> list[Change]:
-        events = list(events)
+        if not isinstance(events, list):
+            events = list(events)
         changes: list[Change] = []
-        self._learn(events, changes)
+        known, looked = self.groups.known, False
         for event in events:
             if isinstance(event, BlockStored):
+                if said_of(event) not in known:
+                    self._learn([event] if looked else events, changes)
+                    looked = True
                 self._store(event, changes)
                 if self._has_lost:
                     self._look_for_turnover()
@@ -230,7 +234,7 @@ class Resolver:
                 self.lost = f"an event could not be read: {event.reason}"
             elif isinstance(event, UnknownEvent):
                 self.stats.unknown_events += 1
-        self.reports.batch_ended()
+        self.reports.latest = None  # what follows in another batch may have been computed in between
         return changes
 
     def resident_blocks(self) -> int:
@@ -290,7 +294,12 @@ class Resolver:
             self.stats.refused_blocks += len(hashes)
             return
         self.stats.stored_blocks += len(hashes)
-        if not self.native and pool.medium == "GPU" and self._is_report(event, pool, changes):
+        if (
+            (hashes[0] in pool.named or self.reports.latest is not None)
+            and not self.native
+            and pool.medium == "GPU"
+            and self._is_report(event, pool, changes)
+        ):
             return
         trusted = self.native and RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL
         if trusted and self._are_keys(event):
@@ -340,7 +349,8 @@ class Resolver:
             elif (parent_key := pool.named.get(parent)) is None and (parent_key := self._key(parent)) is None:
                 self._wait(parent, event.whole.event if isinstance(event, StoredPiece) else event)
             if parent_key is not None:
-                if (keys := self._chain(event, parent_key)) is not None:
+                keys = chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
+                if keys is not None:
                     if isinstance(event, StoredPiece):
                         event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
                     return parent_key, keys
@@ -513,7 +523,7 @@ class Resolver:
                 else:
                     pool.copies.pop(block_hash, None)
             spent, pool.spent, pool.doubted = pool.spent, set(), {}
-            self._drop(pool, spent, changes)
+            self._drop(pool, spent & pool.named.keys(), changes)
 
     def _dropped(self) -> str | None:
         """Without hashes that look ahead, vLLM computes the last block of a hit again for EAGLE and MTP."""
@@ -582,7 +592,16 @@ class Resolver:
                 if pool.doubted:
                     self._spend(pool, block_hash)
             elif block_hash in pool:
-                keys += self._forget(pool, block_hash)
+                key = pool.key(block_hash)
+                pool.named.pop(block_hash, None)
+                if pool.spent:
+                    pool.spent.discard(block_hash)
+                if self.native:
+                    pool.xor ^= low64(block_hash)
+                if key is None:
+                    self._orphans.gone += 1
+                elif pool.drop(key):
+                    keys.append(key)
             else:
                 self.stats.removed_unknown += 1
                 self._gone((block_hash,))
@@ -590,17 +609,6 @@ class Resolver:
                     self.lost = "a block was removed twice whose second store was taken for a report of the first"
         if keys:
             changes.append(Removed(pool.medium, keys, pool.group))
-
-    def _forget(self, pool: Pool, block_hash: Hash) -> list[int]:
-        """Remove the last copy of a resident hash; return its key if no other hash has it."""
-        key = pool.key(block_hash)
-        pool.named.pop(block_hash, None)
-        pool.spent.discard(block_hash)
-        if self.native:
-            pool.xor ^= low64(block_hash)
-        if key is None:
-            self._orphans.gone += 1
-        return [key] if key is not None and pool.drop(key) else []
 
     def _spend(self, pool: Pool, block_hash: Hash) -> None:
         """A copy is gone: if those left may all be reports, what keeps the block resident is in doubt, too."""

@@ -130,7 +130,7 @@ class PrefixIndex:
 
     def _add(self, slot: int, keys: Collection[int], medium: str, group: int = 0) -> None:
         blocks = self._blocks[slot]
-        holders = self._holders(medium, group)
+        holders = self._groups.get((medium, group)) if group else self._media.get(medium)
         if holders is None:
             holders = Holders()
             if group:
@@ -140,7 +140,7 @@ class PrefixIndex:
         blocks[medium] = blocks.get(medium, 0) + holders.add(slot, keys)
 
     def _discard(self, slot: int, keys: Iterable[int], medium: str, group: int = 0) -> None:
-        holders = self._holders(medium, group)
+        holders = self._groups.get((medium, group)) if group else self._media.get(medium)
         if holders is None:
             return
         blocks = self._blocks[slot]

@@ -5,7 +5,10 @@ import random
 from collections.abc import Callable
 
 from events.blocks import block_keys, pack_tokens, root_key
+from events.groups import Group, Layout
+from events.messages import BlockStored
 from events.native import Load
+from events.resolver import Stored
 from router.placement.ages import CacheAges
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
@@ -18,6 +21,14 @@ BLOCK = 16
 PROMPT = 4096
 ROOT = root_key("m", None, None, BLOCK)
 DECISIONS = 2000
+LAYOUTS = {
+    "full attention and a window": Layout(BLOCK, (Group(0, "full", 1), Group(1, "window", 1, 8))),
+    "full attention, two windows and mamba": Layout(
+        BLOCK,
+        (Group(0, "full", 1), Group(1, "window", 1, 8), Group(2, "window", 1, 64), Group(3, "state", 1)),
+    ),
+}
+NO_EVENT = BlockStored([], None, [], BLOCK, None, "GPU", None)
 KINDS = ("busy", "crowded", "busy, two media", "idle and cold", "two kinds of GPU")
 
 
@@ -37,6 +48,9 @@ def run(rounds: int) -> None:
     print()
     heading("from packed ids of 4,096 tokens to a decision over 64 replicas, CPU per decision")
     row("keys, match and choice; each replica has a part", cpu_us(deciding, DECISIONS // 4, rounds), "us", "<= 100 us")
+    for name, layout in LAYOUTS.items():
+        figures = cpu_us(functools.partial(deciding, layout), DECISIONS // 4, rounds)
+        row(f"the same, {name}", figures, "us")
     print()
     heading("updating a replica's load, CPU per event")
     row("one request: sent, begun, ended", cpu_us(requests, 10_000, rounds), "us")
@@ -91,7 +105,7 @@ def explaining() -> Callable[[], object]:
     return lambda: [decision.explain() for _ in range(100)]
 
 
-def deciding() -> Callable[[], object]:
+def deciding(layout: Layout | None = None) -> Callable[[], object]:
     """Every replica holds the first of the prompt's blocks, and each another share of the rest."""
     candidates, _ = replicas_of("busy", 64)
     chance, rng, index = random.Random(3), random.Random(2), PrefixIndex()
@@ -99,12 +113,17 @@ def deciding() -> Callable[[], object]:
     keys = block_keys(packed, BLOCK, ROOT)
     for candidate in candidates:
         candidate.slot = index.add()
-        index.store(candidate.slot, keys[: 16 + chance.randrange(len(keys) - 16)])
+        held = keys[: 16 + chance.randrange(len(keys) - 16)]
+        index.store(candidate.slot, held)
+        if layout is not None:
+            index.arrange(candidate.slot, layout)
+            for group in layout.groups[1:]:
+                index.apply(candidate.slot, Stored("GPU", held, held, 0, NO_EVENT, group.group))
     everyone = sum(1 << candidate.slot for candidate in candidates)
 
     def work() -> None:
         for _ in range(DECISIONS // 4):
-            matches = index.match(block_keys(packed, BLOCK, ROOT), everyone)
+            matches = index.match(block_keys(packed, BLOCK, ROOT), everyone, (PROMPT - 1) // BLOCK)
             matched = {slot: blocks * BLOCK for slot, blocks in matches.gpu.items()}
             choose("cost", Question(PROMPT, matched, matched), candidates, rng)
 
