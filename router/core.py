@@ -16,7 +16,7 @@ from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.members.budget import Budget
 from router.members.feeds import Feeds
-from router.members.members import Member, Members, ServedModel
+from router.members.members import Member, Members, ServedModel, Server
 from router.members.tally import DECISION_S, Histogram
 from router.members.upstream import Broken
 from router.placement.cost import NONE_TRIED, Candidate
@@ -135,6 +135,15 @@ class Router:
         ring = model.ring if self.config.policy == "session" else None
         return self.placement.decide(question, model.candidates, ring), matches
 
+    def doubt(self, member: Member) -> str | None:
+        """Why the index may differ from the member's cache now; None: it is exact."""
+        known = self.feeds.known(member.name)
+        if known is None:
+            return member.why_no_events or "its events are not followed"
+        if member.overclaims:
+            return "its events claim more blocks than it can hold"
+        return known[1]
+
     def trust(self, member: Member, trust: float) -> None:
         """Count the member's claims by this factor from now on."""
         if trust != member.trust:
@@ -184,7 +193,7 @@ class Router:
         self.placement.ended(attempt.placed, now_s)
         if fault is not None:
             log.log(logging.DEBUG if silent else logging.WARNING, "%s: %s", member.name, fault)  # upkeep warns of it
-            member.faults += 1
+            member.server.faults += 1
             if refused or not silent:
                 member.health.fault(fault, now_s, refused=refused, silent=silent)
         if self.waiting and attempt.begun_s:  # else two failing ones could call each other forever
@@ -198,8 +207,8 @@ class Router:
         """Record a refusal: the replica may look idle, but should not get the next request."""
         attempt.member.health.refusal(self.now_s())
 
-    def move_unheard(self, to: Mapping[Member, Sequence[Member]]) -> None:
-        """Move unanswered requests of the replicas in `to` to those listed for each, where possible.
+    def move_unheard(self, to: Mapping[Server, Sequence[Member]]) -> None:
+        """Move unanswered requests of the servers in `to` to the replicas listed for each, where possible.
 
         The replicas are suspected, or heard again but not on every connection: on the others, TCP may take a while to
         retransmit. Requests that cannot move wait.
@@ -207,30 +216,30 @@ class Router:
         hopeless: set[tuple[Member, str | None, bool]] = set()
         for attempt in list(self._attempts):
             member, owner = attempt.member, attempt.owner
-            others = to.get(member)
+            others = to.get(member.server)
             kind = member, owner.model_name, owner.exchange.response_started
             if not others or kind in hopeless or not self._is_unheard(attempt):
                 continue
             if not owner.may_move(attempt, others):
                 hopeless.add(kind)
                 continue
-            why = member.suspicion or "its old connection stayed silent after it was heard again"
+            why = member.server.suspicion or "its old connection stayed silent after it was heard again"
             attempt.cancel()
             attempt.broke(Broken(why, silent=True))
 
-    def is_stuck(self, member: Member) -> bool:
-        """Return whether a request at the replica is silent, although the replica itself may be heard again."""
-        return any(attempt.member is member and self._is_unheard(attempt) for attempt in self._attempts)
+    def is_stuck(self, server: Server) -> bool:
+        """Return whether a request at the server is silent, although the server itself may be heard again."""
+        return any(attempt.member.server is server and self._is_unheard(attempt) for attempt in self._attempts)
 
     def _is_unheard(self, attempt: Attempt) -> bool:
-        member = attempt.member
+        server = attempt.member.server
         if attempt.spoken or attempt.is_paused:
             return False
-        if not member.suspicion:
-            sent_into_silence = attempt.placed.sent_s > member.silent_since_s
-            return attempt.touched_s < member.recovered_s and (attempt.goes_on or sent_into_silence)
+        if not server.suspicion:
+            sent_into_silence = attempt.placed.sent_s > server.silent_since_s
+            return attempt.touched_s < server.recovered_s and (attempt.goes_on or sent_into_silence)
         if attempt.goes_on:
-            return attempt.touched_s < member.silent_since_s + QUIET_S
+            return attempt.touched_s < server.silent_since_s + QUIET_S
         return attempt.touched_s < self.now_s() - QUIET_S
 
     def room(self) -> None:

@@ -59,7 +59,11 @@ MEMBER_COUNTERS: tuple[Metric[Member], ...] = (
     Metric("wrong_predictions", "Those that differed.", lambda m: m.accuracy.different),
     Metric("wrong_prediction_blocks", "By how many blocks, added up.", lambda m: m.accuracy.error_blocks),
     Metric("resyncs", "Times its cache was read again because predictions failed.", lambda m: m.resyncs),
-    Metric("faults", "Connections lost, time-outs, status 500 and above.", lambda m: m.faults),
+    Metric(
+        "faults",
+        "Connections lost, time-outs, status 500 and above; ranks of one URL share it.",
+        lambda m: m.server.faults,
+    ),
 )
 FEED_GAUGES: tuple[Metric[FeedState], ...] = (
     Metric("index_exact", "1 if the index holds exactly what the replica does.", lambda f: f.exact),

@@ -46,6 +46,7 @@ class FeedState(Struct, frozen=True):
     overclaim: str | None = None  # it has claimed more blocks than it can hold
     repairs: int = 0  # requests for missing or doubted state
     unknown: dict[str, int] = {}  # event types and fields that are not read, as often as they came
+    unreached: bool = False  # its event socket has never been connected, though there was time
 
 
 class Served(Struct, frozen=True):
@@ -78,6 +79,7 @@ class ReplicaStatus(Struct, frozen=True):
     events: FeedState | None = None
     heard_age_s: float | None = None
     served: Served = Served()
+    rank: int | None = None  # of several behind its URL
 
 
 class ReplicaList(Struct, frozen=True):
@@ -114,3 +116,7 @@ class Explanation(Struct, kw_only=True):
     chosen: str | None
     candidates: list[Candidate]
     hits: dict[str, list[tuple[int, int]]] = {}  # ranges of blocks by replica, both ends included
+    tokens_exact: bool = False  # the same as `exact`
+    index_exact: bool = False  # the chosen replica's cache is known completely
+    prediction_exact: bool = False  # its cached tokens follow from both, and from confirmed events alone
+    why_inexact: str | None = None  # why one of these is not

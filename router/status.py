@@ -21,9 +21,9 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
         available=candidate.unavailable is None,
         why=candidate.unavailable,
         state=state_of(member, feed),
-        inexact=None if feed is None else feed.reason,
+        inexact=inexact(member, feed),
         trust=round(member.trust, 3),
-        tokenizer=member.verified,
+        tokenizer=member.server.verified,
         isolation=isolation(router, member),
         block_size=member.block_size or None,
         max_model_len=spec.max_model_len,
@@ -47,6 +47,7 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
             prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
             matched_tokens=sum(tally.matched_tokens for tally in tallies),
         ),
+        rank=member.rank,
     )
 
 
@@ -55,6 +56,11 @@ def state_of(member: Member, feed: FeedState | None) -> str:
     if feed is None or member.block_size == APPROXIMATE:
         return "approximate"
     return "exact" if feed.exact else "partial" if feed.partial else "syncing"
+
+
+def inexact(member: Member, feed: FeedState | None) -> str | None:
+    """Why the index is not exact for the replica."""
+    return member.why_no_events or None if feed is None else feed.reason
 
 
 def isolation(router: Router, member: Member) -> str | None:

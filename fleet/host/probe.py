@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from events.native import Load
 from fleet.host.report import Place
-from router.members.facts import scraped_queue
+from router.members.facts import scraped_queues
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
 
@@ -53,7 +53,7 @@ class Probe:
             if self._place.engine == "warmroute":
                 return _of_ours(_decode(await self._get("/load")))
             await self._get("/health")
-            queue = scraped_queue(await self._get("/metrics"))
+            queue = scraped_queues(await self._get("/metrics")).get(None)
         except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         waiting, running = queue or (0, 0)

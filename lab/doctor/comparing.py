@@ -88,7 +88,7 @@ def _known(
     url = known.url.rstrip("/")
     grown = routed.index_blocks - (change.first.total(f"{ROUTER}index_blocks", replica=known.name, medium=GPU) or 0.0)
     index = (routed.index_blocks, grown) if known.events is not None else None
-    own = _own(first.replicas.get(url), last.replicas.get(url), index)
+    own = _own(first.replicas.get(url), last.replicas.get(url), index, known.rank)
     return ReplicaFigures(
         name=known.name,
         engine=known.engine,
@@ -114,7 +114,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
         **told,
         overclaim=None if known.events is None else known.events.overclaim,
         unknown={} if known.events is None else known.events.unknown,
-        has_events=known.events is not None,
+        has_events=known.events is not None and not known.events.unreached,
         lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
         refused=change.added(f"{ROUTER}requests_total", replica=name, status="429"),
         index_blocks=change.last.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0,
@@ -127,13 +127,17 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
 
 
 def _own(
-    first: OfReplica | str | None, last: OfReplica | str | None, index: tuple[float, float] | None
+    first: OfReplica | str | None,
+    last: OfReplica | str | None,
+    index: tuple[float, float] | None,
+    rank: int | None = None,
 ) -> EngineFigures | None:
     """`index`: how many of its blocks the router knows, and how many more than before."""
     if not isinstance(first, OfReplica) or not isinstance(last, OfReplica):
         return None
     sends_events = None if last.load is None else last.load.endpoints is not None
-    return engine_figures(first.metrics, last.metrics, index, sends_events)
+    before, now = (one.metrics if rank is None else one.metrics.of_rank(rank) for one in (first, last))
+    return engine_figures(before, now, index, sends_events)
 
 
 # ---- the router

@@ -210,7 +210,7 @@ def _counted(router: Router, member: Member) -> Counter[str]:
     feed, tallies, accuracy = router.feeds.state(member.name), member.tallies.values(), member.accuracy
     counted = Counter(
         resyncs=member.resyncs,
-        faults=member.faults,
+        faults=member.server.faults,
         predictions=accuracy.compared,
         wrong_predictions=accuracy.different,
         wrong_blocks=accuracy.error_blocks,

@@ -8,7 +8,7 @@ from router.doctor.engine_metrics import engine_figures, relevant_lines
 from router.doctor.figures import EngineFigures
 from router.doctor.samples import BadMetrics, Samples
 from router.members.fetch import fetch
-from router.members.members import Member
+from router.members.members import Member, Server
 from router.members.upstream import Broken
 
 MOST_REPLICAS = 32  # a larger fleet would take too long to poll
@@ -45,13 +45,16 @@ class ReplicaMetrics:
         if len(members) > MOST_REPLICAS:
             members = []
         self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
-        await asyncio.gather(*map(self._poll, members))
+        await asyncio.gather(*map(self._poll, {member.server: None for member in members}))
 
-    async def _poll(self, member: Member) -> None:
+    async def _poll(self, server: Server) -> None:
         try:
-            answer = await fetch(member.upstream, "/metrics", lines=member.key_line, timeout_s=TIMEOUT_S)
+            answer = await fetch(server.upstream, "/metrics", lines=server.key_line, timeout_s=TIMEOUT_S)
             samples = Samples(relevant_lines(answer.body) if answer.status == 200 else "")
         except (Broken, BadMetrics):
-            self._samples.pop(member, None)
+            for member in server.members:
+                self._samples.pop(member, None)
             return
-        self._samples.setdefault(member, deque(maxlen=KEPT)).append(samples)
+        for member in server.members:
+            own = samples if member.rank is None else samples.of_rank(member.rank)
+            self._samples.setdefault(member, deque(maxlen=KEPT)).append(own)

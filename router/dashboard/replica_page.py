@@ -102,7 +102,7 @@ def _counts(member: Member) -> dict[str, int]:
         "predictions": member.accuracy.compared,
         "wrong_predictions": member.accuracy.different,
         "resyncs": member.resyncs,
-        "faults": member.faults,
+        "faults": member.server.faults,
     }
 
 

@@ -16,7 +16,7 @@ from router.dashboard.sampling import Sampling, unserved_by
 from router.doctor.index_rules import LAG_BATCHES
 from router.members.members import Member
 from router.responses import FeedState
-from router.status import blocks_of, state_of
+from router.status import blocks_of, inexact, state_of
 
 MOST_ROWS = 100
 MOST_OFFSET = 1_000_000
@@ -133,7 +133,7 @@ class FleetView:
             status=status,
             why=candidate.unavailable,
             state=state,
-            inexact=None if feed is None else feed.reason,
+            inexact=inexact(member, feed),
             severity=_severity(member, status, state, feed, recent),
             in_flight=candidate.in_flight,
             running=candidate.running,
@@ -147,7 +147,7 @@ class FleetView:
             blocks=sum(blocks_of(router, member, feed).values()),
             accuracy=round(member.accuracy.recent, 5),
             lag_batches=None if feed is None else feed.lag_batches,
-            faults=member.faults,
+            faults=member.server.faults,
             breaker=member.health.breaker,
             overclaim=None if feed is None else feed.overclaim,
             trust=round(member.trust, 3),

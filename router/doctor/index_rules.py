@@ -30,11 +30,13 @@ def no_events(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         return None
     turn = {
         "warmroute": "start it with --events, and let the router reach its sockets (--events-host)",
-        "vllm": "start it with --kv-events-config, and tell the router: --replica url=URL,engine=vllm,events=tcp://HOST:PORT",
-        "sglang": "start it with --kv-events-config, and tell the router: events=tcp://HOST:PORT",
+        "vllm": "start it with --kv-events-config; before vLLM 0.33 also tell the router: "
+        "--replica url=URL,engine=vllm,events=tcp://HOST:PORT,replay=tcp://HOST:PORT",
+        "sglang": "start it with --kv-events-config, at an endpoint that the router can reach",
     }.get(replica.engine, "tell the router where its events are (events=tcp://HOST:PORT), if it sends any")
+    why = f": {routed.inexact}" if routed is not None and routed.inexact else ""
     return Diagnosis(
-        "the router follows no events of this replica, and estimates what it has cached"
+        f"the router follows no events of this replica, and estimates what it has cached{why}"
         if routed is not None
         else "it sends no events: a router can only estimate what it has cached",
         turn,

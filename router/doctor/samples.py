@@ -23,6 +23,13 @@ class Samples:
         except (ValueError, KeyError, IndexError) as error:  # all that the parser raises
             raise BadMetrics(f"its metrics cannot be parsed: {error}") from error
 
+    def of_rank(self, rank: int) -> "Samples":
+        """The samples of one data-parallel rank, and those that belong to none."""
+        kept, wanted = Samples(), str(rank)
+        for name, samples in self._samples.items():
+            kept._samples[name] = [one for one in samples if one.labels.get(_rank_label(one), wanted) == wanted]
+        return kept
+
     def total(self, *names: str, **labels: str) -> float | None:
         """The sum of the samples with these labels; None: there are none."""
         found = self._found(names, labels)
@@ -47,3 +54,7 @@ class Samples:
             if found:
                 return found
         return []
+
+
+def _rank_label(sample: Sample) -> str:
+    return "dp_rank" if sample.name.startswith("sglang:") else "engine"

@@ -21,10 +21,11 @@ from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
 from router.http.explaining import explained
-from router.members.members import no_replica
+from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
 from router.metrics import CONTENT_TYPE, metrics_text
 from router.proxy.exchange import too_large
+from router.responses import ReplicaStatus
 from router.sharing import shared
 from router.status import index_status, not_ready, replica_status
 from router.upkeep import Upkeep
@@ -96,36 +97,51 @@ class Endpoints:
         return json_response(replica_status(self._router, self._router.members.by_name[spec.name]), 201)
 
     async def remove_replica(self, request: Request) -> Response:
-        member = self._member(request)
+        server = self._server(request)
         try:
-            self._upkeep.remove(member.name)
+            self._upkeep.remove(server.name)
         except BadSpec as error:
             raise ApiError(409, str(error), code="named_by_discovery") from error
         return json_response(DONE)
 
     async def drain(self, request: Request) -> Response:
-        member = self._member(request)
-        member.health.drain()
-        return json_response(replica_status(self._router, member))
+        server = self._server(request)
+        server.health.drain()
+        return json_response(self._status_of(request, server))
 
     async def undrain(self, request: Request) -> Response:
-        member = self._member(request)
-        member.health.undrain()
-        return json_response(replica_status(self._router, member))
+        server = self._server(request)
+        server.health.undrain()
+        return json_response(self._status_of(request, server))
 
     async def resync(self, request: Request) -> Response:
         member = self._member(request)
         self._router.feeds.resync(member.name, "requested by an administrator")
         return json_response(replica_status(self._router, member))
 
-    def _member(self, request: Request) -> Any:
+    def _member(self, request: Request) -> Member:
         name = request.path_params["name"]
         member = self._router.members.by_name.get(name)
         if member is None:
-            known = _some(self._router.members.by_name)
-            message = f"there is no replica named {name[:100]!r}; there are: {known}"
-            raise ApiError(404, message, code="replica_not_found")
+            raise self._no_replica(name)
         return member
+
+    def _server(self, request: Request) -> Server:
+        """The address of the replica; a name without its rank stands for all of its ranks."""
+        name = request.path_params["name"]
+        server = self._router.members.server(name)
+        if server is None:
+            raise self._no_replica(name)
+        return server
+
+    def _status_of(self, request: Request, server: Server) -> ReplicaStatus:
+        member = self._router.members.by_name.get(request.path_params["name"], server.members[0])
+        return replica_status(self._router, member)
+
+    def _no_replica(self, name: str) -> ApiError:
+        known = _some(self._router.members.by_name)
+        message = f"there is no replica named {name[:100]!r}; there are: {known}"
+        return ApiError(404, message, code="replica_not_found")
 
     # ---- why
 

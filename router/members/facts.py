@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from router.members.ranks import Rank
 from router.members.spec import BadSpec, Engine, ModelName, NativeDescription, ReplicaSpec, with_description
 
 MOST_MODELS = 4096  # of one replica, adapters included
@@ -14,9 +15,11 @@ MOST_BLOCKS = 2**31  # in one replica's pool
 
 # No label reaches past its line: a text of nothing but open braces would take hours.
 _METRIC = re.compile(
-    rb"^(?:vllm:num_requests|sglang:num)_(running|waiting|running_reqs|queue_reqs)(?:\{[^}\n]*\})? ([0-9.eE+-]{1,32})",
+    rb"^(?:vllm:num_requests|sglang:num)_(running|waiting|running_reqs|queue_reqs)(?:\{([^}\n]*)\})?"
+    rb" ([0-9.eE+-]{1,32})",
     re.M,
 )
+_RANK = re.compile(rb'(?:^|,)(?:engine|dp_rank)="([0-9]{1,5})"')
 _CACHE_CONFIG = re.compile(rb"^(?:vllm|sglang):cache_config_info\{([^}\n]{0,4096})\}", re.M)
 _CACHE_FIGURE = re.compile(rb'(?:^|,)(block_size|num_gpu_blocks|page_size|num_pages)="([0-9]{1,10})"')
 
@@ -32,6 +35,7 @@ class Facts(Struct, frozen=True):
     total_blocks: int | None = None
     draining: bool = False
     loading: bool = False  # its sockets are not known yet, so do not take it for a replica without events
+    ranks: tuple[Rank, ...] = ()  # its caches, at least one
 
 
 class Pool(Struct, frozen=True):
@@ -81,6 +85,7 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         total_blocks=answer.pool.total or None,
         draining=answer.draining,
         loading=answer.incarnation is None,
+        ranks=(Rank(completed),),
     )
 
 
@@ -117,26 +122,35 @@ def _engine(named: Engine, owner: str | None) -> Engine:
     return owner if owner in ("vllm", "sglang") else "openai"  # type: ignore[return-value]
 
 
-def scraped_queue(metrics: bytes) -> tuple[int, int] | None:
-    """Running and waiting requests from the /metrics of vLLM or SGLang; None if they are missing."""
-    counts = {"running": 0.0, "waiting": 0.0}
-    found = False
+def scraped_queues(metrics: bytes) -> dict[int | None, tuple[int, int]]:
+    """Running and waiting requests by rank from the /metrics of vLLM or SGLang, and for None those of all ranks."""
+    counts: dict[int | None, list[float]] = {}
     try:
-        for name, value in _METRIC.findall(metrics):
-            found = True
-            counts["running" if name.startswith(b"running") else "waiting"] += float(value)
+        for name, labels, value in _METRIC.findall(metrics):
+            for rank in {None, _rank_in(labels)}:
+                counts.setdefault(rank, [0.0, 0.0])[not name.startswith(b"running")] += float(value)
     except ValueError:
-        return None
-    if not found or not all(0 <= count <= MOST_REQUESTS for count in counts.values()):
-        return None
-    return int(counts["running"]), int(counts["waiting"])
+        return {}
+    return {
+        rank: (int(running), int(waiting))
+        for rank, (running, waiting) in counts.items()
+        if 0 <= running <= MOST_REQUESTS and 0 <= waiting <= MOST_REQUESTS
+    }
 
 
-def scraped_pool(metrics: bytes) -> Pool | None:
-    """The cache of all ranks together from the /metrics of vLLM or SGLang; None if they do not describe it."""
-    blocks = block_tokens = 0
+def scraped_pools(metrics: bytes) -> dict[int | None, Pool]:
+    """The caches by rank from the /metrics of vLLM or SGLang, and for None all of them together."""
+    pools: dict[int | None, Pool] = {}
     for labels in _CACHE_CONFIG.findall(metrics):
         figures = {name: int(value) for name, value in _CACHE_FIGURE.findall(labels)}
-        blocks += figures.get(b"num_gpu_blocks", figures.get(b"num_pages", 0))
-        block_tokens = max(block_tokens, figures.get(b"block_size", figures.get(b"page_size", 0)))
-    return Pool(blocks, block_tokens) if 0 < blocks <= MOST_BLOCKS and block_tokens else None
+        blocks = figures.get(b"num_gpu_blocks", figures.get(b"num_pages", 0))
+        block_tokens = figures.get(b"block_size", figures.get(b"page_size", 0))
+        for rank in {None, _rank_in(labels)}:
+            so_far = pools.get(rank, Pool(0, 0))
+            pools[rank] = Pool(so_far.blocks + blocks, max(so_far.block_tokens, block_tokens))
+    return {rank: pool for rank, pool in pools.items() if 0 < pool.blocks <= MOST_BLOCKS and pool.block_tokens}
+
+
+def _rank_in(labels: bytes) -> int | None:
+    found = _RANK.search(labels)
+    return None if found is None else int(found[1])

@@ -3,7 +3,7 @@
     faults in a row            the wait is over           one probe or request went well
     closed ---------> open <-------------> half-open ---------------------------> closed, slowly at first
 
-Time is an argument. The results are the candidate's `unavailable` and `slowness`, and the times of probes.
+Time is an argument. The results are the candidates' `unavailable` and `slowness`, and the times of probes.
 """
 
 import random
@@ -34,10 +34,8 @@ class HealthConfig(Struct, frozen=True):
 class Health:
     """One replica's health. Call `tick` a few times a second."""
 
-    def __init__(
-        self, candidate: Candidate, rng: random.Random, now_s: float, config: HealthConfig | None = None
-    ) -> None:
-        self.candidate = candidate
+    def __init__(self, rng: random.Random, now_s: float, config: HealthConfig | None = None) -> None:
+        self.candidates: list[Candidate] = []  # all caches behind the address
         self.config = config or HealthConfig()
         self.breaker: Breaker = "closed"
         self.draining = False  # an operator's word
@@ -54,6 +52,7 @@ class Health:
         self._refusals_s = now_s
         self._heard_s: float | None = None
         self.silent_s = 0.0  # 0: not silent
+        self.slowness = 1.0  # cost factor
         self._probe_at_s = now_s
         self.tick(now_s)
 
@@ -100,12 +99,12 @@ class Health:
         elif self.breaker != "open":  # an open breaker waits: a replica may look well and yet fail every request
             self.resting = None
             self._works(now_s)
-            self._publish()
+            self.publish()
 
     def rests(self, reason: str) -> None:
         """Note the replica's own word that it takes no new work; a successful probe ends it."""
         self.resting = reason
-        self._publish()
+        self.publish()
 
     def heard(self, now_s: float) -> None:
         """Note a status. After silence it is a sign of life: an open breaker need not wait any longer."""
@@ -124,11 +123,11 @@ class Health:
 
     def drain(self) -> None:
         self.draining = True
-        self._publish()
+        self.publish()
 
     def undrain(self) -> None:
         self.draining = False
-        self._publish()
+        self.publish()
 
     # ---- probes and time
 
@@ -150,11 +149,11 @@ class Health:
         if self._heard_s is not None:
             silent_s = now_s - self._heard_s
             self.silent_s = silent_s if silent_s > self.config.silence_s else 0.0
-        self.candidate.slowness = self._slow_start(now_s)
+        self.slowness = self._slow_start(now_s)
         if self._refusals:
             self._forget_refusals(now_s)
-            self.candidate.slowness *= 2.0**self._refusals
-        self._publish()
+            self.slowness *= 2.0**self._refusals
+        self.publish()
 
     def _slow_start(self, now_s: float) -> float:
         """Cost factor while the breaker is not closed, and for a short time after."""
@@ -205,12 +204,15 @@ class Health:
 
     # ---- results
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Tell the candidates; call it when one has come."""
         reason = self._reason()
-        self.candidate.unavailable = reason
         # A request sent to a silent replica would only wait there, and could not go elsewhere.
         kept_away = self.draining or self.resting is not None or self.silent or self._opened_by_silence
-        self.candidate.may_try_anyway = reason is not None and self.reached and not kept_away
+        may_try_anyway = reason is not None and self.reached and not kept_away
+        for candidate in self.candidates:
+            candidate.slowness, candidate.unavailable = self.slowness, reason
+            candidate.may_try_anyway = may_try_anyway
 
     def _reason(self) -> str | None:
         if self.draining:

@@ -12,6 +12,7 @@ from router.log_lines import Report
 from router.members.accuracy import Accuracy
 from router.members.facts import Facts
 from router.members.health import Health
+from router.members.ranks import Rank
 from router.members.spec import ReplicaSpec
 from router.members.tally import Memory, Tally
 from router.members.upstream import Upstream
@@ -26,26 +27,21 @@ MOST_GONE = 8  # models no longer served, for which requests may wait
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """One replica; each part of it keeps its own changing state."""
+class Server:
+    """One address, its connections and its health, which all caches behind it share.
 
-    spec_as_wanted: ReplicaSpec
-    load: ReplicaLoad
-    health: Health
+    Each data-parallel rank is a cache of its own, and a member; most servers have only one.
+    """
+
+    spec: ReplicaSpec  # as wanted
     upstream: Upstream
-    accuracy: Accuracy
-    spec: ReplicaSpec = field(init=False)  # completed by the replica's answers
-    name: str = field(init=False)
-    candidate: Candidate = field(init=False)
-    slot: int = field(init=False)
-    name_line: bytes = field(init=False)  # a header of answers to clients
+    health: Health
     key_line: bytes = b""  # `authorization` for this replica
-    tallies: dict[str, Tally] = field(default_factory=dict)  # by model
-    memory: Memory = field(default_factory=Memory)
-    overclaims: bool = False  # claims more blocks than it can hold, as far as is known
-    trust: float = 1.0  # factor on its claims of cached tokens
-    resyncs: int = 0
-    resync_after_s: float = 0.0
+    facts: Facts | None = None  # the last that were taken over
+    learned: bool = False  # they are those of its present process
+    learned_s: float = -math.inf  # when it was asked last
+    members: list["Member"] = field(default_factory=list)
+    names: frozenset[str] = frozenset()  # theirs
     faults: int = 0
     quiet_since_s: float = math.inf  # no byte of an answer has come since, though answers are awaited
     alive_s: float = -math.inf  # time of the last byte of an answer, health checks included
@@ -54,30 +50,95 @@ class Member:
     suspected_s: float = 0.0  # since when, or when last
     recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
     trouble: str = ""  # reason of its last health check, if that failed
-    learned: bool = False  # the fields below are known of its present process
+    verified: str | None = None  # result of comparing its tokenizer with ours
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def native(self) -> bool:
+        return self.facts is not None and self.facts.native
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names that clients may ask for, its base first, adapters included."""
+        return () if self.facts is None else self.facts.models
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Those of `models` that are LoRA adapters."""
+        return frozenset() if self.facts is None else self.facts.adapters
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why it takes no requests."""
+        return self.members[0].candidate.unavailable
+
+    @property
+    def in_flight(self) -> int:
+        return sum(member.candidate.in_flight for member in self.members)
+
+    def join(self, member: "Member") -> None:
+        self.members.append(member)
+        self.names |= {member.name}
+        self.health.candidates.append(member.candidate)
+        self.health.publish()
+
+    def part(self, member: "Member") -> None:
+        self.members.remove(member)
+        self.names -= {member.name}
+        self.health.candidates.remove(member.candidate)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One replica, which is one cache; each part of it keeps its own changing state."""
+
+    spec: ReplicaSpec  # completed by the replica's answers
+    load: ReplicaLoad
+    server: Server
+    accuracy: Accuracy
+    name: str = field(init=False)
+    candidate: Candidate = field(init=False)
+    slot: int = field(init=False)
+    upstream: Upstream = field(init=False)
+    health: Health = field(init=False)
+    name_line: bytes = field(init=False)  # a header of answers to clients
+    own_lines: bytes = b""  # headers of requests to it: its key, and its rank
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by model
+    memory: Memory = field(default_factory=Memory)
+    overclaims: bool = False  # claims more blocks than it can hold, as far as is known
+    trust: float = 1.0  # factor on its claims of cached tokens
+    resyncs: int = 0
+    resync_after_s: float = 0.0
     native: bool = False
     source: Source | None = None  # of the events that are followed
+    why_no_events: str = ""
+    rank: int | None = None  # as its engine counts; None: it is the only one behind its address
     incarnation: int | None = None
     report: Report | None = None  # the last that came
     block_size: int = APPROXIMATE  # of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
-    verified: str | None = None  # result of comparing its tokenizer with ours
 
     def __post_init__(self) -> None:
-        self.spec, self.name = self.spec_as_wanted, self.spec_as_wanted.name
+        self.name = self.spec.name
         self.candidate, self.slot = self.load.candidate, self.load.candidate.slot
+        self.upstream, self.health = self.server.upstream, self.server.health
+        self.own_lines = self.server.key_line
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
 
-    def describe(self, facts: Facts) -> None:
+    def describe(self, facts: Facts, rank: Rank) -> None:
         """Take over the replica's description of itself."""
-        self.spec = facts.spec
+        self.spec = rank.spec
+        self.rank, self.why_no_events = rank.number, rank.why_no_events
+        self.own_lines = self.server.key_line + rank.header
         self.native = facts.native
         self.models = facts.models
         self.adapters = facts.adapters
         self.candidate.max_model_len = facts.spec.max_model_len
         self.load.describe(facts.spec.block_size or 0, facts.total_blocks or 0)
-        self.learned = True
 
     def tally(self, model: str) -> Tally:
         tally = self.tallies.get(model)
@@ -127,6 +188,7 @@ class Members:
     """All replicas by name, and the models that they serve; call `arrange` when either has changed."""
 
     def __init__(self, tokens_of: Callable[[str], Tokens]) -> None:
+        self.servers: dict[str, Server] = {}  # by the name of their spec
         self.by_name: dict[str, Member] = {}
         self.models: dict[str, ServedModel] = {}
         self.everybody: list[Candidate] = []  # of all replicas, whatever they serve
@@ -143,6 +205,11 @@ class Members:
     def __contains__(self, member: Member) -> bool:
         """Tell whether the member has not left, even if another one has its name or its slot now."""
         return self.by_name.get(member.name) is member
+
+    def server(self, name: str) -> Server | None:
+        """Return the server of a replica, or of the replica of this name that has several ranks."""
+        member = self.by_name.get(name)
+        return self.servers.get(name) if member is None else member.server
 
     def model(self, name: str) -> ServedModel:
         """Return this model; raise ApiError if no replica serves it. A model just gone has no candidates yet."""
@@ -163,6 +230,7 @@ class Members:
             raise no_replica("there is no replica")
 
     def arrange(self) -> None:
+        self.by_name = {member.name: member for server in self.servers.values() for member in server.members}
         self.everybody = [member.candidate for member in self]
         models: dict[str, ServedModel] = {}
         for member in self:

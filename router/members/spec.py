@@ -26,9 +26,9 @@ WILDCARDS = frozenset({"*", "0.0.0.0", "[::]", "::"})
 # Names are part of paths, where . and .. mean something else, and of metrics' labels.
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:@\[\]-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TCP = re.compile(r"tcp://(.+):(\d+)")
+TCP = re.compile(r"tcp://(.+):(\d+)")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
-_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
+LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
 
 
 class BadSpec(ValueError):
@@ -115,7 +115,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
         for field in SOCKETS:
             endpoint = getattr(self, field)
-            if endpoint is not None and (tcp := _TCP.fullmatch(endpoint)) and tcp[1] in WILDCARDS:
+            if endpoint is not None and (tcp := TCP.fullmatch(endpoint)) and tcp[1] in WILDCARDS:
                 raise BadSpec(f"{self.name}: {field} is {endpoint!r}, a bind address; give the publisher's host")
         if self.events is not None and self.events != OFF:
             try:
@@ -224,12 +224,12 @@ def with_description(spec: ReplicaSpec, described: NativeDescription) -> Replica
 
 def _reachable(spec: ReplicaSpec, endpoint: str | None, host: str) -> str | None:
     """The endpoint as seen from here: a replica that binds all addresses does not know which one reaches it."""
-    tcp = _TCP.fullmatch(endpoint or "")
+    tcp = TCP.fullmatch(endpoint or "")
     if tcp is None:
         return endpoint
     if tcp[1] in WILDCARDS:
         return f"tcp://[{host}]:{tcp[2]}" if ":" in host else f"tcp://{host}:{tcp[2]}"
-    if _LOOPBACK.fullmatch(tcp[1]) and not _LOOPBACK.fullmatch(host):
+    if LOOPBACK.fullmatch(tcp[1]) and not LOOPBACK.fullmatch(host):
         # On the router's machine, that port belongs to another process.
         raise BadSpec(
             f"{spec.name} sends its events only on its own machine ({endpoint}); start it with --events-host '*', "

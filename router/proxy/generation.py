@@ -433,7 +433,7 @@ class Generation(Request):
         else:
             if attempt.framed or exchange.response_started:
                 self.resumes += 1
-            if moved and not attempt.member.suspicion:
+            if moved and not attempt.member.server.suspicion:
                 self.retries += 1
                 self.place()  # it is heard again, by other connections
             elif self._lost == MAX_LOST - 1 and not (moved or broken.refused):

@@ -72,9 +72,9 @@ def request_to(
     The client's key is dropped if it is for the router, or if the replica has a key of its own.
     """
     scope = exchange.scope if path is None else {**exchange.scope, "raw_path": path}
-    if admitted.key is None and not admitted.shows_key and not member.key_line:
+    if admitted.key is None and not admitted.shows_key and not member.server.key_line:
         dropped = WITH_KEY[dropped]
-    kept = lines(scope["headers"], dropped) + member.key_line + admitted.id_line + more
+    kept = lines(scope["headers"], dropped) + member.own_lines + admitted.id_line + more
     head = request_head(scope, member.upstream, kept, len(envelope) + len(body))
     return (head + envelope + body, b"") if len(body) <= COPIED_BYTES else (head + envelope, body)
 

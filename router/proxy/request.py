@@ -160,7 +160,7 @@ class Request(Owner):
 
     def _others(self, attempt: Attempt) -> bool:
         """Return whether another replica could take the request, now or when it has room."""
-        found = obstacles(self._candidates(), self._tokens, self.tried | {attempt.member.name})
+        found = obstacles(self._candidates(), self._tokens, self.tried | attempt.member.server.names)
         return not {None, "full"}.isdisjoint(found)
 
     def _candidates(self) -> Sequence[Candidate]:
@@ -176,9 +176,9 @@ class Request(Owner):
         self._end_attempt(attempt, broken.fault, refused=broken.refused, silent=broken.silent)
 
     def _again(self, member: "Member") -> None:
-        """Retry at another replica."""
+        """Retry at another address: the fault of one rank may be that of all behind it."""
         self.retries += 1
-        self.tried = self.tried | {member.name}
+        self.tried = self.tried | member.server.names | {member.name}
         self.place()
 
     # ---- the end

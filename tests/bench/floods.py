@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 import msgspec
 import zmq
 
-from router.members.facts import scraped_queue
+from router.members.facts import scraped_queues
 from router.members.spec import ReplicaSpec
 from router.responses import FeedState
 from tests.bench.measure import heading, row
@@ -101,7 +101,7 @@ async def metrics() -> float:
     text = b"vllm:num_requests_running{\n" * 100_000
     async with pauses() as found:
         await asyncio.sleep(0)
-        scraped_queue(text)
+        scraped_queues(text)
         await asyncio.sleep(0)
     return found.longest_s
 

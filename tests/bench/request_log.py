@@ -51,7 +51,8 @@ class Scene:
         candidate = Candidate(f"replica-{slot}", slot, chance.random() * 9000, 3, 1, 2, 512, 8123.456, 4096.0)
         nothing: Any = None
         load = ReplicaLoad(candidate, block_size=BLOCK_TOKENS, total_blocks=40_000)
-        member = Member(ReplicaSpec(name=candidate.name, url="http://h:1"), load, nothing, nothing, nothing)
+        server: Any = SimpleNamespace(upstream=None, health=None, key_line=b"")
+        member = Member(ReplicaSpec(name=candidate.name, url="http://h:1"), load, server, nothing)
         member.block_size, member.report = BLOCK_TOKENS, Report(1.7e9 + chance.random(), 1234.5, 99)
         return member
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.native import FRAMES_TYPE
-from router.members.facts import foreign_facts, native_facts, scraped_pool, scraped_queue
+from router.members.facts import foreign_facts, native_facts, scraped_pools, scraped_queues
 from router.members.members import Members
 from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import MAX_HEAD_BYTES
@@ -108,7 +108,7 @@ async def test_what_is_no_answer_is_a_fault_of_the_replica_and_the_next_one_is_a
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
         answer = await client.post(CHAT, chat())
         assert (answer.status, answer.json) == (200, "good")
-        assert sum(member.faults for member in running.router.members) == 1
+        assert sum(member.server.faults for member in running.router.members) == 1
 
 
 async def test_a_compressed_answer_is_passed_on_as_it_is() -> None:
@@ -247,7 +247,7 @@ async def test_frames_that_claim_too_much_are_a_fault_and_the_next_replica_is_as
     script = Script(claims, good)
     async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
         assert (await client.post(CHAT, chat())).json == "good"
-        assert sum(member.faults for member in running.router.members) == 1
+        assert sum(member.server.faults for member in running.router.members) == 1
 
 
 async def test_unfinished_frames_count_among_what_is_held() -> None:
@@ -315,7 +315,7 @@ async def test_impossible_figures_of_a_replica_do_no_harm(field: dict[str, Any])
     odd, good = Scripted("odd", says(), native=True), named("good")
     odd.control["/load"] = (200, {**LOADED, "tokenizer": "bytes", **field})
     async with served(odd, good, ready=False) as running, connect(running.port) as client:
-        await until(lambda: running.member("odd").trouble != "", "it is refused")
+        await until(lambda: running.member("odd").server.trouble != "", "it is refused")
         await until(lambda: running.member("good").candidate.unavailable is None, "the other one is well")
         assert (await client.post(CHAT, chat())).json == "good"
 
@@ -348,9 +348,9 @@ def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.Monke
     for number in range(1000):
         candidate = SimpleNamespace(max_model_len=None)
         member: Any = SimpleNamespace(
-            models=(f"m{number}",), adapters=frozenset(), candidate=candidate, slot=0, block_size=16
+            name="r", models=(f"m{number}",), adapters=frozenset(), candidate=candidate, slot=0, block_size=16
         )
-        members.by_name = {"r": member}
+        members.servers["r"] = SimpleNamespace(members=[member])  # type: ignore[assignment]
         members.arrange()
     assert members.model("m999").name == "m999"
     assert [model.name for model in members._gone.values()] == [f"m{number}" for number in range(991, 999)]
@@ -362,7 +362,7 @@ async def test_facts_without_end_are_given_up() -> None:
     odd = named("odd")
     odd.control["/v1/models"] = (200, b" " * (5 * 1024 * 1024))
     async with served(odd, ready=False) as running:
-        await until(lambda: "longer than" in running.member("odd").trouble, "it is refused")
+        await until(lambda: "longer than" in running.member("odd").server.trouble, "it is refused")
 
 
 def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
@@ -371,8 +371,8 @@ def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
             await asyncio.sleep(0)
             for line in (b"vllm:num_requests_running{", b"vllm:cache_config_info{"):
                 text = (line + b"\n") * 100_000
-                assert scraped_queue(text) is None
-                assert scraped_pool(text) is None
+                assert scraped_queues(text) == {}
+                assert scraped_pools(text) == {}
             await asyncio.sleep(0)
         return found.longest_s
 
@@ -381,7 +381,7 @@ def test_metrics_of_nothing_but_open_braces_take_no_time() -> None:
 
 @pytest.mark.parametrize("value", ["-5", "1e400", "1e12", "-1e-3"])
 def test_queues_that_cannot_be_are_none(value: str) -> None:
-    assert scraped_queue(f"vllm:num_requests_running {value}\n".encode()) is None
+    assert scraped_queues(f"vllm:num_requests_running {value}\n".encode()) == {}
 
 
 @pytest.mark.parametrize(
@@ -393,11 +393,11 @@ def test_queues_that_cannot_be_are_none(value: str) -> None:
     ],
 )
 def test_the_size_of_a_pool_is_read(text: str, blocks: int, tokens: int) -> None:
-    pool = scraped_pool(f"# HELP x\n{text}\n".encode())
+    pool = scraped_pools(f"# HELP x\n{text}\n".encode()).get(None)
     assert pool is not None and (pool.blocks, pool.block_tokens) == (blocks, tokens)
 
 
 @pytest.mark.parametrize("value", ["None", "-1", "0", "9" * 30])
 def test_the_size_of_a_pool_that_cannot_be_is_none(value: str) -> None:
     text = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{value}"}} 1.0'
-    assert scraped_pool(text.encode()) is None
+    assert scraped_pools(text.encode()) == {}

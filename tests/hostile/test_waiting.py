@@ -167,16 +167,16 @@ async def test_a_stuck_stream_starts_over_at_a_replica_that_is_at_its_limit(limi
         served(Scripted("a", begins, native=True), replica_limit=limit) as running,
         connect(running.port) as client,
     ):
-        member = running.member("a")
+        server = running.member("a").server
         client.send("POST", CHAT, chat("x", stream=True))
         await client.head()
         await client.chunk()
         attempt = next(iter(running.router._attempts))
         await until(lambda: not attempt.spoken, "the clock has looked")
-        running.front.upkeep._suspect(member, "silent", running.router.now_s())
+        running.front.upkeep._suspect(server, "silent", running.router.now_s())
         # Long ago, however much time a busy machine takes off its silence.
-        member.suspicion, member.recovered_s = "", running.router.now_s() - 60
-        attempt.touched_s = member.recovered_s - 1
+        server.suspicion, server.recovered_s = "", running.router.now_s() - 60
+        attempt.touched_s = server.recovered_s - 1
         await until(lambda: len(calls) == 2, "it begins anew")
         client.leave()
 
@@ -277,7 +277,9 @@ async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped()
     async with served(named("a")) as running, connect(running.port) as client:
         members = running.router.members
         added = [running.router.placement.add(f"x{number}").candidate for number in range(600)]
-        others = {one.name: SimpleNamespace(name=one.name, candidate=one, block_size=0) for one in added}
+        others = {
+            one.name: SimpleNamespace(name=one.name, candidate=one, block_size=0, why_no_events="") for one in added
+        }
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Generation, "_send", cannot)
             patched.setattr(members.models[MODEL], "candidates", added)

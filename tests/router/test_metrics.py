@@ -155,7 +155,7 @@ async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_
             await asyncio.sleep(0)
             turns += 1
             if turns == 20:
-                left = {each.name: each.spec_as_wanted for each in running.router.members if each.name != "r1"}
+                left = {each.name: each.server.spec for each in running.router.members if each.name != "r1"}
                 running.front.upkeep.apply(left)
         assert turns > 50
         found = families((await writing).decode())

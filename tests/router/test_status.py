@@ -66,11 +66,11 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
         late.control["/load"] = (200, {**loaded[1], "incarnation": None, "endpoints": None, "topic": None})
         async with served(late, ready=False, health_interval_s=0.05) as running:
             member = running.member("ours")
-            await until(lambda: member.trouble == "it is still loading its model", "it is met")
+            await until(lambda: member.server.trouble == "it is still loading its model", "it is met")
             model = running.router.members.model(MODEL)  # known: its clients are told to try again
             asked = late.asked.count("/load")
             await until(lambda: late.asked.count("/load") > asked + 2, "it is asked again")
-            assert running.router.members.model(MODEL) is model and not member.learned
+            assert running.router.members.model(MODEL) is model and not member.server.learned
             late.control["/load"] = loaded
             await exact(running, publisher)
 
@@ -103,7 +103,7 @@ async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> N
             await until(lambda: member.health.silent, "it has not been heard for a while")
             asked = silent.asked.count("/load")
             await until(lambda: silent.asked.count("/load") > asked + 2, "it is asked again")
-            assert running.router.members.model(MODEL) is model and member.learned
+            assert running.router.members.model(MODEL) is model and member.server.learned
             assert replica_status(running.router, member).index.blocks == {"GPU": 3}
             await exact(running, publisher)
 

@@ -93,7 +93,7 @@ async def test_a_replica_that_comes_up_late_is_used_then() -> None:
     late = named("late")
     spec = ReplicaSpec(name="late", url=f"http://127.0.0.1:{port}", engine="openai")
     async with served(ready=False, replicas=(spec,), **OFTEN) as running, connect(running.port) as client:
-        await until(lambda: running.member("late").faults > 0, "it was tried")
+        await until(lambda: running.member("late").server.faults > 0, "it was tried")
         assert (await client.get("/ready")).status == 503
         async with late.running(port):
             await until(lambda: running.member("late").candidate.unavailable is None, "it is found")
@@ -321,8 +321,8 @@ async def test_another_engine_that_does_not_answer_at_all_is_left_where_there_is
         for other in others:
             running.member(other.name).health.undrain()
         frozen.ill = True
-        await until(lambda: running.member("frozen").suspicion, "it is suspected")
-        assert running.member("frozen").faults >= upkeep.UNANSWERED
+        await until(lambda: running.member("frozen").server.suspicion, "it is suspected")
+        assert running.member("frozen").server.faults >= upkeep.UNANSWERED
         if alone:
             frozen.ill = False
             taken[0].answer(b'"frozen"')
@@ -337,7 +337,7 @@ async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch
         client.send("POST", CHAT, chat())
         await until(lambda: taken, "it is asked")
         ill.control["/health"] = (500, {})
-        await until(lambda: running.member("ill").faults > upkeep.UNANSWERED, "it is found out")
+        await until(lambda: running.member("ill").server.faults > upkeep.UNANSWERED, "it is found out")
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
 
@@ -350,9 +350,9 @@ async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_com
         raise ZeroDivisionError
 
     odd = named("odd")
-    monkeypatch.setattr("router.upkeep.foreign_facts", mistaken)
+    monkeypatch.setattr("router.members.learn.foreign_facts", mistaken)
     async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
-        await until(lambda: running.member("odd").faults > 2, "it is asked again and again")
+        await until(lambda: running.member("odd").server.faults > 2, "it is asked again and again")
         assert "ZeroDivisionError" in (running.member("odd").candidate.unavailable or "")
         assert caplog.text.count("Traceback") == 1
         monkeypatch.undo()
@@ -365,7 +365,7 @@ async def test_a_stream_that_cannot_be_followed_is_tried_again() -> None:
     async with odd.running():
         spec = msgspec.structs.replace(odd.spec, events="tcp://not a host:1")
         async with served(odd, ready=False, replicas=(spec,), **OFTEN) as running:
-            await until(lambda: running.member("odd").faults >= 3, "it fails again and again")
+            await until(lambda: running.member("odd").server.faults >= 3, "it fails again and again")
             assert running.member("odd").candidate.unavailable
             assert running.member("odd").source is None and running.router.feeds.state("odd") is None
 
@@ -395,7 +395,7 @@ async def test_a_replica_that_drains_rests_until_it_is_ready_again() -> None:
         one.control["/health"] = (503, json.loads(DRAINING))
         await until(lambda: running.member("one").candidate.unavailable == "it drains", "it rests")
         assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
-        assert running.member("one").faults == 0
+        assert running.member("one").server.faults == 0
         one.control["/health"] = (200, {})
         await until(lambda: running.member("one").candidate.unavailable is None, "it is ready again")
         assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"one", "other"}
@@ -451,7 +451,9 @@ async def stream_through_silence(running: Served, script: Script) -> bytes:
         for name in running.replicas:
             running.front.upkeep.heard(name, status())
         members = running.router.members
-        await until(lambda: all(one.suspicion or not one.candidate.in_flight for one in members), "it is suspected")
+        await until(
+            lambda: all(one.server.suspicion or not one.candidate.in_flight for one in members), "it is suspected"
+        )
         await asyncio.sleep(0.5)  # the clock looks a few times
         script.calls[0].frame(event("two "), 101)
         script.calls[0].frame(DONE)
@@ -510,16 +512,16 @@ async def test_a_replica_whose_heartbeat_comes_is_not_frozen() -> None:
     async with served(*Script(slow).replicas(1, native=True)) as running, connect(running.port) as client:
         body = (await client.post(CHAT, chat(stream=True))).body
         assert body == b"".join(event(str(n)) for n in range(12)) + DONE
-        assert running.member("r0").faults == 0
+        assert running.member("r0").server.faults == 0
 
 
 async def test_another_incarnation_is_another_process() -> None:
     async with served(*Script(says(GOOD)).replicas(1, native=True)) as running:
         member = running.member("r0")
         running.front.upkeep.heard("r0", status(1, running=3))
-        assert member.candidate.running == 3 and member.learned
+        assert member.candidate.running == 3 and member.server.learned
         running.front.upkeep.heard("r0", status(2))
-        assert member.candidate.running == 0 and not member.learned
+        assert member.candidate.running == 0 and not member.server.learned
         running.front.upkeep.heard("nobody", status(2))
 
 

@@ -219,3 +219,12 @@ def test_figures_are_reported_in_words() -> None:
         {"hit_share": 0.123, "evicted_blocks_per_s": 1234.5, "changes": 3.0, "rate": 0.5, "why": ""}
     )
     assert told == "hit share 12%, evicted blocks per s 1,234, changes 3, rate 0.5"
+
+
+def test_a_ranks_figures_are_its_own() -> None:
+    both = Samples(
+        'vllm:a_total{engine="0"} 1\nvllm:a_total{engine="1"} 2\nvllm:b 5\nsglang:a_total{dp_rank="1",engine="x"} 7\n'
+    )
+    first, second = both.of_rank(0), both.of_rank(1)
+    assert (first.total("vllm:a_total"), second.total("vllm:a_total")) == (1, 2)
+    assert first.total("vllm:b") == 5 and first.total("sglang:a_total") is None and second.total("sglang:a_total") == 7

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.members.facts import foreign_facts, native_facts, scraped_queue
+from router.members.facts import foreign_facts, native_facts, scraped_queues
 from router.members.spec import BadSpec, ReplicaSpec
 
 LOAD = {"model": "m", "block_size": 16, "max_model_len": 4096, "tokenizer": "bytes", "incarnation": 7}
@@ -142,4 +142,4 @@ def test_what_cannot_be_used_is_refused(named: dict[str, Any], answer: bytes, wh
     ],
 )
 def test_an_engines_queue_is_read_from_its_metrics(metrics: bytes, queue: tuple[int, int] | None) -> None:
-    assert scraped_queue(metrics) == queue
+    assert scraped_queues(metrics).get(None) == queue

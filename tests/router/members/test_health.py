@@ -10,7 +10,9 @@ NO_JITTER = HealthConfig(jitter=0.0)
 
 def replica(config: HealthConfig = NO_JITTER, *, reached: bool = True) -> tuple[Candidate, Health]:
     candidate = Candidate("r0", 0)
-    health = Health(candidate, random.Random(0), 0.0, config)
+    health = Health(random.Random(0), 0.0, config)
+    health.candidates.append(candidate)
+    health.publish()
     if reached:
         health.probed(True, "", 0.0)
     return candidate, health
@@ -119,7 +121,7 @@ def test_jitter_makes_waits_differ() -> None:
     config = HealthConfig(jitter=0.5)
     found = set()
     for seed in range(5):
-        health = Health(Candidate("r0", 0), random.Random(seed), 0.0, config)
+        health = Health(random.Random(seed), 0.0, config)
         health.probed(True, "", 0.0)
         found.add(tuple(waits(health, 6)))
     assert len(found) == 5

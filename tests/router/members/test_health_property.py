@@ -53,8 +53,16 @@ def do(health: Health, what: str, now_s: float) -> None:
             health.tick(now_s)
 
 
+def of_two(config: HealthConfig, kind: type[Health] = Health) -> Health:
+    """The health of an address with two ranks."""
+    health = kind(random.Random(0), 0.0, config)
+    health.candidates += (Candidate("r0@dp0", 0), Candidate("r0@dp1", 1))
+    health.publish()
+    return health
+
+
 def run(health: Health, steps: list[Step]) -> None:
-    candidate, draining, now_s = health.candidate, False, 0.0
+    candidate, draining, now_s = health.candidates[0], False, 0.0
     for what, passed_s in steps:
         now_s += passed_s
         do(health, what, now_s)
@@ -62,17 +70,19 @@ def run(health: Health, steps: list[Step]) -> None:
         assert candidate.unavailable is not None or not draining
         assert not (candidate.may_try_anyway and (draining or health.resting is not None))
         assert candidate.unavailable is not None or health.breaker != "open"
+        other = health.candidates[1]
+        assert (other.unavailable, other.slowness) == (candidate.unavailable, candidate.slowness)
         assert 1 <= candidate.slowness <= SLOWEST * 2**MOST_REFUSALS
 
 
 @given(CONFIGS, STEPS)
 def test_never_available_while_draining_or_open(config: HealthConfig, steps: list[Step]) -> None:
-    run(Health(Candidate("r0", 0), random.Random(0), 0.0, config), steps)
+    run(of_two(config), steps)
 
 
 @given(CONFIGS, STEPS)
 def test_every_replica_that_is_well_again_becomes_available_and_fast(config: HealthConfig, steps: list[Step]) -> None:
-    health = Health(Candidate("r0", 0), random.Random(0), 0.0, config)
+    health = of_two(config)
     run(health, steps)
     health.undrain()
     now_s = 1000.0
@@ -84,7 +94,7 @@ def test_every_replica_that_is_well_again_becomes_available_and_fast(config: Hea
         now_s += 40
     health.heard(now_s)
     health.tick(now_s)
-    assert health.candidate.unavailable is None and health.candidate.slowness == 1.0
+    assert health.candidates[0].unavailable is None and health.candidates[0].slowness == 1.0
 
 
 class Forgetful(Health):
@@ -93,6 +103,6 @@ class Forgetful(Health):
 
 
 def test_the_property_fails_for_one_that_forgets_to_drain() -> None:
-    health = Forgetful(Candidate("r0", 0), random.Random(0), 0.0, HealthConfig())
+    health = of_two(HealthConfig(), Forgetful)
     with pytest.raises(AssertionError):
         run(health, [("well", 0.0), ("drain", 0.0)])

@@ -391,7 +391,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica_at_o
         await running.idle()
         assert running.router.counts.client_left == 1
         assert len(script.calls) == 1
-        assert running.member("r0").faults == 0
+        assert running.member("r0").server.faults == 0
 
 
 @pytest.mark.parametrize("sent", ["head", "half of the body"])

@@ -124,7 +124,7 @@ async def test_a_replica_that_takes_nothing_for_now_leaves_it_to_the_next_one(re
     async with served(*script.replicas(2)) as running, connect(running.port) as client:
         assert (await client.post(PATH, {"a": 1})).body == GOOD
         assert [call.json for call in script.calls] == [{"a": 1}] * 2
-        assert sum(member.faults for member in running.router.members) == 0
+        assert sum(member.server.faults for member in running.router.members) == 0
         assert (running.router.members.by_name["r0"].candidate.unavailable is not None) + (
             running.router.members.by_name["r1"].candidate.unavailable is not None
         ) == (status == 503)

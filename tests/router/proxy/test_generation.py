@@ -48,7 +48,7 @@ PIECES = [b"one ", b"two ", b"three ", b"four"]
 
 
 def faults(running: Served) -> int:
-    return sum(member.faults for member in running.router.members)
+    return sum(member.server.faults for member in running.router.members)
 
 
 async def hold(call: Call) -> None:

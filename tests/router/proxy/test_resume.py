@@ -366,7 +366,9 @@ async def world(
     front = Front(config, listener)
     await front.start()
     try:
-        await until(lambda: all(one.verified for one in front.router.members) and len(front.router.members), "known")
+        await until(
+            lambda: all(one.server.verified for one in front.router.members) and len(front.router.members), "known"
+        )
         yield World(f"http://127.0.0.1:{listener.getsockname()[1]}", cuts, ways)
     finally:
         await front.close()
