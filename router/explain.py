@@ -72,7 +72,10 @@ def heading(explanation: Explanation) -> str:
         why = f": {printable(explanation.why_not)}" if explanation.why_not else ""
         prompt = f"about {tokens} in {explanation.blocks:,} blocks, approximate{why}"
     chosen = f"goes to {printable(explanation.chosen)}" if explanation.chosen else "waits: no replica takes it now"
-    return f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
+    head = f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
+    if explanation.prediction_exact or not explanation.why_inexact or not explanation.exact:
+        return head
+    return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"
 
 
 def ranked(explanation: Explanation) -> list[Candidate]:

@@ -101,6 +101,9 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     decisions: list[Decided] = []
     sendings: list[Sending] = []
     raw_body: Raw = field(default=NO_BODY, name="body")  # `Raw | None` is nothing that msgspec can decode
+    index_exact: bool = True  # False: the chosen replica's cache was not known completely
+    prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
+    predicted_tokens: int | None = None  # cached at the replica; None: only guessed
 
     @property
     def body(self) -> Raw | None:

@@ -233,7 +233,7 @@ def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Se
         inexact=row.inexact,
         overclaim=row.overclaim,
         trust=row.trust,
-        has_events=row.lag_batches is not None,
+        has_events=row.lag_batches is not None and row.state != "approximate",
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,
         index_blocks=now.gpu_blocks,
         busy=tuple(one.busy for one in readings),

@@ -42,7 +42,7 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     overclaim: str | None = None  # why its events claim more blocks than it can hold
     unknown: dict[str, int] = {}  # parts of its events that are not read
     trust: float = 1.0  # current weight of its cached tokens
-    has_events: bool = True
+    has_events: bool = True  # they are followed, and their socket was reached
     lag_batches: int = 0  # the lowest reading
     lost_batches: float = 0
     gaps: float = 0

@@ -16,6 +16,7 @@ from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
+from router.proxy.request_summary import Exactness, exactness
 from router.responses import Candidate, Explanation
 
 
@@ -29,6 +30,11 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explanat
     keys = prompt.keys(size)
     hits = runs_of(router.placement.index_of(size).holders(keys))
     tokens = size or prompt.approximate_block_tokens
+    chosen = next((one for one in members if decision.chosen is not None and one.name == decision.chosen.name), None)
+    exact = Exactness(prompt.exact, why_not="no replica takes it now")
+    if chosen is not None:
+        predicted = router.placement.predict(prompt, chosen.candidate, chosen.block_size, matches)
+        exact = exactness(prompt, predicted, router.doubt(chosen))
     verdicts = [
         _view(verdict, candidate, _sure(matches, candidate.slot) * tokens)
         async for verdict, candidate in paused(zip(decision.verdicts(), decision.candidates, strict=True))
@@ -44,6 +50,10 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explanat
         chosen=decision.chosen.name if decision.chosen else None,
         candidates=verdicts,
         hits={member.name: hits.get(member.slot, []) for member in members},
+        tokens_exact=exact.tokens,
+        index_exact=exact.index,
+        prediction_exact=exact.prediction,
+        why_inexact=exact.why_not,
     )
 
 

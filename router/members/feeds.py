@@ -22,6 +22,7 @@ from router.responses import FeedState
 
 MOST_SIZES = 16  # block sizes of one replica
 MOST_UNKNOWN = 16  # names of event types and fields that are told of one replica
+REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to be reached
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 RESYNC = "the replica's reported cached tokens differ from its events"
 REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
@@ -207,6 +208,8 @@ class ReplicaFeed:
         self._recent: deque[tuple[int, bool, list[int]]] = deque()
         self._recent_blocks = 0
         self._finds: deque[tuple[float, int, list[int]]] = deque(maxlen=MOST_FINDS)
+        self._since_s = time.monotonic()
+        self._reached = False  # it was connected once
 
     def _losses_of_stream(self) -> int:
         """Count lost batches and reconnects: without a replay, events between two connections are unknown."""
@@ -278,6 +281,12 @@ class ReplicaFeed:
     def state(self, now_s: float) -> FeedState:
         stream, reason = self.view.stream, self.view.inexact
         layout = self.view.resolver.groups.layout
+        self._reached = self._reached or stream.online
+        unreached = not self._reached and now_s - self._since_s > REACHED_WITHIN_S
+        if unreached:
+            reason = f"its event socket {self.source.events} was never reached: check the address, firewall and keys"
+        elif not stream.online and self._reached:
+            reason = f"its event socket {self.source.events} is not connected"
         return FeedState(
             exact=reason is None,
             reason=reason,
@@ -298,6 +307,7 @@ class ReplicaFeed:
             overclaim=self.view.resolver.overclaim,
             repairs=stream.stats.repairs,
             unknown=self.view.decoder.unknown(MOST_UNKNOWN),
+            unreached=unreached,
         )
 
     def traffic(self) -> Traffic:

@@ -39,7 +39,7 @@ from router.proxy.headers import (
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.log_notes import Notes
 from router.proxy.request import RESTING, Request
-from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
 from router.proxy.resumable_response import ResumableResponse
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Generation(Request):
     model: ServedModel | None = None
     chosen: Member | None = None
     prediction: Prediction | None = None  # of its cached blocks there; None: only guessed
+    index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
     reported_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
     notes: Notes | None = None
@@ -191,6 +192,7 @@ class Generation(Request):
         if decision.chosen is not None:
             member = self.chosen = router.members.by_name[decision.chosen.name]
             self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+            self.index_doubt = router.doubt(member)
         return decision
 
     def _send(self, member: Member, decision: Decision) -> bool:
@@ -510,7 +512,13 @@ class Generation(Request):
             generation=None
             if decision is None
             else GenerationSummary(
-                self.peek, self.prompt, decision, self.chosen, self.prediction, self.reported_tokens
+                self.peek,
+                self.prompt,
+                decision,
+                self.chosen,
+                self.prediction,
+                self.reported_tokens,
+                exactness(self.prompt, self.prediction, self.index_doubt),
             ),
             attempts=self.attempts,
             notes=self.notes,

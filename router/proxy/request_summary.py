@@ -22,6 +22,28 @@ if TYPE_CHECKING:
     from router.proxy.log_notes import Notes
 
 
+class Exactness(Struct, frozen=True, gc=False):
+    """The parts of a prediction that are exact, each said by itself."""
+
+    tokens: bool = False  # of the prompt
+    index: bool = False  # of the chosen replica's cache
+    prediction: bool = False  # of the tokens cached there: both, and by confirmed events alone
+    why_not: str | None = None
+
+
+ALL_EXACT = Exactness(True, True, True)
+UNSURE = "it rests on prompts just sent there that no event has confirmed, or others were under way there"
+
+
+def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
+    """Tell what is exact of a prediction. `index_doubt`: why the chosen replica's cache is not known."""
+    known = prompt.exact and index_doubt is None
+    if known and prediction is not None and prediction.sure:
+        return ALL_EXACT
+    why = UNSURE if known else index_doubt if prompt.exact else prompt.why_not
+    return Exactness(prompt.exact, index_doubt is None, False, why)
+
+
 class GenerationSummary(Struct, eq=False, gc=False):
     """A generation request for which a replica was looked for."""
 
@@ -31,6 +53,7 @@ class GenerationSummary(Struct, eq=False, gc=False):
     member: "Member | None"  # that was chosen last
     prediction: Prediction | None  # None: only guessed
     reported_tokens: int | None  # cached, as the replica says
+    exactness: Exactness = Exactness()
 
     @property
     def block_size(self) -> int:
@@ -129,6 +152,10 @@ class DecisionRecord(Struct, frozen=True):
     status: int
     why: str | None  # the reason if it was not answered
     candidates: list[Considered]
+    tokens_exact: bool  # the same as `exact`
+    index_exact: bool
+    prediction_exact: bool
+    why_inexact: str | None
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -142,7 +169,7 @@ class PastDecision(Struct, frozen=True, gc=False):
     model: str
     chosen: str | None
     tokens: int
-    exact: bool
+    exactness: Exactness
     decision: Decision
     predicted_tokens: int | None
     reported_tokens: int | None
@@ -161,7 +188,7 @@ class PastDecision(Struct, frozen=True, gc=False):
             policy=decision.policy,
             chosen=self.chosen,
             prompt_tokens=self.tokens,
-            exact=self.exact,
+            exact=self.exactness.tokens,
             predicted_cached_tokens=self.predicted_tokens,
             reported_cached_tokens=self.reported_tokens,
             estimated_ttft_s=round(decision.ttft_s, 6),
@@ -176,6 +203,10 @@ class PastDecision(Struct, frozen=True, gc=False):
                 Considered(one.name, int(matched.get(one.slot, 0)), None if cost == INFINITE else round(cost, 6))
                 for one, cost in zip(decision.candidates, decision.costs, strict=True)
             ],
+            tokens_exact=self.exactness.tokens,
+            index_exact=self.exactness.index,
+            prediction_exact=self.exactness.prediction,
+            why_inexact=self.exactness.why_not,
         )
 
 
@@ -190,7 +221,7 @@ def past_decision(summary: RequestSummary, generation: GenerationSummary) -> Pas
         generation.peek.model,
         None if generation.member is None else generation.member.name,
         generation.prompt.tokens,
-        generation.prompt.exact,
+        generation.exactness,
         # The costs include the effects.
         decision if decision.effects is None else replace(decision, effects=None),
         None if predicted is None else predicted.blocks * predicted.block_size,

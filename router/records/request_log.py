@@ -52,7 +52,7 @@ class RequestLog(LineFile):
     def _line(self, summary: "RequestSummary", generation: "GenerationSummary", notes: "Notes") -> LogLine:
         prompt, ttft_s = generation.prompt, summary.ttft_s
         size = _block_tokens(summary, generation)
-        session = generation.decision.question.session
+        session, predicted = generation.decision.question.session, generation.prediction
         return LogLine(
             ts=round(time.time() - summary.duration_s, 6),
             request_id=summary.admitted.request_id,
@@ -75,6 +75,9 @@ class RequestLog(LineFile):
             decisions=notes.decisions,
             sendings=[_sending(attempt) for attempt in summary.attempts],
             raw_body=_one_line(notes.body) if self._bodies else NO_BODY,
+            index_exact=generation.exactness.index,
+            prediction_exact=generation.exactness.prediction,
+            predicted_tokens=None if predicted is None else predicted.blocks * predicted.block_size,
         )
 
 

@@ -176,6 +176,7 @@ def answer_attributes(summary: RequestSummary, generation: GenerationSummary) ->
         "gen_ai.request.stream": bool(generation.peek.stream),
         "warmroute.policy": decision.policy,
         "warmroute.prompt_is_exact": prompt.exact,
+        "warmroute.prediction_is_exact": generation.exactness.prediction,
         "warmroute.waited_s": summary.waited_s,
     }
     if prompt.exact:

@@ -195,6 +195,8 @@ def _prediction(decision: Decision) -> Pairs:
     yield "predicted", tokens_or_none(decision.predicted_cached_tokens)
     reported = tokens_or_none(decision.reported_cached_tokens)
     yield "reported", f"{reported}, less than predicted" if is_mispredicted(decision) else reported
+    if decision.prediction_exact is not None:
+        yield "exact", "yes" if decision.prediction_exact else f"no: {decision.why_inexact or 'it is only guessed'}"
 
 
 def _times(decision: Decision) -> Pairs:

@@ -33,6 +33,8 @@ class Decision(Struct, frozen=True):
     status: int = 0
     why: str | None = None
     candidates: list[Candidate] = []
+    prediction_exact: bool | None = None  # None: an older router
+    why_inexact: str | None = None
 
 
 class DecisionList(Struct, frozen=True):

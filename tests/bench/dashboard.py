@@ -37,7 +37,7 @@ from router.placement.cost import Question
 from router.placement.placement import APPROXIMATE
 from router.prompts.prompt import read_peek
 from router.proxy.admission import Admitted
-from router.proxy.request_summary import PastDecision
+from router.proxy.request_summary import ALL_EXACT, PastDecision
 from tests.bench.front import FrontOnWires
 from tests.bench.measure import heading, row
 from tests.bench.prefixes import ENTRIES, TICK_S, fleet, longest_stall_s
@@ -278,7 +278,7 @@ def busy(router: Router) -> None:
         assert decision.chosen is not None
         router.decisions.append(
             PastDecision(
-                time.time(), 0.0, 0.0, 0.0, f"r{number}", model.name, decision.chosen.name, 1000, True, decision,
+                time.time(), 0.0, 0.0, 0.0, f"r{number}", model.name, decision.chosen.name, 1000, ALL_EXACT, decision,
                 None, None, 0, 0, 200, "",
             )
         )  # fmt: skip

@@ -27,7 +27,7 @@ from router.placement.tie_break import TieBreak
 from router.prompts.prefixes.tree import Run
 from router.prompts.tokenizers import Tokenizers
 from router.prompts.tokens import Tokens
-from router.proxy.request_summary import PastDecision
+from router.proxy.request_summary import ALL_EXACT, PastDecision
 from tests.bench import soak
 from tests.bench.soak.memory import slope_of
 from tests.events.processes import wait_until
@@ -237,7 +237,7 @@ def decided(candidates: list[Candidate], number: int) -> PastDecision:
         "m",
         "r0",
         1000,
-        True,
+        ALL_EXACT,
         decision,
         None,
         None,

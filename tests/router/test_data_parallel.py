@@ -2,8 +2,13 @@
 
 from typing import Any
 
+import pytest
+
+from events.publisher import Publisher, PublisherConfig
 from router import upkeep
+from router.members import feeds
 from router.members.spec import ReplicaSpec
+from router.placement.placement import APPROXIMATE
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Scripted, Served, chat, connect, drops, refused_port, says, served
 
@@ -152,6 +157,28 @@ async def test_an_engine_without_events_says_what_to_switch_on() -> None:
         await has(running, "e")
         [replica] = (await client.get("/replicas", **HERE)).json["replicas"]
         assert replica["state"] == "approximate" and "--kv-events-config" in replica["inexact"]
+
+
+async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exact(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feeds, "REACHED_WITHIN_S", 0.05)
+    e = engine(1)
+    status, answer = sources(1)
+    endpoint = answer["0"]["endpoint"].replace("*", "127.0.0.1")
+    e.control["/kv_event_sources"] = status, answer
+    async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running, connect(running.port) as client:
+        await has(running, "e")
+        await until(lambda: running.member("e").block_size == APPROXIMATE, "it is guessed")
+        [replica] = (await client.get("/replicas", **HERE)).json["replicas"]
+        assert replica["state"] == "approximate" and f"{endpoint} was never reached" in replica["inexact"]
+        assert endpoint in caplog.text
+        await client.post(CHAT, chat())
+        [decision] = (await client.get("/decisions", **HERE)).json["decisions"]
+        assert not (decision["index_exact"] or decision["prediction_exact"])
+        with Publisher(PublisherConfig(events=endpoint, model=MODEL)):
+            await until(lambda: running.member("e").block_size != APPROXIMATE, "it is followed")
+            assert running.router.feeds.state("e").connected
 
 
 async def test_an_engine_that_cannot_tell_its_sockets_for_once_keeps_them(monkeypatch: Any) -> None:

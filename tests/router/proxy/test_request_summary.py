@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.proxy.request_summary import GenerationSummary, RequestSummary, past_decision
+from router.placement.placement import Prediction
+from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
 ROUTER = Path(__file__).resolve().parents[3] / "router"
@@ -50,3 +51,30 @@ def test_a_request_alone_writes_its_fields() -> None:
         f"placement/policy.py: decision.{field}"
         for field in ("chosen", "effects", "later_s", "rejection", "tie_break", "ttft_s")
     }
+
+
+# ---- what is exact
+
+
+KNOWN: Any = SimpleNamespace(exact=True, why_not=None)
+GUESSED: Any = SimpleNamespace(exact=False, why_not="no tokenizer")
+SURE = Prediction(16, 2, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prediction", "doubt", "claims", "why"),
+    [
+        (KNOWN, SURE, None, (True, True, True), None),
+        (KNOWN, Prediction(16, 2, 1, False), None, (True, True, False), "no event has confirmed"),
+        (KNOWN, SURE, "not connected", (True, False, False), "not connected"),
+        (KNOWN, None, "no events", (True, False, False), "no events"),
+        (GUESSED, None, None, (False, True, False), "no tokenizer"),
+        (GUESSED, None, "no events", (False, False, False), "no tokenizer"),
+    ],
+)
+def test_tokens_index_and_prediction_are_claimed_apart(
+    prompt: Any, prediction: Prediction | None, doubt: str | None, claims: tuple[bool, bool, bool], why: str | None
+) -> None:
+    found = exactness(prompt, prediction, doubt)
+    assert (found.tokens, found.index, found.prediction) == claims
+    assert found.why_not is None if why is None else why in (found.why_not or "")

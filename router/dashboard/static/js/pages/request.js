@@ -104,7 +104,17 @@ function comparison(decision) {
   return [
     el("div", { class: "bars wide" }, bar("predicted", predicted), bar("reported", reported)),
     el("p", { class: "small soft after" }, difference(predicted, reported)),
+    el("p", { class: "row small after" }, exactness(decision)),
   ];
+}
+
+/** The three claims, each by itself; `why_inexact` is the reason for the first that does not hold. */
+function exactness(decision) {
+  const claims = { Tokens: "tokens_exact", Index: "index_exact", Prediction: "prediction_exact" };
+  const told = Object.entries(claims).map(([name, field]) =>
+    badge(`${name}: ${decision[field] ? "exact" : "not exact"}`, decision[field] ? "good" : "warn"),
+  );
+  return decision.why_inexact ? [...told, el("span", { class: "soft" }, decision.why_inexact)] : told;
 }
 
 function difference(predicted, reported) {
