@@ -35,6 +35,7 @@ ERRORS = {
 _ANY: dict[str, Any] = {"application/json": {}}
 _TEXT = {"type": "string"}
 _LIMIT = {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}}
+_ADAPTER = {"type": "object", "properties": {"lora_name": _TEXT, "lora_path": _TEXT}, "required": ["lora_name"]}
 _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
 
 
@@ -58,6 +59,8 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("Prometheus text", {"text/plain": {}})
         case "POST", "/replicas":
             found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
+        case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
+            found = _answers("Which replicas have it", _ANY) | {"requestBody": _body(_ADAPTER)}
         case _, "/explain":
             asked = {"anyOf": [schema.reference(ChatRequest), schema.reference(CompletionRequest)]}
             found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}

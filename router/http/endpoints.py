@@ -20,6 +20,7 @@ from router.core import Router
 from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
+from router.http.adapters import change_adapter
 from router.http.explaining import explained
 from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
@@ -142,6 +143,17 @@ class Endpoints:
         known = _some(self._router.members.by_name)
         message = f"there is no replica named {name[:100]!r}; there are: {known}"
         return ApiError(404, message, code="replica_not_found")
+
+    async def load_adapter(self, request: Request) -> Response:
+        return await self._change_adapter(request, load=True)
+
+    async def unload_adapter(self, request: Request) -> Response:
+        return await self._change_adapter(request, load=False)
+
+    async def _change_adapter(self, request: Request, *, load: bool) -> Response:
+        async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
+            status, report = await change_adapter(self._router, self._upkeep, body, load=load)
+        return json_response(report, status)
 
     # ---- why
 

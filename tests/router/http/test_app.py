@@ -59,6 +59,8 @@ FOR_ADMINS = {
     ("GET", "/prefixes"),
     ("GET", "/debug/index"),
     ("POST", "/v1/anything"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
 }
 EVERY = sorted(OPEN | FOR_CLIENTS | FOR_ADMINS)
 

@@ -189,7 +189,7 @@ async def test_a_path_that_servers_may_take_for_another_one_is_not_passed_on(tar
         assert not script.calls
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload%5Flora_adapter", "/v1/update_weights"])
+@pytest.mark.parametrize("path", ["/v1/pause", "/v1/reload%5Fweights", "/v1/update_weights"])
 async def test_a_tenant_changes_no_replica(path: str) -> None:
     script = Script(says(GOOD))
     keys = tuple(keys_from_options([KEY], ADMIN))

@@ -1,0 +1,103 @@
+"""Loads and unloads a LoRA adapter at every replica of its base model, and reports which have it."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from api.errors import ApiError, invalid, quoted
+from router.core import Router
+from router.members.fetch import fetch
+from router.members.members import Server, no_replica
+from router.members.spec import ModelName
+from router.members.upstream import Broken
+from router.upkeep import Upkeep
+
+LOAD_S = 120.0  # an engine may read an adapter from a slow disk
+MOST_AT_ONCE = 32
+MOST_SHOWN = 300  # characters of an engine's answer
+SUCCESS = 200
+
+
+class AdapterRequest(Struct, frozen=True):
+    """The part of vLLM's and SGLang's request that the router reads; replicas get all of it."""
+
+    lora_name: ModelName
+    model: Annotated[str, Meta(max_length=512)] | None = None  # the base, if the router serves several
+
+
+class AdapterAtReplica(Struct, frozen=True):
+    name: str
+    has_it: bool  # by its list of models afterwards
+    status: int | None  # of its answer; None: there was none
+    message: str
+
+
+class AdapterReport(Struct, frozen=True):
+    lora_name: str
+    model: str
+    replicas: list[AdapterAtReplica]
+
+
+_decode = msgspec.json.Decoder(AdapterRequest).decode
+
+
+async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: bool) -> tuple[int, AdapterReport]:
+    """Send the request to every replica that it concerns; return a status and what each has now.
+
+    The status is 502 if a replica does not have the adapter that should, or the other way round.
+    """
+    try:
+        asked = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(
+            f"the body does not name an adapter: {error}; write lora_name, and lora_path to load it"
+        ) from error
+    servers = list(router.members.servers.values())
+    if load:
+        model = asked.model or _only_base(servers)
+        concerned = [one for one in servers if model in one.models and model not in one.adapters]
+    else:
+        concerned = [one for one in servers if asked.lora_name in one.adapters]
+        model = asked.model or (concerned[0].models[0] if concerned else "")
+        concerned = [one for one in concerned if model in one.models]
+    if not concerned:
+        raise ApiError(404, f"no replica {_serves(asked, model, load=load)}", code="adapter_not_found")
+    at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def at(server: Server) -> AdapterAtReplica:
+        async with at_once:
+            return await _change(upkeep, server, asked.lora_name, body, load=load)
+
+    found = await asyncio.gather(*map(at, concerned))
+    done = all(one.has_it == load for one in found)
+    return (SUCCESS if done else 502), AdapterReport(asked.lora_name, model, found)
+
+
+async def _change(upkeep: Upkeep, server: Server, adapter: str, body: bytes, *, load: bool) -> AdapterAtReplica:
+    path = "/load_lora_adapter" if load else "/unload_lora_adapter"
+    if server.facts is None or server.facts.spec.engine != "sglang":
+        path = f"/v1{path}"
+    status, message = None, ""
+    try:
+        answer = await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=LOAD_S)
+        status, message = answer.status, answer.body[: 4 * MOST_SHOWN].decode(errors="replace")[:MOST_SHOWN]
+        await upkeep.learn_again(server)
+    except Broken as broken:
+        message = str(broken)
+    return AdapterAtReplica(server.name, adapter in server.adapters, status, message)
+
+
+def _only_base(servers: Iterable[Server]) -> str:
+    bases = sorted({one.models[0] for one in servers if one.models})
+    if not bases:
+        raise no_replica("no replica has reported its models yet")
+    if len(bases) > 1:
+        raise invalid(f"the router serves {len(bases)} base models; name the adapter's base as model", "model")
+    return bases[0]
+
+
+def _serves(asked: AdapterRequest, model: str, *, load: bool) -> str:
+    return f"serves the base model {quoted(model)}" if load else f"has an adapter {quoted(asked.lora_name)}"
