@@ -328,10 +328,10 @@ class Resolver:
         elif pool.medium != "GPU" and None not in (known := [self._key(block_hash) for block_hash in hashes]):
             parent = event.parent_block_hash  # vLLM leaves salts and images out of the events of lower media
             above = self._root(event) if parent is None else self._key(parent)
-            keys = [key for key in known if key is not None]
+            found = [key for key in known if key is not None]
             if isinstance(event, StoredPiece):
-                event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
-            return above or 0, keys
+                event.whole.named_blocks, event.whole.last_key = event.start + len(found), found[-1]
+            return above or 0, found
         elif self.groups.sparse:
             self._store_hashed(event, pool, changes)
             return None
@@ -349,8 +349,7 @@ class Resolver:
             elif (parent_key := pool.named.get(parent)) is None and (parent_key := self._key(parent)) is None:
                 self._wait(parent, event.whole.event if isinstance(event, StoredPiece) else event)
             if parent_key is not None:
-                keys = chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
-                if keys is not None:
+                if (keys := self._chain(event, parent_key)) is not None:
                     if isinstance(event, StoredPiece):
                         event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
                     return parent_key, keys

@@ -232,6 +232,7 @@ def _routed(row: Row, readings: Sequence[Reading], before: Counter[str], now: Se
         state=row.state,
         inexact=row.inexact,
         overclaim=row.overclaim,
+        unknown={},
         trust=row.trust,
         has_events=row.lag_batches is not None and row.state != "approximate",
         lag_batches=min((one.lag_batches for one in readings), default=0) if len(readings) >= FEW_READINGS else 0,

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import astuple
 
+from events.actions import Apply
 from events.blocks import block_keys, root_key
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode_batch
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, encode_batch
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
@@ -357,3 +359,26 @@ def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -
     assert index.match(KEYS, 1).gpu == {}
     assert not feed.tick(100.0 + SETTLED_S)
     assert index.match(KEYS, 1).gpu == {slot: 2}
+
+
+def grouped(hashes: list[int], group: int, kind: str, size: int) -> BlockStored:
+    return BlockStored([*hashes], None, list(range(size * len(hashes))), size, None, "GPU", None, None, group, kind, 64)
+
+
+def test_a_replica_with_groups_is_matched_in_their_common_unit() -> None:
+    index, source = PrefixIndex(), Source("r0", "tcp://127.0.0.1:1", model="m")
+    feed = ReplicaFeed(index, index.add(), source)
+    events: list[Event] = [grouped([2, 4], 0, "full_attention", 32), grouped([1, 2, 3, 4], 1, "sliding_window", 16)]
+    feed.view.perform([Apply(0, encode_batch(EventBatch(0.0, events)))])
+    state = feed.state(0.0)
+    assert (state.block_sizes, state.unknown, index.blocks(0)) == ((16,), {}, {"GPU": 6})
+    keys = block_keys(range(64), 16, root_key("m", block_size=16))
+    assert index.match(keys, 1, 4).gpu == {0: 4}
+    assert index.match(keys, 1, 3).gpu == {0: 2}, "a hit ends where blocks of all groups do"
+
+
+def test_what_is_not_read_of_a_replicas_events_is_told() -> None:
+    index, source = PrefixIndex(), Source("r0", "tcp://127.0.0.1:1", model="m")
+    feed = ReplicaFeed(index, index.add(), source)
+    feed.view.perform([Apply(0, msgspec.msgpack.encode([0.0, [{"type": "BlockInactive", "block_hashes": [1]}], 0]))])
+    assert feed.state(0.0).unknown == {"BlockInactive": 1}

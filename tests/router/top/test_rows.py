@@ -74,9 +74,7 @@ def test_a_late_heartbeat_is_marked() -> None:
 
 
 def test_events_are_counted_and_what_rose_is_marked() -> None:
-    events = FeedState(
-        seq=1500, lag_batches=2, gaps=1, repairs=3, digest_mismatches=1, last_event_age_s=0.4
-    )
+    events = FeedState(seq=1500, lag_batches=2, gaps=1, repairs=3, digest_mismatches=1, last_event_age_s=0.4)
     row = Row(a_replica(events=events), RATES, frozenset({"gaps"}))
     found = cells(event_table(), row)
     assert found == {
