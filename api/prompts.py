@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api import chatml
-from api.errors import invalid, too_long
+from api.errors import ApiError, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
@@ -75,7 +75,7 @@ class Prompts:
         given = request.prompt_token_ids
         prompts: Sequence[str | list[int]] = request.prompts if given is None else given
         for prompt in prompts:
-            self._check_fits(prompt, max_model_len, "prompt")
+            self.check_fits(prompt, max_model_len, "prompt")
         if given is not None:
             return [self._checked(ids, f"prompt_token_ids[{i}]") for i, ids in enumerate(given)]
         return [
@@ -101,9 +101,17 @@ class Prompts:
     def _conversation_text(
         self, request: ChatRequest | TokenizeRequest, max_model_len: int | None = None
     ) -> str | list[int]:
-        shown = self._shown(request)
+        return self._checked_text(self._shown(request), max_model_len)
+
+    def conversation_text(self, conversation: Conversation, max_model_len: int | None = None) -> str | list[int]:
+        """The checked text of a conversation whose messages are as its template takes them."""
+        return self._checked_text(
+            self._shown_with(self.template(bool(conversation.tools)), conversation), max_model_len
+        )
+
+    def _checked_text(self, shown: str | list[chatml.Segment], max_model_len: int | None) -> str | list[int]:
         if isinstance(shown, str):
-            self._check_fits(shown, max_model_len, "messages")
+            self.check_fits(shown, max_model_len, "messages")
             return shown
         check_room(sum(map(chatml.size, shown)), max_model_len, "messages")
         return self._checked(chatml.encode(shown), "messages")
@@ -112,27 +120,32 @@ class Prompts:
         return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), param)
 
     def _shown(self, request: ChatRequest | TokenizeRequest) -> str | list[chatml.Segment]:
-        template = self._template_for(request)
         try:
-            conversation = self._conversation(request)
+            return self._shown_with(self.template(bool(request.tools)), self._conversation(request))
+        except RecursionError:
+            raise _too_deep() from None
+
+    def _shown_with(self, template: ChatTemplate | None, conversation: Conversation) -> str | list[chatml.Segment]:
+        try:
             if self._spelled is not None:
                 self._spelled.check(conversation)
             return chatml.segments(conversation) if template is None else template.render(conversation)
         except RecursionError:
-            raise invalid("tools or tool_calls are nested too deeply; flatten them", "tools") from None
+            raise _too_deep() from None
 
     def _conversation(self, request: ChatRequest | TokenizeRequest) -> Conversation:
-        template = self._template_for(request)
+        template = self.template(bool(request.tools))
         return _conversation(request, template is not None and "developer" in template.source)
 
-    def _template_for(self, request: ChatRequest | TokenizeRequest) -> ChatTemplate | None:
-        template = self._tool_template if request.tools else self._template
+    def template(self, with_tools: bool) -> ChatTemplate | None:
+        """The chat template; None: the byte tokenizer's own. Raise ApiError if there is none."""
+        template = self._tool_template if with_tools else self._template
         if template is None and not isinstance(self.tokenizer, ByteTokenizer):
             fix = "use /v1/completions, or start the server with a --chat-template"
             raise invalid(f"the tokenizer {self.tokenizer.name} has no chat template; {fix}", "messages")
         return template
 
-    def _check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
+    def check_fits(self, prompt: str | list[int], max_model_len: int | None, param: str) -> None:
         """Refuse a prompt that is certainly too long, before it is encoded."""
         if isinstance(prompt, list):
             check_room(len(prompt), max_model_len, param)
@@ -157,6 +170,10 @@ class Prompts:
         if token_ids and max(token_ids) >= self.vocab_size:
             fix = f"token ids end at {self.vocab_size - 1}"
             raise invalid(f"{param} has the token id {max(token_ids)}; {fix}", param)
+
+
+def _too_deep() -> ApiError:
+    return invalid("tools or tool_calls are nested too deeply; flatten them", "tools")
 
 
 def check_room(prompt_tokens: int, max_model_len: int | None, param: str, *, exact: bool = True) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jinja2
+import jinja2.nodes
 from msgspec import Struct
 
 from api.errors import invalid
@@ -29,6 +30,7 @@ class Conversation(Struct, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: dict[str, Any] = {}
+    documents: list[Any] | None = None
 
 
 class ChatTemplate:
@@ -73,6 +75,10 @@ class ChatTemplate:
         text = self._render(conversation, [*earlier, last | {"content": last["content"] + _END_OF_MESSAGE}])
         return _cut(text, last["content"])
 
+    def parsed(self) -> jinja2.nodes.Template:
+        """Its syntax tree."""
+        return _ENVIRONMENT.parse(self.source)
+
     def _reserved(self) -> set[str]:
         return {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens}
 
@@ -89,7 +95,7 @@ class ChatTemplate:
             **self._special_tokens,
             **conversation.kwargs,
             "tools": conversation.tools or None,
-            "documents": None,
+            "documents": conversation.documents,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
         try:

@@ -43,6 +43,7 @@ from router.records.request_log import RequestLog
 
 if TYPE_CHECKING:
     from router.records.tracing import Tracing
+    from router.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Router:
         self.request_log: RequestLog | None = None
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
+        self.verification: Verification | None = None  # of prompts for engines that build them themselves
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
         self.open_requests = 0

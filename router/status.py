@@ -5,6 +5,7 @@ from typing import Any
 from router.core import Router
 from router.members.members import Member
 from router.placement.placement import APPROXIMATE
+from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 
 SALTED = ("warmroute", "vllm", "sglang")
@@ -94,9 +95,23 @@ def index_status(router: Router) -> dict[str, Any]:
                 "block_sizes": sorted(model.slots),
                 "tokenizer": model.tokens.why_not or "exact",
                 "message_cache": model.tokens.why_no_cache or "on",
+                "shapes": None if (shapes := model.tokens.shapes) is None else shapes_status(shapes),
             }
             for name, model in router.members.models.items()
         },
+    }
+
+
+def shapes_status(shapes: Shapes) -> dict[str, Any]:
+    """The shapes of requests whose prompts are known to be the engine's, and those that are not."""
+    return {
+        "verified": sum(1 for name in shapes.known if shapes.is_exact(name)),
+        "known": len(shapes.known),
+        "why_not": shapes.silent,
+        "differing": [
+            {"shape": name, "replica": one.replica, "token": one.position, "here": one.ours, "there": one.theirs}
+            for name, one in shapes.differences()
+        ],
     }
 
 

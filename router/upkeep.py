@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -31,10 +32,11 @@ from router.members.spec import BadSpec, ReplicaSpec
 from router.members.upstream import Broken, Upstream
 from router.placement.eligibility import can_take
 from router.placement.placement import APPROXIMATE
-from router.prompts.tokenizer_probe import probes, verdict
+from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
 from router.status import isolation
+from router.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,10 @@ class Upkeep:
         self._due: dict[str, asyncio.Event] = {}  # set when a replica is to be checked
         self._leaving: set[asyncio.Task[None]] = set()
         self._stood_still_s = 0.0  # altogether
+        self._verification = router.verification = Verification(
+            self._post, router.placement, router.now_s, router.shows_prompts
+        )
+        self._processes = count(1)
         self._said_unsalted: set[str] = set()  # replicas that the log has warned of
 
     # ---- which replicas there are
@@ -157,6 +163,7 @@ class Upkeep:
         leaving = asyncio.create_task(self._leave(server))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+        self._forget_process(server)
         for member in list(server.members):
             self._drop(member)
         self._said_unsalted.discard(name)
@@ -217,6 +224,7 @@ class Upkeep:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._verification.close()
         for server in self._servers.values():
             server.upstream.close()
 
@@ -371,9 +379,11 @@ class Upkeep:
             return
         if facts.loading and facts.models == server.models:
             raise BadSpec(LOADING)
-        self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native)
+        self._tokenizers.of(facts.spec.model, tokenizer=facts.tokenizer, native=facts.native, engine=facts.spec.engine)
         if not server.learned or facts.models[:1] != server.models[:1]:
-            server.verified = None
+            self._forget_process(server)
+            server.verified, server.renders = None, True
+            server.process = f"{server.name} #{next(self._processes)}"
         self._take_over(server, facts)
         self._router.members.arrange()
         if facts.loading:
@@ -457,14 +467,31 @@ class Upkeep:
         if tokens.prompts is None or tokens.why_not is not None:
             server.verified = "there is none here"
             return
-        asked = probes(server.models[0], tokens.prompts)
+        asked = probes(server.models[0], tokens.prompts, tokens.engine)
         answers = [await self._ask(server, "/tokenize", probe.body) for probe in asked]
-        found = verdict(asked, [(answer.status, answer.body) for answer in answers])
+        answered = [(answer.status, answer.body) for answer in answers]
+        texts = [i for i, probe in enumerate(asked) if probe.shape is None or "prompt" in probe.what]
+        found = verdict([asked[i] for i in texts], [answered[i] for i in texts])
+        if found.verified and tokens.shapes is not None:
+            self._verification.probed(server, tokens, asked, answered)
+            found = verdict(asked, answered)
+            found = ProbeResult(found.verified is not None or None, found.why)
         server.verified = found.why
         if found.verified is False:
             tokens.go_approximate(f"the tokenizer here is not that of {server.name}: {found.why}")
         elif found.verified is None:
             log.warning("%s: cannot tell if its tokenizer equals the router's: %s", server.name, found.why)
+            if tokens.shapes is not None:
+                tokens.shapes.silent = f"not verified: {found.why}"
+
+    def _forget_process(self, server: Server) -> None:
+        for name in server.models:
+            model = self._router.members.models.get(name)
+            if model is not None and model.tokens.shapes is not None:
+                model.tokens.shapes.forget(server.process)
+
+    async def _post(self, server: Server, path: str, body: bytes, timeout_s: float) -> Fetched:
+        return await self._ask(server, path, body, timeout_s)
 
     async def _ask(self, server: Server, path: str, body: bytes | None = None, timeout_s: float = PROBE_S) -> Fetched:
         return await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=timeout_s)

@@ -11,6 +11,7 @@ import msgspec
 
 from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.asking import Client, Server, Unreachable, options, reason_of
+from router.doctor.figures import DifferingShape
 from router.doctor.samples import BadMetrics, Samples
 from router.responses import ReplicaList
 from router.top.responses import Decision, DecisionList
@@ -22,6 +23,26 @@ DECISIONS = 2000  # more than most routers remember
 READ_EVERY_S = 0.5  # queues, between the two looks
 
 REPLICA = Server("replica", "see --replica", "see --api-key")
+
+
+class Differing(msgspec.Struct):
+    shape: str
+    replica: str
+    token: int
+    here: str = ""
+    there: str = ""
+
+
+class ShapesStatus(msgspec.Struct):
+    differing: list[Differing] = []
+
+
+class ModelStatus(msgspec.Struct):
+    shapes: ShapesStatus | None = None
+
+
+class IndexStatus(msgspec.Struct):
+    models: dict[str, ModelStatus] = {}
 
 
 class Asking(ExitStack):
@@ -48,7 +69,7 @@ class Asking(ExitStack):
         if self._router is not None:
             metrics = router_metrics(self._router)
             replicas = self._router.get("/replicas", ReplicaList).replicas
-            router = OfRouter(metrics, replicas, decisions(self._router))
+            router = OfRouter(metrics, replicas, decisions(self._router), differing(self._router))
         known = [one.url.rstrip("/") for one in router.replicas] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -93,6 +114,26 @@ def decisions(router: Client) -> list[Decision] | None:
     except click.ClickException:
         return None
     return router.decode(path, content, DecisionList).decisions
+
+
+def differing(router: Client) -> tuple[DifferingShape, ...]:
+    """Return the shapes of requests whose prompts differ at a replica; none if the key may not read them."""
+    path = "/debug/index"
+    try:
+        content = router.ask("GET", path)
+    except Unreachable:
+        raise
+    except click.ClickException:
+        return ()
+    models = router.decode(path, content, IndexStatus).models
+    found = ((name, one.shapes) for name, one in models.items() if one.shapes is not None)
+    return tuple(
+        DifferingShape(
+            model=name, shape=each.shape, replica=each.replica, token=each.token, here=each.here, there=each.there
+        )
+        for name, shapes in found
+        for each in shapes.differing
+    )
 
 
 def _loaded(answer: httpx2.Response) -> Loaded | None:

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from router.doctor.engine_metrics import MetricsDelta, engine_figures
-from router.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures, RouterFigures, RoutingFigures
+from router.doctor.figures import (
+    DecisionSample,
+    DifferingShape,
+    EngineFigures,
+    Figures,
+    ReplicaFigures,
+    RouterFigures,
+    RoutingFigures,
+)
 from router.doctor.samples import Samples
 from router.responses import ReplicaStatus
 from router.top.responses import Decision
@@ -33,6 +41,7 @@ class OfRouter(NamedTuple):
     metrics: Samples
     replicas: list[ReplicaStatus]
     decisions: list[Decision] | None  # None: they may not be read
+    differing: tuple[DifferingShape, ...] = ()
 
 
 class OfReplica(NamedTuple):
@@ -155,6 +164,7 @@ def _router(first: Look, last: Look, change: MetricsDelta) -> RouterFigures:
         missed_tokens=sum(max(0.0, others - ours) for ours, others in map(_held, chosen)),
         chosen_tokens=sum(one.prompt_tokens for one in chosen),
         choices=None if decisions is None else tuple(map(_choice, chosen)),
+        differing=last.router.differing,
     )
 
 

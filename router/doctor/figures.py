@@ -113,6 +113,17 @@ class DecisionSample(Struct, frozen=True, kw_only=True):
     cached: bool = False  # the replica held more of the prompt than others, which explains the choice
 
 
+class DifferingShape(Struct, frozen=True, kw_only=True):
+    """A kind of request whose prompt the router builds otherwise than a replica."""
+
+    model: str
+    shape: str
+    replica: str
+    token: int  # the first that differs
+    here: str = ""  # the text around it; empty: not to be shown
+    there: str = ""
+
+
 class RouterFigures(Struct, frozen=True, kw_only=True):
     policy: str = ""
     requests: float = 0
@@ -121,6 +132,7 @@ class RouterFigures(Struct, frozen=True, kw_only=True):
     missed_tokens: float = 0  # prompt tokens in `choices` that only another replica held
     chosen_tokens: float = 0  # prompt tokens in `choices`
     choices: tuple[DecisionSample, ...] | None = None  # None: no permission to read them
+    differing: tuple[DifferingShape, ...] = ()
 
 
 class Figures(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ PREDICTIONS = 20
 SHOWN = 5  # names
 APPROXIMATE = 0.01  # share of prompts: some have parts without tokens (images)
 MISMATCH = "the tokenizer here is not that of"
+SHAPE = "shape"  # the reason of prompts whose shape is not verified
 
 
 def _routed(replica: ReplicaFigures) -> bool:
@@ -159,6 +160,8 @@ def approximate_prompts(figures: Figures) -> Diagnosis | None:
     if not count or count < APPROXIMATE * router.requests or not any(map(_has_tokens, figures.replicas)):
         return None
     reason = max(router.approximate, key=lambda why: router.approximate[why])
+    if reason == SHAPE and router.differing:
+        return None  # `prompts_differ` says more
     if MISMATCH in reason:
         what = "the router's tokenizer differs from the replicas': prompts are matched by their bytes"
         turn = "give the router the replicas' own tokenizer and chat template: --model-dir MODEL=DIR"
@@ -166,6 +169,20 @@ def approximate_prompts(figures: Figures) -> Diagnosis | None:
         what = "prompts are matched by their bytes, not by their tokens"
         turn = "give the router the model's tokenizer: --model-dir MODEL=DIR"
     return Diagnosis(what, turn, {"prompts": count, "requests": router.requests, "reason": reason})
+
+
+def prompts_differ(figures: Figures) -> Diagnosis | None:
+    if figures.router is None or not figures.router.differing:
+        return None
+    one, more = figures.router.differing[0], len(figures.router.differing) - 1
+    others = f"; {more} more shapes differ" if more else ""
+    texts = {"here": one.here, "there": one.there} if one.here or one.there else {}
+    return Diagnosis(
+        f"{one.replica} builds another prompt of some requests to {one.model} than the router: they are matched by "
+        f"their bytes{others}",
+        "give the router the replica's own chat template (--chat-template MODEL=FILE), and compare the two texts",
+        {"shape": one.shape, "token": one.token, **texts},
+    )
 
 
 def _has_tokens(replica: ReplicaFigures) -> bool:

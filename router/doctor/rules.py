@@ -26,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     ReplicaRule("event-lag", index_rules.event_lag),
     ReplicaRule("event-losses", index_rules.event_losses),
     ReplicaRule("unknown-events", index_rules.unknown_events),
+    RouterRule("prompts-differ", index_rules.prompts_differ),
     RouterRule("approximate-prompts", index_rules.approximate_prompts),
     ReplicaRule("wrong-predictions", index_rules.wrong_predictions),
 )

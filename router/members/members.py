@@ -51,6 +51,8 @@ class Server:
     recovered_s: float = math.inf  # when the last suspicion ended, until streams have had time to go on
     trouble: str = ""  # reason of its last health check, if that failed
     verified: str | None = None  # result of comparing its tokenizer with ours
+    process: str = ""  # a name for its present process, which no other has
+    renders: bool = True  # it may have routes that say a request's tokens
 
     @property
     def name(self) -> str:

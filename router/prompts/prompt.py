@@ -133,6 +133,9 @@ class Prompt(Struct):
     _text: bytes | None = None
     _text_bytes: int | None = None  # where the text itself was in another process
     read_apart: bool = False  # in a process of its own, since its body takes long to read
+    shape: str | None = None  # of the request; None: it needs no verifying, or cannot be verified
+    unverified: bytes | None = None  # the token ids that are its prompt if its shape turns out to be verified
+    doubt: str | None = None  # why it is not called exact although its tokens are used
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.

@@ -9,6 +9,7 @@ from msgspec import Struct
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.requests import TokenizeRequest, read
+from router.prompts.engines.vllm import Vllm
 
 _TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"
 _SYSTEM = {"role": "system", "content": "You are terse.  Answer in one line.\n"}
@@ -20,6 +21,10 @@ _CONVERSATIONS: Sequence[dict[str, Any]] = (
     {"messages": [_USER]},
     {"messages": [_SYSTEM, _USER, _ASSISTANT, _USER]},
     {"messages": [_PARTS]},
+)
+_MORE: Sequence[dict[str, Any]] = (  # so that usual conversations are verified from the start
+    {"messages": [_SYSTEM, _USER]},
+    {"messages": [_USER, _ASSISTANT, _USER]},
 )
 _LOCAL: Sequence[dict[str, Any]] = (
     *_CONVERSATIONS,
@@ -33,6 +38,7 @@ class Probe(Struct, frozen=True):
     body: bytes
     expected: list[int]
     what: str
+    shape: str | None = None  # of a request with the same prompt, if shapes are verified
 
 
 class ProbeResult(Struct, frozen=True):
@@ -46,31 +52,38 @@ class _Tokenized(Struct):
     tokens: list[int]
 
 
-def probes(model: str, prompts: Prompts) -> list[Probe]:
-    """The requests with their expected tokens, without those that our template refuses."""
-    asked: list[dict[str, Any]] = [
-        {"prompt": _TEXT},
-        {"prompt": _TEXT * 3, "add_special_tokens": False},
-        *_CONVERSATIONS,
-    ]
-    made = (_probe(prompts, {"model": model, **fields}) for fields in asked)
+def probes(model: str, prompts: Prompts, engine: Vllm | None = None) -> list[Probe]:
+    """The requests with their expected tokens, without those that our template refuses.
+
+    `engine`: the way in which the replica builds prompts; None: as ours do.
+    """
+    conversations = _CONVERSATIONS if engine is None else (*_CONVERSATIONS, *_MORE)
+    asked: list[dict[str, Any]] = [{"prompt": _TEXT}, {"prompt": _TEXT * 3, "add_special_tokens": False}]
+    made = (_probe(prompts, engine, {"model": model, **fields}) for fields in (*asked, *conversations))
     return [probe for probe in made if probe is not None]
 
 
-def _probe(prompts: Prompts, fields: dict[str, Any]) -> Probe | None:
-    body = msgspec.json.encode(fields)
+def _probe(prompts: Prompts, engine: Vllm | None, fields: dict[str, Any]) -> Probe | None:
+    body, chat = msgspec.json.encode(fields), "messages" in fields
+    shape = None
     try:
-        expected = prompts.tokenize(read(body, TokenizeRequest))
+        if engine is None:
+            expected = prompts.tokenize(read(body, TokenizeRequest))
+        else:
+            made = engine.read("chat" if chat else "completions", body)
+            shape, [text] = made.shape, made.texts
+            special = made.special_tokens
+            expected = text if isinstance(text, list) else prompts.tokenizer.encode(text, add_special_tokens=special)
     except ApiError:
         return None
-    return Probe(body, expected, "a prompt" if "prompt" in fields else f"{len(fields['messages'])} messages")
+    return Probe(body, expected, f"{len(fields['messages'])} messages" if chat else "a prompt", shape)
 
 
 def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> ProbeResult:
     """Compare answers (status, body): False at the first difference, None if one is unusable, else True."""
     unknown = None
     for probe, (status, body) in zip(asked, answers, strict=True):
-        found = _token_ids(status, body)
+        found = token_ids(status, body)
         if found is None:
             unknown = unknown or f"POST /tokenize answers {status} to {probe.what}"
         elif found != probe.expected:
@@ -80,7 +93,7 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
     return ProbeResult(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
-def _token_ids(status: int, body: bytes) -> list[int] | None:
+def token_ids(status: int, body: bytes) -> list[int] | None:
     if status != 200:
         return None
     try:

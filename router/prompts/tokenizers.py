@@ -39,15 +39,15 @@ class Tokenizers:
         self._special_tokens_in_text = special_tokens_in_text
         self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
 
-    def of(self, model: str, *, tokenizer: str | None = None, native: bool = False) -> Tokens:
-        """The model's `Tokens`; `tokenizer` is the name that a native replica reports."""
+    def of(self, model: str, *, tokenizer: str | None = None, native: bool = False, engine: str = "") -> Tokens:
+        """The model's `Tokens`; `tokenizer` is the name that a native replica reports, `engine` its first replica's."""
         tokens = self._by_model.get(model)
         if tokens is None:
-            tokens = self._by_model[model] = self._made(model, tokenizer, native)
+            tokens = self._by_model[model] = self._made(model, tokenizer, native, engine)
             self._newest.append(tokens)
         return tokens
 
-    def _made(self, model: str, tokenizer: str | None, native: bool) -> Tokens:
+    def _made(self, model: str, tokenizer: str | None, native: bool, engine: str) -> Tokens:
         folder = self._folder(model)
         if folder is not None:
             prompts = self._prompts(model, self._read[folder])
@@ -56,7 +56,7 @@ class Tokenizers:
         else:
             log.warning("%s: no tokenizer, matching its prompts approximately; give its folder with --model-dir", model)
             return Tokens(model, None, cache_bytes=self._cache_bytes, strict=native)
-        return Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=native)
+        return Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=native, engine=engine)
 
     def _prompts(self, model: str, tokenizer: Tokenizer) -> Prompts:
         path, template = self._templates.get(model, ("", None))

@@ -7,19 +7,22 @@ finishes the draft on a thread.
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from api.errors import ApiError
+from api.errors import ApiError, invalid
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, read
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
+from router.prompts.engines.asked import Asked, Text
+from router.prompts.engines.vllm import Vllm
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
+from router.prompts.shapes import DIFFERS, Shapes
 from router.prompts.tokenizer_probe import conversations
 
 log = logging.getLogger(__name__)
@@ -31,9 +34,7 @@ QUICK_TEXT_BYTES = 3 * 1024  # to encode
 QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
 
-Text: TypeAlias = str | list[int]  # token ids need no encoding
 Found: TypeAlias = LookUp | Text
-GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
 
 
 class TokenCounts(Struct):
@@ -67,10 +68,12 @@ class Tokens:
         strict: bool = True,
         compare_every: int = COMPARE_EVERY,
         why_not: str = "it has no tokenizer here",
+        engine: str = "",
     ) -> None:
         """`strict`: refuse what our own request types refuse; otherwise leave that to the replica's engine.
 
-        `why_not` is the reason if there are no `prompts`.
+        `why_not` is the reason if there are no `prompts`. `engine`: whose way of building prompts is followed; for one
+        that is known, only requests of verified shapes are exact.
         """
         self.model = model
         self.prompts = prompts
@@ -79,6 +82,8 @@ class Tokens:
         self.cache: PieceCache | None = None
         self.why_no_cache: str | None = None
         self.strict = strict
+        self.engine = Vllm(prompts) if engine == Vllm.name and prompts is not None and not strict else None
+        self.shapes = None if self.engine is None else Shapes()
         self._compare_every = compare_every
         self._drafts = 0
         self.special_ids: tuple[bytes, bytes] | None = None  # what `add_special_tokens` puts around
@@ -130,17 +135,43 @@ class Tokens:
             return ready(self._approximate(peek, lora, salt, self.why_not or ""))
         named = Named(self.model, peek, lora, salt)
         try:
-            request, texts = _texts(prompts, body, chat, self.strict, max_model_len)
+            if self.engine is not None:
+                asked = self.engine.read("chat" if chat else "completions", body, max_model_len)
+            else:
+                asked = _asked(prompts, body, chat, self.strict, max_model_len)
         except ApiError as error:
             return ready(self.refused(named, error))
         compare = cache is not None and self._drafts % self._compare_every == 0
         self._drafts += 1
-        encoding = Encoding(self, prompts, named, request, texts, cache, compare)
+        encoding = Encoding(self, prompts, named, asked, chat, cache, compare)
         return Draft(encoding.unknown_bytes, encoding.finish)
 
     def _approximate(self, peek: Peek, lora: str | None, salt: str | None, why: str, reason: str = "model") -> Prompt:
         self.counts.approximate[reason] += 1
         return approximate(self.model, peek, lora, salt, why)
+
+    def verdict(self, shape: str | None) -> tuple[str | None, str | None]:
+        """The reason why prompts of this shape are approximate, or else why they are not called exact."""
+        if shape is None or self.shapes is None or (why := self.shapes.why_not(shape)) is None:
+            return None, None
+        silent = self.shapes.silent
+        return (why, None) if silent is None or why is DIFFERS else (None, silent)
+
+    def made(self, named: "Named", packed: list[bytes], each: int, shape: str | None) -> Prompt:
+        """The prompt of these tokens, as far as its shape is verified."""
+        why, doubt = self.verdict(shape)
+        if why is not None:
+            prompt = self._approximate(named.peek, named.lora, named.salt, why, "shape")
+            prompt.unverified = packed[0]
+        else:
+            if doubt is None:
+                self.counts.exact += 1
+            else:
+                self.counts.approximate["unverified"] += 1
+            length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * each
+            prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
+        prompt.shape, prompt.doubt = shape, doubt
+        return prompt
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
         if self.strict or is_refusal(error):
@@ -188,7 +219,7 @@ class Encoding:
     """The texts of one request on their way to token ids."""
 
     __slots__ = (
-        *("_cache", "_compare", "_found", "_named", "_prompts", "_request", "_special", "_texts", "_tokens"),
+        *("_asked", "_cache", "_chat", "_compare", "_found", "_named", "_prompts", "_tokens"),
         "unknown_bytes",
     )
 
@@ -197,20 +228,19 @@ class Encoding:
         tokens: Tokens,
         prompts: Prompts,
         named: Named,
-        request: GenerationRequest,
-        texts: Sequence[Text],
+        asked: Asked,
+        chat: bool,
         cache: PieceCache | None,
         compare: bool,
     ) -> None:
         self._tokens = tokens
         self._prompts = prompts
         self._named = named
-        self._request = request
-        self._texts = texts
+        self._asked = asked
+        self._chat = chat
         self._compare = compare
-        self._special = _adds_special_tokens(request)
-        self._cache = None if self._special and tokens.special_ids is None else cache
-        self._found = [self._look_up(text) for text in texts]
+        self._cache = None if asked.special_tokens and tokens.special_ids is None else cache
+        self._found = [self._look_up(text) for text in asked.texts]
         self.unknown_bytes = sum(map(_unknown_bytes, self._found))
         self._count()
 
@@ -219,21 +249,18 @@ class Encoding:
 
     def _count(self) -> None:
         counts = self._tokens.counts
-        counts.text_bytes += sum(len(text) for text in self._texts if isinstance(text, str))
+        counts.text_bytes += sum(len(text) for text in self._asked.texts if isinstance(text, str))
         counts.encoded_bytes += self.unknown_bytes
         if self._compare:
-            self.unknown_bytes += sum(len(text) for text in self._texts if isinstance(text, str))
+            self.unknown_bytes += sum(len(text) for text in self._asked.texts if isinstance(text, str))
 
     def finish(self) -> Prompt:
         packed = [self._packed(found) for found in self._found]
         if self._compare:
             self._compare_with_whole(packed)
         if not all(packed):
-            return self._of_nothing()
-        self._tokens.counts.exact += 1
-        named, length = self._named, len(packed[0]) // TOKEN_BYTES
-        choices = len(packed) * self._request.n
-        return Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
+            return self._of_nothing(packed.index(b""))
+        return self._tokens.made(self._named, packed, self._asked.choices, self._asked.shape)
 
     def _packed(self, found: Found) -> bytes:
         if isinstance(found, str):
@@ -242,50 +269,33 @@ class Encoding:
             return pack_tokens(found)
         assert self._cache is not None, "it was looked up there"
         packed = self._cache.encode(found)
-        around = self._tokens.special_ids if self._special else None
+        around = self._tokens.special_ids if self._asked.special_tokens else None
         return packed if around is None else b"".join((around[0], packed, around[1]))
 
     def _whole(self, text: str) -> bytes:
-        return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._special))
+        return pack_tokens(self._prompts.tokenizer.encode(text, add_special_tokens=self._asked.special_tokens))
 
     def _compare_with_whole(self, packed: list[bytes]) -> None:
         """Encode each text as a whole; on a difference, use that and stop using the cache."""
         self._tokens.counts.compared += 1
-        for i, text in enumerate(self._texts):
+        for i, text in enumerate(self._asked.texts):
             if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
                 packed[i] = whole
                 self._tokens.distrust_cache(self._prompts.tokenizer, text)
 
-    def _of_nothing(self) -> Prompt:
-        """Handle a text without tokens, by the error that `api.prompts` raises for it."""
-        try:
-            if isinstance(self._request, ChatRequest):
-                self._prompts.chat(self._request)
-            else:
-                self._prompts.completion(self._request)
-        except ApiError as error:
-            return self._tokens.refused(self._named, error)
-        raise AssertionError("the prompt has no tokens")
+    def _of_nothing(self, index: int) -> Prompt:
+        param = "messages" if self._chat else f"prompt[{index}]" if len(self._found) > 1 else "prompt"
+        return self._tokens.refused(self._named, invalid(f"{param} is empty; send at least one token", param))
 
 
-def _texts(
-    prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_len: int | None
-) -> tuple[GenerationRequest, Sequence[Text]]:
-    if chat:
-        asked = read(body, ChatRequest)
-        if not strict:
-            asked.prompt_token_ids = None  # a field of our own, which other engines do not know
-        return asked, [prompts.chat_text(asked, max_model_len)]
-    request = read(body, CompletionRequest)
+def _asked(prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_len: int | None) -> Asked:
+    """Read a request as our own engine does."""
+    request: ChatRequest | CompletionRequest = read(body, ChatRequest if chat else CompletionRequest)
     if not strict:
-        request.prompt_token_ids = None
-    return request, prompts.completion_texts(request, max_model_len)
-
-
-def _adds_special_tokens(request: GenerationRequest) -> bool:
+        request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):
-        return bool(request.add_special_tokens)
-    return request.add_special_tokens is not False
+        return Asked([prompts.chat_text(request, max_model_len)], request.n, bool(request.add_special_tokens))
+    return Asked(prompts.completion_texts(request, max_model_len), request.n, request.add_special_tokens is not False)
 
 
 def _unknown_bytes(found: Found) -> int:

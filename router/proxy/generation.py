@@ -56,6 +56,7 @@ SSE_TYPE = CONTENT_TYPE.encode()
 NATIVE_TYPES = b"content-type: %b\r\naccept: %b\r\n" % (REQUEST_TYPE.encode(), FRAMES_TYPE.encode())
 FOREIGN_TYPE = b"content-type: application/json\r\n"
 CACHED = b'"cached_tokens"'
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 
 
@@ -218,9 +219,34 @@ class Generation(Request):
             dropped, types = TRACED[dropped], types + self.trace.line()
         request, body = request_to(member, exchange, self.admitted, dropped, types, body, path, envelope)
         attempt.sending = member.upstream.send(request, attempt, body=body)
+        if self.prompt.shape is not None and not member.native:
+            self._verify(member)
         if self._client_is_full:
             attempt.sending.pause()
         return True
+
+    def _verify(self, member: Member) -> None:
+        """Have the shape of the request verified at a replica where it is not; nothing is predicted until then."""
+        assert self.model is not None and self.prompt.shape is not None, "the prompt is of this model"
+        shapes, verification = self.model.tokens.shapes, self.router.verification
+        if shapes is None or shapes.is_verified_at(self.prompt.shape, member.server.process):
+            return
+        if self.prompt.doubt is None:
+            self.prediction = None
+        if verification is not None:
+            verification.sent(member, self.model, self.prompt, self._api, self._body)
+
+    def _compare_length(self, attempt: Attempt, body: bytes) -> None:
+        """Compare the prompt's length with the engine's, which costs nothing and covers every field of the request."""
+        prompt, verification = self.prompt, self.router.verification
+        if not prompt.exact or len(prompt.packed) > 1 or self.model is None or verification is None:
+            return
+        if (found := _PROMPT_TOKENS.findall(body)) and int(found[-1]) != prompt.tokens:
+            verification.other_length(attempt.member, self.model.tokens, prompt, int(found[-1]))
+
+    @property
+    def _api(self) -> str:
+        return "chat" if self.chat else "completions"
 
     @property
     def model_name(self) -> str:
@@ -281,6 +307,8 @@ class Generation(Request):
             self.first_byte_s = self.router.now_s()
         if self.reported_tokens is None and not attempt.framed and not self.resumes and CACHED in body:
             self.reported_tokens = cached_tokens_in(body)
+            if self.prompt.shape is not None:
+                self._compare_length(attempt, body)
         if self.notes is not None and not attempt.framed:
             self.notes.read(body)
         if self._response.continuation is not None:

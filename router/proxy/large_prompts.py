@@ -4,7 +4,7 @@ import struct
 
 from api.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
-from router.prompts.prompt import APPROXIMATE, Peek, Prompt
+from router.prompts.prompt import APPROXIMATE, BYTES_PER_TOKEN, Peek, Prompt
 from router.prompts.reading.messages import Made, Make
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
@@ -28,6 +28,7 @@ def make_for(model: ServedModel, chat: bool, salt: str | None) -> Make:
         max_model_len=model.max_model_len or LONGEST_TOKENS,
         why_not=tokens.why_not,
         with_text=APPROXIMATE in model.slots,
+        engine="" if tokens.engine is None else tokens.engine.name,
         native=all(member.native for member in model.members),
     )
 
@@ -38,17 +39,23 @@ def is_bytes(tokenizer: object) -> bool:
 
 def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) -> Prompt:
     """The prompt; `peek` is updated to describe the body that replicas get."""
-    model.tokens.counts.add(made.counts)
+    tokens = model.tokens
+    why, doubt = tokens.verdict(made.shape) if made.exact else (made.why_not, None)
+    if made.exact and (why or doubt):
+        made.counts.exact -= 1
+        made.counts.approximate["shape" if why else "unverified"] += 1
+    tokens.counts.add(made.counts)
     peek.prompt = made.beginning
     if made.salted:
         peek.cache_salt = salt
     keys = made.text_keys
+    exact = made.exact and why is None
     return Prompt(
-        model=model.tokens.model,
-        tokens=made.tokens,
-        packed=made.packed,
-        exact=made.exact,
-        why_not=made.why_not,
+        model=tokens.model,
+        tokens=made.tokens if exact or not made.exact else max(1, (made.text_bytes or 0) // BYTES_PER_TOKEN),
+        packed=made.packed if exact else [],
+        exact=exact,
+        why_not=why,
         choices=made.choices,
         lora=model.lora,
         salt=salt,
@@ -56,4 +63,7 @@ def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) ->
         _keys={} if keys is None else {APPROXIMATE: list(struct.unpack(f"<{len(keys) // 8}Q", keys))},
         _text_bytes=made.text_bytes,
         read_apart=True,
+        shape=made.shape,
+        unverified=made.packed[0] if made.exact and not exact else None,
+        doubt=doubt,
     )

@@ -37,11 +37,12 @@ UNSURE = "it rests on prompts just sent there that no event has confirmed, or ot
 
 def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
     """Tell what is exact of a prediction. `index_doubt`: why the chosen replica's cache is not known."""
-    known = prompt.exact and index_doubt is None
+    tokens = prompt.exact and prompt.doubt is None
+    known = tokens and index_doubt is None
     if known and prediction is not None and prediction.sure:
         return ALL_EXACT
-    why = UNSURE if known else index_doubt if prompt.exact else prompt.why_not
-    return Exactness(prompt.exact, index_doubt is None, False, why)
+    why = UNSURE if known else index_doubt if tokens else prompt.why_not or prompt.doubt
+    return Exactness(tokens, index_doubt is None, False, why)
 
 
 class GenerationSummary(Struct, eq=False, gc=False):

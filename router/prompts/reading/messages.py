@@ -39,6 +39,7 @@ class Make(Struct, tag=True):
     max_model_len: int | None
     why_not: str | None  # why prompts are approximate
     with_text: bool  # approximate keys are wanted in any case
+    engine: str  # whose way of building prompts is followed; empty: our own
     native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
 
 
@@ -71,6 +72,7 @@ class Made(Struct, tag=True):
     text_keys: bytes | None = None  # packed; of as many blocks as a replica is taken to hold
     text_bytes: int = 0
     beginning: str = ""
+    shape: str | None = None  # of the request, if it has to be verified
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
 
 

@@ -155,19 +155,23 @@ class Process:
             text_keys=None if keys is None else struct.pack(f"<{len(keys)}Q", *keys),
             text_bytes=prompt.text_bytes if reads_text else 0,
             beginning=beginning_of(peek, TEXT_BYTES).decode(errors="replace") if reads_text else "",
+            shape=prompt.shape,
             counts=tokens.counts,
         )
 
     def _tokens_of(self, make: Make) -> Tokens:
         """The model's `Tokens`, set up as in the router."""
         made_of = make.model, make.tokenizer, make.template, make.vocab_size, make.special_tokens_in_text, make.strict
-        key = msgspec.msgpack.encode(made_of)
+        key = msgspec.msgpack.encode((*made_of, make.engine))
         tokens = self._tokens.get(key)
         if tokens is None:
             if len(self._tokens) >= MODELS:
                 self._tokens.clear()
             limit_memory(None)
-            tokens = self._tokens[key] = Tokens(make.model, _prompts(make), cache_bytes=CACHE_BYTES, strict=make.strict)
+            tokens = self._tokens[key] = Tokens(
+                make.model, _prompts(make), cache_bytes=CACHE_BYTES, strict=make.strict, engine=make.engine
+            )
+            tokens.shapes = None  # the router knows which are verified
             limit_memory(self._most_bytes + CACHE_BYTES)
         tokens.why_not = make.why_not
         return tokens

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.doctor import cache_rules, index_rules, routing_rules
-from router.doctor.figures import EngineFigures, Figures, ReplicaFigures
+from router.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures
 from router.doctor.findings import PAGE
 from router.doctor.rules import RULES, findings
 from tests.router.doctor.snapshots import (
@@ -38,6 +38,9 @@ EACH_TURN = 10  # choices in half a second
 HERDED = choices("abcab", each=EACH_TURN)
 SALTED: dict[str, Any] = {"salted": 100.0, "resent_tokens": 0.0}
 SWING = {f"r{number}": tuple(3000.0 if turn % 3 == number else 0.0 for turn in range(READINGS)) for number in range(3)}
+
+
+DIFFERING = DifferingShape(model="m", shape="chat; first>user, user>last", replica="r0", token=3, here="a", there="b")
 
 
 def swinging(**changes: tuple[float, ...]) -> Figures:
@@ -175,6 +178,10 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
             routed_worse(approximate={"it has no tokenizer here": 300.0}),
         ],
         [routed_worse(approximate={"it has no tokenizer here": 2.0})],
+    ),
+    "prompts-differ": (
+        [routed_worse(differing=(DIFFERING,)), routed_worse(differing=(DIFFERING, DIFFERING))],
+        [routed_worse(approximate={"shape": 2.0})],
     ),
     "wrong-predictions": (
         [worse(wrong_predictions=5.0), worse(predictions=20.0, wrong_predictions=1.0), worse(resyncs=1.0)],

@@ -1,0 +1,423 @@
+"""Prompts as vLLM builds them (read in 0.33.0, and held against it; docs/vllm.md lists the checks).
+
+Fields that are not read here leave the prompt as it is. What is read and cannot be reproduced raises ApiError with
+the field's name: its prompt is matched approximately.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError, invalid
+from api.prompts import Prompts
+from api.reading import read
+from api.templates import Conversation
+from router.prompts.engines.asked import Asked, Question, Text, chat_shape
+from router.prompts.engines.content_format import takes_parts
+
+VERSION = "0.33.0"
+
+BILLING_HEADER = "x-anthropic-billing-header"  # a system line that differs in each request; the engine drops it
+# Arguments of a template that the server sets, or that change more than the template's text.
+RESERVED = frozenset(
+    (
+        *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    )
+)
+DROPPED = (None, "auto")  # values of a template's arguments that count as not given
+PART_FIELDS = frozenset(  # of its types; a template that takes parts sees all others
+    (
+        *("audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url"),
+        *("input_audio", "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid"),
+        *("video_embeds", "video_url"),
+    )
+)
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+
+RENDER = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}
+TOKENIZED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens")
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Message(Struct, omit_defaults=True):
+    role: str
+    content: str | list[Any] | None = None
+    name: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tools: Any = None
+    task: Any = None
+
+
+class _Everywhere(Struct, kw_only=True):
+    """Fields of all requests that change the prompt."""
+
+    n: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: Any = None
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class ChatFields(_Everywhere, kw_only=True):
+    messages: list[Message]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+    response_format: Any = None
+    chat_template: Any = None
+
+
+class _Completion(_Everywhere, kw_only=True):
+    prompt: str | list[Any]
+    add_special_tokens: bool | None = None
+    suffix: Any = None
+    prompt_embeds: Any = None
+
+
+class Vllm:
+    """The engine's reading of requests to one model."""
+
+    name = "vllm"
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        self._takes_parts = {with_tools: _takes_parts(prompts, with_tools) for with_tools in (False, True)}
+
+    def read(self, api: str, body: bytes, max_model_len: int | None = None) -> Asked:
+        """Read a request of this API; raise ApiError if its prompt cannot be known."""
+        if api == "completions":
+            return self._completion(read(body, _Completion), max_model_len)
+        return self.chat(api, read(body, ChatFields), max_model_len)
+
+    def chat(self, api: str, asked: ChatFields, max_model_len: int | None = None) -> Asked:
+        _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "chat_template"))
+        given = self._arguments(asked)
+        tools, kinds = _tools(asked.tools)
+        messages, turns = self._messages(asked.messages, with_tools=bool(tools))
+        conversation = Conversation(
+            messages=messages,
+            tools=self._shown_tools(tools),
+            add_generation_prompt=asked.add_generation_prompt is not False,
+            continue_final_message=bool(asked.continue_final_message),
+            kwargs=given,
+            documents=asked.documents,
+        )
+        if conversation.continue_final_message and not isinstance(messages[-1]["content"], str):
+            raise invalid("the last message's content is a list, which is not continued here", "continue_final_message")
+        text = self._prompts.conversation_text(conversation, max_model_len)
+        special = bool(asked.add_special_tokens)
+        shape = chat_shape(api, turns, kinds, _flags(asked, special), given)
+        return Asked([text], asked.n or 1, special, shape)
+
+    def _completion(self, asked: _Completion, max_model_len: int | None) -> Asked:
+        _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "suffix", "prompt_embeds"))
+        prompt, special = asked.prompt, asked.add_special_tokens is not False
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        texts: list[Text] = prompt if several else [prompt]  # type: ignore[assignment]  # checked below
+        for text in texts:
+            if not isinstance(text, str) and (not isinstance(text, list) or not all(map(_is_token_id, text))):
+                raise invalid("prompt mixes what is none with texts or token ids", "prompt")
+            self._prompts.check_fits(text, max_model_len, "prompt")
+        of_ids = all(isinstance(text, list) for text in texts)
+        shape = None if of_ids else f"completions; {'with' if special else 'without'} special tokens"
+        return Asked(texts, asked.n or 1, special, shape)
+
+    # ---- the engine's own words
+
+    @staticmethod
+    def rendered(api: str, body: bytes) -> Question | None:
+        """The question for a server that renders requests (`--enable-scale-out`)."""
+        path = RENDER.get(api)
+        return None if path is None else Question(path, body)
+
+    @staticmethod
+    def tokenized(api: str, body: bytes) -> Question | None:
+        """The question for `POST /tokenize`, which every server answers, and which does not see all fields."""
+        fields = _decode(body)
+        asked = {name: fields[name] for name in TOKENIZED if fields.get(name) is not None}
+        if api == "completions":
+            prompt = fields.get("prompt")
+            asked["prompt"] = prompt[0] if isinstance(prompt, list) and prompt else prompt
+            return Question("/tokenize", msgspec.json.encode(asked)) if isinstance(asked["prompt"], str) else None
+        asked["messages"] = [_with_reasoning(message) for message in asked.get("messages") or ()]
+        arguments = dict(fields.get("chat_template_kwargs") or {})
+        unseen = "tool_choice" if asked.get("tools") and fields.get("tool_choice") == "none" else None
+        if (effort := fields.get("reasoning_effort")) is not None:
+            arguments = {"enable_thinking": effort != "none"} | arguments | {"reasoning_effort": effort}
+            unseen = "reasoning_effort"
+        if fields.get("documents") is not None:
+            arguments["documents"] = fields["documents"]
+            unseen = "documents"
+        if arguments:
+            asked["chat_template_kwargs"] = arguments
+        return Question("/tokenize", msgspec.json.encode(asked), unseen)
+
+    # ---- parts of a chat
+
+    def _messages(self, messages: Sequence[Message], *, with_tools: bool) -> tuple[list[dict[str, Any]], list[str]]:
+        """The messages as a template sees them, and a description of each."""
+        parts = self._takes_parts[with_tools]
+        seen: list[dict[str, Any]] = []
+        turns: list[str] = []
+        developer = False
+        for message in messages:
+            role, content = message.role, message.content
+            kinds: list[str] = []
+            if role == "system" and content is not None:
+                content = _without_billing(content)
+            if type(content) is str:
+                shown: Any = [{"type": "text", "text": content}] if parts else content
+            else:
+                shown = _parts(content, parts, kinds)
+            if parts and role == "tool" and all(part.get("type") == "text" for part in shown):
+                shown = "\n".join(part["text"] for part in shown)
+            made = {"role": role, "content": shown}
+            _add_fields(message, role, made, kinds)
+            developer = developer or role == "developer"
+            seen.append(made)
+            turns.append(f"{role}({' '.join(kinds)})" if kinds else role)
+        if not seen:
+            raise invalid("messages is empty; send at least one", "messages")
+        if developer and not self._knows_developer(with_tools):
+            seen = _with_one_system(seen)
+        return seen, turns
+
+    def _knows_developer(self, with_tools: bool) -> bool:
+        template = self._prompts.template(with_tools)
+        return template is not None and ('"developer"' in template.source or "'developer'" in template.source)
+
+    def _shown_tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        template = self._prompts.template(bool(tools))
+        return tools if template is None or "tools" in template.source else []
+
+    def _arguments(self, asked: ChatFields) -> dict[str, Any]:
+        given = asked.chat_template_kwargs or {}
+        if taken := given.keys() & (RESERVED | self._prompts.tokenizer.special_tokens.keys()):
+            raise invalid(f"chat_template_kwargs sets {min(taken)!r}", "chat_template_kwargs")
+        effort = asked.reasoning_effort
+        if effort is not None:
+            thinks = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
+            given = {**given, "reasoning_effort": effort, **thinks}
+        return {name: value for name, value in given.items() if value not in DROPPED} if given else given
+
+
+def _takes_parts(prompts: Prompts, with_tools: bool) -> bool:
+    try:
+        template = prompts.template(with_tools)
+    except ApiError:  # there is none, and no chat
+        return False
+    return template is not None and takes_parts(template.parsed())
+
+
+def _check(asked: _Everywhere, names: Sequence[str]) -> None:
+    """Refuse fields that make another prompt, or none of tokens."""
+    for name in names:
+        if getattr(asked, name) is not None:
+            raise invalid(f"{name} is set, which changes the prompt", name)
+    transfer = asked.kv_transfer_params
+    if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+        raise invalid("kv_transfer_params sets the prompt's token ids", "kv_transfer_params")
+
+
+def _flags(asked: ChatFields, special: bool) -> list[str]:
+    flags = []
+    if asked.add_generation_prompt is False:
+        flags.append("no generation prompt")
+    if asked.continue_final_message:
+        flags.append("continued")
+    if special:
+        flags.append("special tokens")
+    if asked.documents is not None:
+        flags.append("documents")
+    if asked.tools and asked.tool_choice == "none":
+        flags.append("tool_choice none")
+    if asked.response_format is not None:
+        flags.append("response_format")
+    return flags
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[str]) -> None:
+    """Add a message's other fields in the engine's order."""
+    if role == "assistant":
+        if message.tool_calls:
+            made["tool_calls"] = _tool_calls(message.tool_calls, kinds)
+        reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+        if reasoning is not None:
+            if not isinstance(reasoning, str):
+                raise invalid("reasoning is no text", "messages")
+            made["reasoning"] = made["reasoning_content"] = reasoning
+            kinds.append("reasoning")
+    elif role == "tool" and message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+        kinds.append("id")
+    for name, value in (("name", message.name), ("task", message.task)):
+        if isinstance(value, str):
+            made[name] = value
+            kinds.append(name)
+    if role == "developer":
+        made["tools"] = message.tools
+        if message.tools is not None:
+            raise invalid("a developer's message has tools of its own", "messages")
+
+
+def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
+    """A content of parts, as one text or as the parts that a template loops over."""
+    texts: list[str] = []
+    shown: list[dict[str, Any]] = []
+    for part in content or ():
+        kind = part.get("type") if isinstance(part, dict) else "text"
+        text = part if isinstance(part, str) else part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise invalid(
+                f"a message has a part of type {str(kind)[:40]!r}, whose tokens are not known here", "messages"
+            )
+        texts.append(text)
+        others = {name: part[name] for name in part if name not in PART_FIELDS} if isinstance(part, dict) else {}
+        shown.append({"type": "text", "text": text, **others})
+        kinds.append(" ".join(sorted((str(kind), *others) if wrapped else (str(kind),))))
+    if len(kinds) > 1:
+        kinds[:] = [*sorted(set(kinds)), "several"]
+    if content is None:
+        kinds.append("nothing")
+    elif not content:
+        kinds.append("empty")
+    return shown if wrapped else "\n".join(texts)
+
+
+def _without_billing(content: str | list[Any]) -> str | list[Any]:
+    """A system message without the lines that bill a request; without any text, an empty one."""
+    if isinstance(content, str):
+        return (content.partition("\n")[2] or []) if content.startswith(BILLING_HEADER) else content
+    kept: list[Any] = []
+    for part in content:
+        of_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if of_text else part
+        if not (isinstance(text, str) and text.startswith(BILLING_HEADER)):
+            kept.append(part)
+        elif rest := text.partition("\n")[2]:
+            kept.append({**part, "text": rest} if of_text else rest)
+    return kept
+
+
+def _tool_calls(calls: Any, kinds: list[str]) -> list[dict[str, Any]]:
+    """An assistant's calls with parsed arguments, their fields in the order of the engine's types."""
+    made = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not (isinstance(function, dict) and call.get("type") == "function" and isinstance(call.get("id"), str)):
+            raise invalid("a tool call is no call of a function with an id", "messages")
+        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), str):
+            raise invalid("a tool call has no name, or arguments that are no text", "messages")
+        arguments = _arguments(function["arguments"])
+        named = {"arguments": arguments, "name": function["name"]}
+        made.append(
+            {"id": call["id"], "function": named | _others(function, named), "type": "function"}
+            | _others(call, ("id", "function", "type"))
+        )
+        kinds.append(_fields_of("call", made[-1]["function"], made[-1]))
+    kinds[:] = [*sorted(set(kinds)), *(["several"] if len(made) > 1 else [])]
+    return made
+
+
+def _others(given: Mapping[str, Any], known: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in known}
+
+
+def _fields_of(kind: str, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    extra = sorted({*inner, *outer} - {"id", "function", "type", "arguments", "name"})
+    return "+".join([kind, *extra])
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _tools(tools: list[Any] | None) -> tuple[list[dict[str, Any]], list[str] | None]:
+    """The tools with all fields of the engine's type, set or not, and a description of each."""
+    if tools is None:
+        return [], None
+    if not tools:
+        raise invalid("tools is empty, which the engine refuses", "tools")
+    made, kinds = [], []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            raise invalid("a tool is no function", "tools")
+        made.append(_tool(function, tool.get("defer_loading")))
+        kinds.append(
+            "+".join(["function", *(name for name, value in made[-1]["function"].items() if value is not None)])
+        )
+    return made, kinds
+
+
+_NAMED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("name", lambda value: isinstance(value, str)),
+    ("description", lambda value: value is None or isinstance(value, str)),
+    ("parameters", lambda value: value is None or isinstance(value, dict)),
+    ("strict", lambda value: value is None or isinstance(value, bool)),
+    ("defer_loading", lambda value: value is None or isinstance(value, bool)),
+)
+_ALWAYS = ("name", "description", "parameters")  # shown as null where they are not set
+
+
+def _tool(function: dict[str, Any], deferred: Any) -> dict[str, Any]:
+    if function.get("defer_loading") is None and deferred is not None:
+        function = function | {"defer_loading": deferred}
+    for name, fits in _NAMED:
+        if not fits(function.get(name)):
+            raise invalid(f"a tool's {name} is of another type than the engine's", "tools")
+    shown = {name: function.get(name) for name, _ in _NAMED if name in _ALWAYS or function.get(name) is not None}
+    made: dict[str, Any] = {"type": "function", "function": shown}
+    return made if deferred is None else made | {"defer_loading": deferred}
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Developers become systems for a template that knows none, and several systems become one at the beginning."""
+    renamed = [
+        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+    systems = [message for message in renamed if message["role"] == "system"]
+    if len(systems) <= 1 and renamed[0]["role"] == "system":
+        return renamed
+    contents = [_joined(message["content"]) for message in systems]
+    others = [message for message in renamed if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
+
+
+def _joined(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _with_reasoning(message: Any) -> Any:
+    """A message with its reasoning under the name that `/tokenize` reads."""
+    if (
+        not isinstance(message, dict)
+        or message.get("reasoning_content") is None
+        or message.get("reasoning") is not None
+    ):
+        return message
+    others = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return others | {"reasoning": message["reasoning_content"]}

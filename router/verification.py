@@ -1,0 +1,222 @@
+"""Asks replicas, beside the traffic, for the tokens of requests whose shapes are not verified there.
+
+Clients cause these questions, so they are few: so many at once, so many per second, of bodies up to a size. What is
+not asked about now stays approximate, and the next request of its shape asks again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from api.native import unpack_ids
+from events.blocks import TOKEN_BYTES, block_keys, pack_tokens, root_key
+from router.members.fetch import Fetched
+from router.members.members import Member, Server, ServedModel
+from router.members.upstream import Broken
+from router.placement.placement import APPROXIMATE, Placement
+from router.prompts.engines.asked import Question
+from router.prompts.prompt import UNREADABLE, Prompt
+from router.prompts.shapes import Difference, Shapes, difference
+from router.prompts.tokenizer_probe import Probe
+from router.prompts.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 4
+PER_SECOND, AT_A_STRETCH = 5.0, 20.0  # questions
+MOST_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
+ANSWER_S = 10.0
+STORED_WITHIN_S = 10.0  # from the question to the events of the prompt's blocks
+LOOK_EVERY_S = 0.1
+OFF = (403, 404, 405, 501)  # of a route that the server does not have, or that is switched off
+
+
+class _Tokenized(Struct):
+    tokens: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+_decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
+
+
+def token_ids_in(body: bytes) -> list[int] | None:
+    """The tokens in an answer of `/tokenize` or of a route that renders; None if there are none."""
+    try:
+        answer: Any = _decode(body)
+    except UNREADABLE:
+        return None
+    if isinstance(answer, list):
+        answer = answer[0] if answer else _Tokenized()
+    ids: list[int] | None = answer.token_ids if answer.tokens is None else answer.tokens
+    return ids if ids and min(ids) >= 0 and max(ids) < 2**32 else None
+
+
+class Verification:
+    """Verifies shapes. `ask` is a POST to a replica on the router's own behalf; it raises Broken."""
+
+    def __init__(
+        self,
+        ask: Callable[[Server, str, bytes, float], Awaitable[Fetched]],
+        placement: Placement,
+        now_s: Callable[[], float],
+        shows_prompts: bool,
+    ) -> None:
+        self.asked = 0
+        self._ask = ask
+        self._placement = placement
+        self._now_s = now_s
+        self._shows_prompts = shows_prompts
+        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._allowed = AT_A_STRETCH
+        self._allowed_at_s = 0.0
+
+    def sent(self, member: Member, model: ServedModel, prompt: Prompt, api: str, body: bytes) -> None:
+        """Verify the request's shape at the replica that it was sent to, unless that is known or too much to ask."""
+        shapes, name = model.tokens.shapes, prompt.shape
+        assert shapes is not None and name is not None, "only such prompts come here"
+        about, now_s = (name, member.server.process), self._now_s()
+        if not shapes.may_ask(name, member.server.process, now_s) or about in self._under_way:
+            return
+        if len(body) > MOST_BODY_BYTES or not self._may_ask(now_s):
+            return
+        packed = prompt.packed[0] if prompt.exact else prompt.unverified
+        if packed is None:
+            return
+        before = self._stored(member, prompt, packed)
+        verifying = self._verify(member, model.tokens, shapes, prompt, packed, api, bytes(body), before)
+        task = self._under_way[about] = asyncio.get_running_loop().create_task(verifying)
+        task.add_done_callback(lambda _: self._under_way.pop(about, None))
+
+    def probed(
+        self, server: Server, tokens: Tokens, asked: Sequence[Probe], answers: Sequence[tuple[int, bytes]]
+    ) -> None:
+        """Note the shapes that the probes at a replica's start have verified."""
+        shapes = tokens.shapes
+        assert shapes is not None, "its engine's prompts are verified by shape"
+        for probe, (status, body) in zip(asked, answers, strict=True):
+            theirs = token_ids_in(body) if status == 200 else None
+            if probe.shape is None or theirs is None:
+                continue
+            found = difference(server.name, probe.expected, theirs, self._text_of(tokens))
+            if found is None:
+                shapes.verified(probe.shape, server.process)
+            else:
+                self._differs(shapes, probe.shape, server.process, found)
+
+    def other_length(self, member: Member, tokens: Tokens, prompt: Prompt, theirs: int) -> None:
+        """Note that a replica's answer counts other tokens in its prompt than we do."""
+        if tokens.shapes is not None and prompt.shape is not None:
+            shortest = min(theirs, prompt.tokens)
+            found = Difference(member.name, shortest, f"{prompt.tokens} tokens", f"{theirs} tokens")
+            self._differs(tokens.shapes, prompt.shape, member.server.process, found)
+
+    def _may_ask(self, now_s: float) -> bool:
+        self._allowed = min(AT_A_STRETCH, self._allowed + PER_SECOND * (now_s - self._allowed_at_s))
+        self._allowed_at_s = now_s
+        if self._allowed < 1 or len(self._under_way) >= MOST_AT_ONCE:
+            return False
+        self._allowed -= 1
+        self.asked += 1
+        return True
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _verify(
+        self,
+        member: Member,
+        tokens: Tokens,
+        shapes: Shapes,
+        prompt: Prompt,
+        packed: bytes,
+        api: str,
+        body: bytes,
+        before: int,
+    ) -> None:
+        name, process = prompt.shape or "", member.server.process
+        try:
+            theirs, unseen = await self._words(member, tokens, shapes, api, body)
+        except Broken:  # its health checks will tell
+            return
+        except Exception:
+            log.exception("%s: its tokens for a request of the shape %r could not be compared", member.name, name)
+            return
+        if theirs is None or member.server.process != process:
+            return
+        if pack_tokens(theirs) != packed:
+            found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
+            if found is not None:
+                self._differs(shapes, name, process, found)
+        elif (unseen is None or await self._is_stored(member, prompt, packed, before)) and member.server.process == process:
+            shapes.verified(name, process)
+            log.debug("%s: verified: %s", member.name, name)
+
+    async def _words(
+        self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes
+    ) -> tuple[list[int] | None, str | None]:
+        """The engine's own tokens for the request, and the field that it did not look at."""
+        engine = tokens.engine
+        assert engine is not None, "it has shapes"
+        questions: list[Callable[[str, bytes], Question | None]] = [engine.tokenized]
+        if member.server.renders:
+            questions.insert(0, engine.rendered)
+        for make in questions:
+            question = make(api, body)
+            if question is None:
+                continue
+            answer = await self._ask(member.server, question.path, question.body, ANSWER_S)
+            if answer.status == 200:
+                return token_ids_in(answer.body), question.unseen
+            if answer.status not in OFF:
+                return None, None  # it refuses the request itself, or is busy
+            if make is engine.tokenized:
+                shapes.silent = f"POST {question.path} answers {answer.status}, so no prompt can be verified"
+                log.warning("%s: %s", member.name, shapes.silent)
+            else:
+                member.server.renders = False
+        return None, None
+
+    def _differs(self, shapes: Shapes, name: str, process: str, found: Difference) -> None:
+        shapes.differed(name, process, found, self._now_s())
+        log.warning("%s; prompts of this shape are matched approximately: %s", found, name)
+
+    def _text_of(self, tokens: Tokens) -> Callable[[list[int]], str]:
+        def text_of(ids: list[int]) -> str:
+            if not self._shows_prompts or tokens.prompts is None:
+                return ""
+            try:
+                return tokens.prompts.tokenizer.decode(ids, skip_special_tokens=False)
+            except (ValueError, OverflowError, IndexError):  # ids beyond our vocabulary
+                return ""
+
+        return text_of
+
+    # ---- the blocks that the engine stores
+
+    def _stored(self, member: Member, prompt: Prompt, packed: bytes) -> int:
+        """The leading blocks of these tokens that the replica's events have named."""
+        size = member.block_size
+        if size == APPROXIMATE:
+            return 0
+        keys = block_keys(packed, size, root_key(prompt.model, prompt.lora, prompt.salt, size))
+        return self._placement.index.match(keys, 1 << member.slot).sure.get(member.slot, 0)
+
+    async def _is_stored(self, member: Member, prompt: Prompt, packed: bytes, before: int) -> bool:
+        """Return whether the engine stores all full blocks of these tokens, some of them only now."""
+        size = member.block_size
+        blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
+        if before >= blocks:
+            return False
+        until_s = self._now_s() + STORED_WITHIN_S
+        while self._now_s() < until_s and member.block_size == size:
+            if self._stored(member, prompt, packed) >= blocks:
+                return True
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
