@@ -68,6 +68,7 @@ class _Replay(Struct):
 class Conformance:
     def __init__(self, *, can_replay: bool) -> None:
         self.can_replay = can_replay
+        self.messages = 0  # live or replayed, whatever is in them
         self.batches = 0
         self.events = 0
         self.notes: list[str] = []
@@ -94,6 +95,7 @@ class Conformance:
     # ---- facts
 
     def live(self, frames: list[bytes]) -> None:
+        self.messages += 1
         if self._topic is None and len(frames) == 3:
             self._topic = frames[0]
         verdicts = {point: check(frames, self._topic or b"") for point, check in LIVE_CHECKS}
@@ -118,6 +120,7 @@ class Conformance:
         if frames[-2] == END_SEQ:
             self._end_replay()
             return True
+        self.messages += 1
         seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
         replay = self._replay
         assert replay is not None

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from events.actions import Action, Replay
 from events.analysis.conformance import Conformance, Finding
+from events.analysis.points import REPLAY_ANSWERED
 from events.curve import secure_client
 from events.feed import Feed
 from events.messages import EventBatch
@@ -54,8 +55,10 @@ def conform(target: str, stream: StreamOptions, for_s: float | None, as_json: bo
     for source in opened.sources:
         graded = _of_recording(opened, source, output) if opened.recording else _live(source, for_s or FOR_S, output)
         findings = graded.findings()
-        if not any(finding.checked for finding in findings):
-            raise CannotTell(f"{source.name}: no message came")
+        if not graded.messages:  # a replay socket alone, answering or not, says nothing about a stream
+            silent = any(finding.point is REPLAY_ANSWERED and finding.failed for finding in findings)
+            also = ", and the replay socket does not answer" if silent else ""
+            raise CannotTell(f"{source.name}: no message came{also}")
         show(output, source.name, graded, findings)
         failed |= any(finding.state == "fail" for finding in findings)
     click.get_current_context().exit(FAILED if failed else PASSED)

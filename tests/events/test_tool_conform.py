@@ -147,6 +147,16 @@ def test_where_nothing_can_be_graded_the_status_is_2(tmp_path: Path, monkeypatch
     assert "no message came" in ran.notes
 
 
+def test_replies_without_a_batch_are_nothing_to_grade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conform, "REPLAY_TIMEOUT_S", 0.2)
+    with engine([], lambda _: [END_OF_REPLAY]) as arguments:
+        idle = run("conform", *arguments, "--for", "0.5")
+    with engine([]) as arguments:
+        silent = run("conform", *arguments, "--for", "0.5")
+    assert (idle.status, silent.status) == (2, 2)
+    assert "no message came" in idle.notes and "the replay socket does not answer" in silent.notes
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_grades_fit_the_terminal(columns: int) -> None:
