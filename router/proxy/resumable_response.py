@@ -32,6 +32,7 @@ class ResumableResponse(Struct, eq=False):
     _created: int = 0
     _seed: int | None = None
     _said: dict[int, list[bytes]] = {}  # token ids by choice, packed
+    _why_alone: str = ""  # why no other replica could continue it, where that is known from the start
 
     # ---- the choice of a replica
 
@@ -57,8 +58,15 @@ class ResumableResponse(Struct, eq=False):
         return attempt.framed and member.native
 
     def _new_continuation(self) -> Continuation | None:
-        prompts = self._tokens.prompts
-        if prompts is None or self._prompt.read_apart or why_alone(self._prompt, self._body) is not None:
+        prompts, prompt = self._tokens.prompts, self._prompt
+        if prompts is None:
+            why: str | None = "its model has no tokenizer here"
+        elif prompt.read_apart:
+            why = "its body is too large to be sent on in another form"
+        else:
+            why = why_alone(prompt, self._body)
+        if prompts is None or why is not None:
+            self._why_alone = why or ""
             return None
         return Continuation(self._chat, self._prompt, self._body, prompts.tokenizer)
 
@@ -143,7 +151,7 @@ class ResumableResponse(Struct, eq=False):
         continuation = self.continuation
         if continuation is None:
             # A replica that was lost before its head has added nothing.
-            return None if attempt.framed or not attempt.status else "its token ids are not known"
+            return None if attempt.framed or not attempt.status else self._why_alone or "its token ids are not known"
         if continuation.head is not None:
             self._response_id, self._created, _ = continuation.head
         elif attempt.framed and has_bytes:

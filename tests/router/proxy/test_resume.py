@@ -6,12 +6,14 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 
+from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE
@@ -19,6 +21,8 @@ from router.config import RouterConfig
 from router.front import Front
 from router.members.spec import Engine, ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
+from router.prompts.tokens import Tokens
+from router.proxy.answer import Answer
 from router.proxy.resume import Continuation, why_alone, with_ids
 from router.proxy.sse import EventReader, payload_of
 from tests.replica.natives import native
@@ -242,6 +246,20 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
     assert "approximately" in (why_alone(guessed, b'{"model": "m"}') or "")
     assert "stop" in (why_alone(exact, b'{"model": "m", "stop": ["x"]}') or "")
     assert "truncate" in (why_alone(exact, b'{"model": "m", "truncate_prompt_tokens": 5}') or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", ["x"]), ("tools", [{"type": "function", "function": {"name": "f"}}]), ("response_format", {"type": "x"})],
+)
+def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
+    body = json.dumps({"model": "m", "stream": True, field: value}).encode()
+    prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
+    answer = Answer(True, prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
+    member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, engine="vllm"), native=False)
+    answer.begin(member)
+    lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})
+    assert answer.settle(lost, True) == f"{field} looks at the whole of it"
 
 
 def test_the_last_word_on_token_ids_is_the_routers() -> None:
