@@ -28,6 +28,11 @@ DIRECT_ROUTES = (
     _route(POST, "/v1/completions", CLIENT, Openings.completion),
     _route(POST, "/tokenize", CLIENT, Openings.forward_as_it_is),
     _route(POST, "/detokenize", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/classify", CLIENT, Openings.forward),
+    _route(POST, "/inference/v1/generate", CLIENT, Openings.forward),
+    _route(POST, "/pooling", CLIENT, Openings.forward),
+    _route(POST, "/rerank", CLIENT, Openings.forward),
+    _route(POST, "/score", CLIENT, Openings.forward),
     _route(POST, "/v1/audio/speech", CLIENT, Openings.forward_as_it_is),
     _route(POST, "/v1/audio/transcriptions", CLIENT, Openings.forward_as_it_is),
     _route(POST, "/v1/audio/translations", CLIENT, Openings.forward_as_it_is),
@@ -48,6 +53,7 @@ DIRECT_ROUTES = (
     _route(POST, "/v1/responses/{response_id}/cancel", CLIENT, Openings.forward),
     _route(POST, "/v1/score", CLIENT, Openings.forward),
     _route(POST, "/v1/tokenize", CLIENT, Openings.forward_as_it_is),
+    _route(POST, "/v2/rerank", CLIENT, Openings.forward),
 )
 # Of templates that fit the first one counts: this one is the last.
 OTHERS = _route(ANY, "/v1/{rest:path}", ADMINISTRATOR, Openings.forward)

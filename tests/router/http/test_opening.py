@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.proxy.keys import keys_from_options
-from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, chat, connect, named, says, served
+from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Call, Script, chat, connect, named, says, served
 
 GOOD = b'{"choices":[]}'
 KEY, ADMIN = "client-key", "admin-key"
@@ -212,10 +212,26 @@ async def test_the_admin_key_is_not_shown_to_replicas_where_no_key_is_demanded()
         assert [call.header("authorization") for call in script.calls] == [None, "Bearer theirs"] * 2
 
 
+# ---- routes that are passed on
+
+
+@pytest.mark.parametrize(
+    "path", ["/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/inference/v1/generate", "/v1/score"]
+)
+async def test_what_engines_answer_besides_chats_is_passed_on(path: str) -> None:
+    script = Script(says(GOOD))
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        body = {"model": MODEL, "text_1": "a", "text_2": ["b"]}
+        assert (await client.post(path, body)).status == 200
+        assert [(call.path, call.json) for call in script.calls] == [(path, body)]
+
+
 # ---- salts on routes that are passed on
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/pooling", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/v1/pooling", "/v1/embeddings", "/score", "/inference/v1/generate"]
+)
 @pytest.mark.parametrize(
     "given", ["{}", '{"input":1.50}', '{"cache_salt":7}', '{"cache_salt":"x","cache_\\u0073alt":null}']
 )
