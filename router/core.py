@@ -37,6 +37,7 @@ from router.proxy.request_summary import (
     is_as_predicted,
     past_decision,
 )
+from router.proxy.responses import HeldResponses
 from router.proxy.retries import RetryBudget
 from router.records.access_log import Line, line_of, line_of_request
 from router.records.request_log import RequestLog
@@ -91,6 +92,7 @@ class Router:
         self.request_log: RequestLog | None = None
         self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
+        self.responses = HeldResponses()
         self.verification: Verification | None = None  # of prompts for engines that build them themselves
         self.leaving = False  # soon it takes no requests: each answer is the last of its connection
         self.draining = False
@@ -128,14 +130,17 @@ class Router:
         session: str | None,
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
+        *,
+        only: Member | None = None,
     ) -> tuple[Decision, dict[int, Matches]]:
-        """The choice for a prompt, and by block size the blocks of it that match."""
+        """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do."""
         slots = model.slots if prompt.exact else model.all_slots
         question, matches = self.placement.question(
             prompt, slots, self.now_s(), session=session, tried=tried, came_s=came_s
         )
         ring = model.ring if self.config.policy == "session" else None
-        return self.placement.decide(question, model.candidates, ring), matches
+        candidates = model.candidates if only is None else [only.candidate]
+        return self.placement.decide(question, candidates, ring if only is None else None), matches
 
     def doubt(self, member: Member) -> str | None:
         """Why the index may differ from the member's cache now; None: it is exact."""

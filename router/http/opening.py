@@ -11,6 +11,7 @@ from api.errors import ApiError, draining
 from api.http.routes import Route
 from router.core import Router
 from router.proxy.admission import Admitted
+from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding
 from router.proxy.generation import Generation
@@ -49,6 +50,21 @@ class Openings:
         """
         self._forwarding(route, exchange, caches=True)
 
+    def messages(self, route: Route, exchange: Exchange) -> None:
+        self._conversing(route, exchange, "messages")
+
+    def responses(self, route: Route, exchange: Exchange) -> None:
+        self._conversing(route, exchange, "responses")
+
+    def batch(self, route: Route, exchange: Exchange) -> None:
+        self._conversing(route, exchange, "batch")
+
+    def of_response(self, route: Route, exchange: Exchange) -> None:
+        """Forward a request about a response to the replica that holds it."""
+        admitted = self._admitted(route, exchange)
+        forwarding = OfResponse(self._router, exchange, admitted, self._router.now_s(), caches=True)
+        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:
         """Forward a body of any kind, to an endpoint without a cache."""
         self._forwarding(route, exchange, caches=False)
@@ -64,6 +80,11 @@ class Openings:
         admitted = self._admitted(route, exchange)
         forwarding = Forwarding(self._router, exchange, admitted, self._router.now_s(), caches=caches)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+
+    def _conversing(self, route: Route, exchange: Exchange, api: str) -> None:
+        admitted = self._admitted(route, exchange)
+        conversing = Conversing(self._router, exchange, admitted, self._router.now_s(), caches=True, api=api)
+        exchange.expect(conversing.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _admitted(self, route: Route, exchange: Exchange) -> Admitted:
         router, scope = self._router, exchange.scope

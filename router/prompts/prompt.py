@@ -190,6 +190,12 @@ def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_
     return Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
 
 
+def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
+    """A prompt known only by bytes that begin alike where prompts do."""
+    tokens = max(1, len(text) // BYTES_PER_TOKEN)
+    return Prompt(model, tokens, [], False, "its body is not taken apart", 1, lora, None, peek, {}, text)
+
+
 def count_choices(peek: Peek) -> int:
     prompt = peek.prompt
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)

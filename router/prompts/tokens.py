@@ -146,6 +146,30 @@ class Tokens:
         encoding = Encoding(self, prompts, named, asked, chat, cache, compare)
         return Draft(encoding.unknown_bytes, encoding.finish)
 
+    def converse(
+        self,
+        api: str,
+        body: bytes,
+        peek: Peek,
+        lora: str | None = None,
+        salt: str | None = None,
+        max_model_len: int | None = None,
+    ) -> "Draft":
+        """Draft the prompt of another API's request; `peek` is its conversation as a chat."""
+        prompts = self.prompts
+        if self.why_not is not None or prompts is None:
+            return ready(self._approximate(peek, lora, salt, self.why_not or ""))
+        if self.engine is None:
+            why = f"how its engine builds a prompt of /v1/{api} is not known here"
+            return ready(self._approximate(peek, lora, salt, why, f"api: {api}"))
+        named = Named(self.model, peek, lora, salt)
+        try:
+            asked = self.engine.read(api, body, max_model_len)
+        except ApiError as error:
+            return ready(self.refused(named, error))
+        encoding = Encoding(self, prompts, named, asked, True, self.cache, False)
+        return Draft(encoding.unknown_bytes, encoding.finish)
+
     def _approximate(self, peek: Peek, lora: str | None, salt: str | None, why: str, reason: str = "model") -> Prompt:
         self.counts.approximate[reason] += 1
         return approximate(self.model, peek, lora, salt, why)

@@ -12,7 +12,7 @@ from api.native import REQUEST_TYPE
 from router.members.members import Member
 from router.members.upstream import Broken
 from router.placement.decision import Decision
-from router.placement.placement import Unread
+from router.placement.placement import Prompt, Unread
 from router.prompts.prompt import UNREADABLE, object_salted
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Salt
@@ -43,12 +43,17 @@ def _model_in(body: bytes) -> str | None:
 @dataclass(slots=True, eq=False)
 class Forwarding(Request):
     caches: bool = False  # the engine may answer from its cache, so the body needs the key's salt
-    prompt: Unread = UNREAD
+    prompt: Prompt = UNREAD
     _model: str | None = None  # named in the body
 
     @property
     def model_name(self) -> str | None:
         return self._model
+
+    @property
+    def _streams(self) -> bool:
+        """Tell whether the first byte of the answer comes with its first token."""
+        return False
 
     def serve(self, exchange: Exchange) -> None:
         body = self._body = exchange.take_body()
@@ -60,10 +65,13 @@ class Forwarding(Request):
                 return
             self._body = self._salted(body)
             self._model = _model_in(self._body)
+            self._make_ready()
         except ApiError as error:
             self.refuse(error)
-        else:
-            self.place()
+
+    def _make_ready(self) -> None:
+        """Place the request, now that its body has come."""
+        self.place()
 
     def _refuse_native(self) -> None:
         """Refuse the content type of routers: only they may set a priority or a cache salt at a replica."""
@@ -87,7 +95,7 @@ class Forwarding(Request):
         self.exchange.aside = None
         if made is not None and made.body is not None:
             self._body = made.body
-        self.place()
+        self._make_ready()
 
     def _salted(self, body: bytes) -> bytes:
         """The body with the key's salt; any path gets it, because any may use the engine's cache."""
@@ -118,7 +126,7 @@ class Forwarding(Request):
         return placement.decide(question, self._candidates(), policy="least-loaded")
 
     def _send(self, member: Member, decision: Decision) -> bool:
-        attempt = self._sent(member, decision, streams=False)
+        attempt = self._sent(member, decision, streams=self._streams)
         attempt.takes_frames = False
         request, body = request_to(member, self.exchange, self.admitted, TO_REPLICA, b"", self._body)
         method = self.exchange.scope["method"]

@@ -9,8 +9,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
-from xxhash import xxh3_128_hexdigest
-
 from api.errors import ApiError
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE, DONE, event
@@ -34,6 +32,7 @@ from router.proxy.headers import (
     TRACED,
     lines,
     request_to,
+    session_of,
     value_of,
 )
 from router.proxy.large_prompts import make_for, prompt_from
@@ -44,8 +43,6 @@ from router.proxy.resumable_response import ResumableResponse
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER = b"x-session-id"
-MAX_SESSION = 256  # characters; decisions keep it
 MAX_LOST = 3  # replicas that one request may lose before it is given up
 DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
 MOST_MOVES = 3  # then it waits for the silent one: on a stalled machine, all seem silent
@@ -258,12 +255,7 @@ class Generation(Request):
 
     @property
     def session(self) -> str | None:
-        """The key of the request's session, for the policy `session`; a digest if it is long."""
-        header = value_of(self.exchange.scope["headers"], SESSION_HEADER)
-        given = self.peek.prompt_cache_key if header is None else header.decode("latin-1")
-        if given is None or len(given) <= MAX_SESSION:
-            return given
-        return xxh3_128_hexdigest(given.encode("utf-8", "replace"))
+        return session_of(self.exchange.scope["headers"], self.peek.prompt_cache_key)
 
     # ---- from the replica to the client
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from api.errors import ApiError, invalid
 from api.prompts import Prompts
@@ -17,10 +17,10 @@ from api.reading import read
 from api.templates import Conversation
 from router.prompts.engines.asked import Asked, Question, Text, chat_shape
 from router.prompts.engines.content_format import takes_parts
+from router.prompts.engines.vllm_apis import BILLING_HEADER, CHATS
 
 VERSION = "0.33.0"
 
-BILLING_HEADER = "x-anthropic-billing-header"  # a system line that differs in each request; the engine drops it
 # Arguments of a template that the server sets, or that change more than the template's text.
 RESERVED = frozenset(
     (
@@ -39,9 +39,15 @@ PART_FIELDS = frozenset(  # of its types; a template that takes parts sees all o
 )
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 
-RENDER = {"chat": "/v1/chat/completions/render", "completions": "/v1/completions/render"}
+RENDER = {
+    "chat": "/v1/chat/completions/render",
+    "completions": "/v1/completions/render",
+    "messages": "/v1/messages/render",
+    "responses": "/v1/responses/render",
+}
 TOKENIZED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Message(Struct, omit_defaults=True):
@@ -86,6 +92,10 @@ class _Completion(_Everywhere, kw_only=True):
     prompt_embeds: Any = None
 
 
+class _Batch(Struct):
+    messages: list[Raw]
+
+
 class Vllm:
     """The engine's reading of requests to one model."""
 
@@ -99,13 +109,17 @@ class Vllm:
         """Read a request of this API; raise ApiError if its prompt cannot be known."""
         if api == "completions":
             return self._completion(read(body, _Completion), max_model_len)
+        if api == "batch":
+            body, api = first_of_batch(body), "chat"
+        if (chat_of := CHATS.get(api)) is not None:
+            return self.chat(api, _fields(chat_of(body, self._prompts)), max_model_len)
         return self.chat(api, read(body, ChatFields), max_model_len)
 
     def chat(self, api: str, asked: ChatFields, max_model_len: int | None = None) -> Asked:
         _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "chat_template"))
         given = self._arguments(asked)
         tools, kinds = _tools(asked.tools)
-        messages, turns = self._messages(asked.messages, with_tools=bool(tools))
+        messages, turns = self._messages(asked.messages, with_tools=bool(tools), checked=api != "responses")
         conversation = Conversation(
             messages=messages,
             tools=self._shown_tools(tools),
@@ -139,13 +153,18 @@ class Vllm:
     @staticmethod
     def rendered(api: str, body: bytes) -> Question | None:
         """The question for a server that renders requests (`--enable-scale-out`)."""
+        if api == "batch":
+            body, api = first_of_batch(body), "chat"
         path = RENDER.get(api)
         return None if path is None else Question(path, body)
 
-    @staticmethod
-    def tokenized(api: str, body: bytes) -> Question | None:
+    def tokenized(self, api: str, body: bytes) -> Question | None:
         """The question for `POST /tokenize`, which every server answers, and which does not see all fields."""
+        if api == "batch":
+            body = first_of_batch(body)
         fields = _decode(body)
+        if (chat_of := CHATS.get(api)) is not None:
+            fields = {"model": fields.get("model"), **chat_of(body, self._prompts)}
         asked = {name: fields[name] for name in TOKENIZED if fields.get(name) is not None}
         if api == "completions":
             prompt = fields.get("prompt")
@@ -153,7 +172,9 @@ class Vllm:
             return Question("/tokenize", msgspec.json.encode(asked)) if isinstance(asked["prompt"], str) else None
         asked["messages"] = [_with_reasoning(message) for message in asked.get("messages") or ()]
         arguments = dict(fields.get("chat_template_kwargs") or {})
-        unseen = "tool_choice" if asked.get("tools") and fields.get("tool_choice") == "none" else None
+        unseen = api if api in CHATS else None  # how the engine makes a chat of it
+        if asked.get("tools") and fields.get("tool_choice") == "none":
+            unseen = "tool_choice"
         if (effort := fields.get("reasoning_effort")) is not None:
             arguments = {"enable_thinking": effort != "none"} | arguments | {"reasoning_effort": effort}
             unseen = "reasoning_effort"
@@ -166,8 +187,10 @@ class Vllm:
 
     # ---- parts of a chat
 
-    def _messages(self, messages: Sequence[Message], *, with_tools: bool) -> tuple[list[dict[str, Any]], list[str]]:
-        """The messages as a template sees them, and a description of each."""
+    def _messages(
+        self, messages: Sequence[Message], *, with_tools: bool, checked: bool
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """The messages as a template sees them, and a description of each. `checked`: they went through its types."""
         parts = self._takes_parts[with_tools]
         seen: list[dict[str, Any]] = []
         turns: list[str] = []
@@ -184,7 +207,7 @@ class Vllm:
             if parts and role == "tool" and all(part.get("type") == "text" for part in shown):
                 shown = "\n".join(part["text"] for part in shown)
             made = {"role": role, "content": shown}
-            _add_fields(message, role, made, kinds)
+            _add_fields(message, role, made, kinds, checked)
             developer = developer or role == "developer"
             seen.append(made)
             turns.append(f"{role}({' '.join(kinds)})" if kinds else role)
@@ -211,6 +234,22 @@ class Vllm:
             thinks = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
             given = {**given, "reasoning_effort": effort, **thinks}
         return {name: value for name, value in given.items() if value not in DROPPED} if given else given
+
+
+def first_of_batch(body: bytes) -> bytes:
+    """A batch's first conversation as a chat."""
+    fields = read(body, _Batch)
+    conversations = fields.messages
+    if not conversations:
+        raise invalid("messages is empty; send at least one conversation", "messages")
+    return msgspec.json.encode(_decode_raw(body) | {"messages": conversations[0]})
+
+
+def _fields(made: dict[str, Any]) -> ChatFields:
+    try:
+        return msgspec.convert(made, ChatFields)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the request cannot be read as a chat: {error}", "messages") from None
 
 
 def _takes_parts(prompts: Prompts, with_tools: bool) -> bool:
@@ -252,11 +291,11 @@ def _is_token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**32
 
 
-def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[str]) -> None:
+def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[str], checked: bool) -> None:
     """Add a message's other fields in the engine's order."""
     if role == "assistant":
         if message.tool_calls:
-            made["tool_calls"] = _tool_calls(message.tool_calls, kinds)
+            made["tool_calls"] = _tool_calls(message.tool_calls, kinds, checked)
         reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
         if reasoning is not None:
             if not isinstance(reasoning, str):
@@ -315,7 +354,7 @@ def _without_billing(content: str | list[Any]) -> str | list[Any]:
     return kept
 
 
-def _tool_calls(calls: Any, kinds: list[str]) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[str, Any]]:
     """An assistant's calls with parsed arguments, their fields in the order of the engine's types."""
     made = []
     for call in calls if isinstance(calls, list) else [calls]:
@@ -326,6 +365,8 @@ def _tool_calls(calls: Any, kinds: list[str]) -> list[dict[str, Any]]:
             raise invalid("a tool call has no name, or arguments that are no text", "messages")
         arguments = _arguments(function["arguments"])
         named = {"arguments": arguments, "name": function["name"]}
+        if not checked:
+            named = {"name": function["name"], "arguments": arguments}
         made.append(
             {"id": call["id"], "function": named | _others(function, named), "type": "function"}
             | _others(call, ("id", "function", "type"))

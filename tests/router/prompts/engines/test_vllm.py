@@ -159,10 +159,12 @@ def test_a_prompt_that_cannot_be_known_names_the_field(fields: dict[str, Any], p
     assert caught.value.param == param
 
 
+ENGINE = Vllm(Prompts(ByteTokenizer(), AS_JSON))
+
+
 def shape(**fields: Any) -> str | None:
-    engine = Vllm(Prompts(ByteTokenizer(), AS_JSON))
     api = "chat" if "messages" in fields else "completions"
-    return engine.read(api, json.dumps({"model": "m"} | fields).encode()).shape
+    return ENGINE.read(api, json.dumps({"model": "m"} | fields).encode()).shape
 
 
 def test_a_shape_is_what_a_template_may_branch_on() -> None:
@@ -204,12 +206,12 @@ def test_a_question_to_the_tokenize_route_says_what_it_does_not_cover() -> None:
         "tool_choice": "none",
         "temperature": 0,
     }
-    asked = Vllm.tokenized("chat", json.dumps(body).encode())
+    asked = ENGINE.tokenized("chat", json.dumps(body).encode())
     assert asked is not None and asked.unseen == "tool_choice"
     sent = json.loads(asked.body)
     assert sent.keys() == {"model", "messages", "tools"} and sent["messages"][1]["reasoning"] == "t"
-    effort = Vllm.tokenized("chat", json.dumps({"messages": [U], "reasoning_effort": "none"}).encode())
+    effort = ENGINE.tokenized("chat", json.dumps({"messages": [U], "reasoning_effort": "none"}).encode())
     assert effort is not None and effort.unseen == "reasoning_effort"
     assert json.loads(effort.body)["chat_template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "none"}
-    plain = Vllm.tokenized("chat", json.dumps({"messages": [U], "tool_choice": "none"}).encode())
+    plain = ENGINE.tokenized("chat", json.dumps({"messages": [U], "tool_choice": "none"}).encode())
     assert plain is not None and plain.unseen is None

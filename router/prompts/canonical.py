@@ -1,0 +1,73 @@
+"""The conversation in a request of an API that only engines speak, as the text that approximate blocks are made of.
+
+Equal beginnings of conversations are equal texts, whichever API they come by, and whatever stands around them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.prompts.engines.vllm_apis import BILLING_HEADER
+from router.prompts.prompt import UNREADABLE, Peek, PeekMessage
+
+MOST_TEXT_BYTES = 1024 * 1024  # of a body that is not taken apart: a replica is taken to hold four times as much
+
+
+class _Asked(Struct):
+    system: Any = None
+    messages: Any = None
+    instructions: Any = None
+    input: Any = None
+    tools: Raw = Raw(b"")
+    stream: Any = None
+    cache_salt: Any = None
+
+
+_decode = msgspec.json.Decoder(_Asked).decode
+
+
+def peek_of(api: str, body: bytes, model: str) -> Peek | None:
+    """The request that a replica gets as a chat, for matching and for people; None if it is no conversation."""
+    try:
+        asked = _decode(body)
+    except UNREADABLE:
+        return None
+    if api == "batch":
+        conversations = asked.messages
+        messages = conversations[0] if isinstance(conversations, list) and conversations else None
+    elif api == "responses":
+        messages = [*_system(asked.instructions), *_list(asked.input)]
+    else:
+        messages = [*_system(_without_billing(asked.system)), *_list(asked.messages)]
+    if not isinstance(messages, list) or not messages:
+        return None
+    made = list(map(_message, messages))
+    salt = asked.cache_salt if isinstance(asked.cache_salt, str) else None
+    return Peek(model, made, tools=asked.tools, stream=asked.stream is True, cache_salt=salt)
+
+
+def _system(content: Any) -> Iterable[dict[str, Any]]:
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _list(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    return content if isinstance(content, list) else []
+
+
+def _without_billing(content: Any) -> Any:
+    """A system prompt without the line that differs in each request."""
+    if not isinstance(content, list):
+        return content
+    texts = ((block, block.get("text") if isinstance(block, dict) else None) for block in content)
+    return [block for block, text in texts if not (isinstance(text, str) and text.startswith(BILLING_HEADER))]
+
+
+def _message(item: Any) -> PeekMessage:
+    if not isinstance(item, dict):
+        return PeekMessage(None, item)
+    content = item.get("content")
+    return PeekMessage(item.get("role") or item.get("type"), item if content is None else content)

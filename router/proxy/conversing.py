@@ -1,0 +1,158 @@
+"""A request of an API that only engines speak: placed by its conversation, and passed on as it came."""
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from api.errors import ApiError
+from router.members.members import Member, ServedModel
+from router.placement.decision import Decision
+from router.placement.placement import Prediction
+from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
+from router.prompts.prompt import Peek, Prompt, by_text
+from router.prompts.reading.client import is_quick
+from router.proxy.attempt import Attempt
+from router.proxy.forwarding import Forwarding
+from router.proxy.headers import session_of
+from router.proxy.request_summary import GenerationSummary, RequestSummary
+
+if TYPE_CHECKING:
+    import asyncio
+
+_CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_PREVIOUS_ID = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[\w-]{1,128})"')
+HEAD_BYTES = 4096  # of an answer, in which its id stands
+
+
+@dataclass(slots=True, eq=False)
+class Conversing(Forwarding):
+    api: str = ""
+    peek: Peek | None = None
+    model: ServedModel | None = None
+    chosen: Member | None = None
+    prediction: Prediction | None = None
+    reported_tokens: int | None = None
+    _holder: str | None = None  # the replica that has the response which this one continues
+    _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
+
+    @property
+    def _streams(self) -> bool:
+        return self.peek is not None and bool(self.peek.stream)
+
+    # ---- the prompt
+
+    def _make_ready(self) -> None:
+        body, name = self._body, self._model
+        if name is None or not body:
+            self.place()
+            return
+        model = self.model = self.router.members.model(name)
+        if self.api == "responses" and (previous := _PREVIOUS_ID.findall(body)):
+            self._holder = self.router.responses.get(previous[-1])
+        peek = peek_of(self.api, body, name) if is_quick(body) else None
+        if peek is None:
+            self.peek = Peek(name)
+            self.prompt = by_text(model.tokens.model, self.peek, model.lora, body[:MOST_TEXT_BYTES])
+            self.place()
+            return
+        self.peek = peek
+        make = partial(model.tokens.converse, self.api, body, peek, model.lora, peek.cache_salt, model.max_model_len)
+        if model.tokens.is_quick(body) and (draft := make()).is_quick:
+            self.prompt = draft.finish()
+            self.place()
+        else:
+            self.router.in_thread(lambda: make().finish(), len(body), self._made)
+
+    def _made(self, made: "asyncio.Future[Prompt]") -> None:
+        if not made.cancelled() and not self.is_over:
+            self.exchange.guard(self._place_made, made)
+
+    def _place_made(self, made: "asyncio.Future[Prompt]") -> None:
+        try:
+            self.prompt = made.result()
+        except ApiError as error:
+            self.refuse(error)
+        else:
+            self.place()
+
+    # ---- the choice
+
+    def _choose(self) -> Decision:
+        model, prompt = self.model, self.prompt
+        if model is None or not isinstance(prompt, Prompt):
+            return Forwarding._choose(self)  # super() would fail: `slots` makes a new class
+        router = self.router
+        model = self.model = router.members.model(model.name)
+        session = session_of(self.exchange.scope["headers"], None)
+        started = perf_counter()
+        decision, matches = router.decide(model, prompt, session, self.tried, self.came_s, only=self._only(model))
+        router.counts.decision_s.observe(perf_counter() - started)
+        if decision.chosen is not None:
+            member = self.chosen = router.members.by_name[decision.chosen.name]
+            several = self.api == "batch"
+            predicted = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+            self.prediction = None if several else predicted
+        return decision
+
+    def _only(self, model: ServedModel) -> Member | None:
+        """The replica that alone can answer, while it serves the model."""
+        holder = None if self._holder is None else self.router.members.by_name.get(self._holder)
+        return holder if holder is not None and holder in model.members and holder.name not in self.tried else None
+
+    def _send(self, member: Member, decision: Decision) -> bool:
+        sent = Forwarding._send(self, member, decision)
+        prompt = self.prompt
+        if isinstance(prompt, Prompt) and prompt.shape is not None and self.model is not None and not member.native:
+            shapes, verification = self.model.tokens.shapes, self.router.verification
+            if shapes is not None and not shapes.is_verified_at(prompt.shape, member.process):
+                self.prediction = None
+                if verification is not None:
+                    verification.sent(member, self.model, prompt, self.api, self._body)
+        return sent
+
+    # ---- the answer
+
+    def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
+        if not self.first_byte_s:
+            self.first_byte_s = self.router.now_s()
+        if self._head is not None and self.api == "responses":
+            self._look_for_id(attempt, body)
+        if found := _CACHED_TOKENS.findall(body):
+            self.reported_tokens = int(found[-1])
+        Forwarding.take(self, attempt, body, complete)
+
+    def _look_for_id(self, attempt: Attempt, body: bytes) -> None:
+        head = (self._head or b"") + body[:HEAD_BYTES]
+        found = _RESPONSE_ID.search(head)
+        if found is not None and attempt.status < 400:
+            self.router.responses.add(found[1], attempt.member.name)
+        self._head = None if found is not None or len(head) >= HEAD_BYTES else head
+
+    def summary(self) -> RequestSummary:
+        summary = Forwarding.summary(self)
+        summary.first_byte_s, summary.waited_s, summary.retries = self.first_byte_s, self.waited_s, self.retries
+        summary.why, summary.model = self.why, self.model
+        if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
+            summary.generation = GenerationSummary(
+                self.peek, self.prompt, self.decision, self.chosen, self.prediction, self.reported_tokens
+            )
+        return summary
+
+
+@dataclass(slots=True, eq=False)
+class OfResponse(Forwarding):
+    """A request about a response by its id, for the replica that holds it."""
+
+    def _choose(self) -> Decision:
+        parts = self.exchange.scope["path"].split("/")  # /v1/responses/ID, and perhaps /cancel
+        name = self.router.responses.get(parts[3].encode("utf-8", "replace")) if len(parts) > 3 else None
+        member = None if name is None else self.router.members.by_name.get(name)
+        if member is None or member.name in self.tried:
+            return Forwarding._choose(self)
+        question, _ = self.router.placement.question(
+            self.prompt, {}, self.router.now_s(), tried=self.tried, came_s=self.came_s
+        )
+        return self.router.placement.decide(question, [member.candidate], policy="least-loaded")
