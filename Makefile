@@ -53,7 +53,7 @@ coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly 
 test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
 
 test-busy: $(INSTALLED)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "($(SLOW)) and not ($(HARDWARE))" \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --timeout 180 -m "($(SLOW)) and not ($(HARDWARE))" \
 		$(addprefix --ignore ,$(PATIENT) $(CLOCKED))
 
 test-patient: $(INSTALLED)
