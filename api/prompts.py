@@ -12,7 +12,7 @@ import msgspec
 
 from api import chatml
 from api.errors import ApiError, invalid, too_long
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Sampled, TokenizeRequest
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, SamplingFields, TokenizeRequest
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
 from api.tokenizer import ByteTokenizer, Tokenizer
@@ -160,7 +160,7 @@ class Prompts:
             raise invalid(f"{param} is empty; send at least one token", param)
         return token_ids
 
-    def _check(self, request: Sampled) -> None:
+    def _check(self, request: SamplingFields) -> None:
         self._check_ids(request.stop_token_ids, "stop_token_ids")
         self._check_ids(request.logit_bias, "logit_bias")
         for i, token_ids in enumerate(request.resume_token_ids or ()):

@@ -42,7 +42,7 @@ class StreamOptions(Struct, kw_only=True, frozen=True):
     continuous_usage_stats: bool | None = None  # usage in every chunk, as vLLM has it
 
 
-class Sampled(Unsupported, kw_only=True):
+class SamplingFields(Unsupported, kw_only=True):
     """Fields that completions and chat completions share."""
 
     model: str
@@ -131,7 +131,7 @@ class Sampled(Unsupported, kw_only=True):
             )
 
 
-class CompletionRequest(Sampled, kw_only=True):
+class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[str | TokenId | TokenIds]
     max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -233,7 +233,7 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
 Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class ChatRequest(Sampled, kw_only=True):
+class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
     max_tokens: Count | None = None

@@ -5,7 +5,7 @@ import logging
 
 import zmq
 
-from events.curve import Curve, secure_server
+from events.curve import CurveKeys, secure_server
 from events.peers import Peers
 from events.publisher_stats import PublisherStats
 
@@ -30,7 +30,7 @@ class BoundSocket:
         *,
         waiting_messages: int,
         most_peers: int,
-        curve: Curve | None,
+        curve: CurveKeys | None,
         stats: PublisherStats,
     ) -> None:
         self._context = context

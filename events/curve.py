@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 4096  # a key file has some hundred
 
 
-class Curve(Struct, frozen=True):
+class CurveKeys(Struct, frozen=True):
     """The server's side: its own keys, and the folder of the public keys it lets in (None: any client)."""
 
     public: bytes
@@ -42,12 +42,12 @@ class CurveClient(Struct, frozen=True):
     secret: bytes
 
 
-def load_curve(secret_file: str, clients: str | None = None) -> Curve:
+def load_curve(secret_file: str, clients: str | None = None) -> CurveKeys:
     public, secret = _load(secret_file, need_secret=True)
     if clients is not None and not Path(clients).is_dir():
         raise ValueError(f"{clients} is not a folder of client keys (*.key)")
     assert secret is not None
-    return Curve(public, secret, clients)
+    return CurveKeys(public, secret, clients)
 
 
 def load_curve_client(server_file: str, secret_file: str) -> CurveClient:
@@ -57,7 +57,7 @@ def load_curve_client(server_file: str, secret_file: str) -> CurveClient:
     return CurveClient(server, public, secret)
 
 
-def secure_server(socket: "zmq.Socket[bytes]", curve: Curve) -> None:
+def secure_server(socket: "zmq.Socket[bytes]", curve: CurveKeys) -> None:
     socket.curve_publickey, socket.curve_secretkey = curve.public, curve.secret
     socket.curve_server = True
 

@@ -35,7 +35,7 @@ class Ends(Struct, frozen=True):
     peer: object
 
 
-class Connection(Struct):
+class PeerConnection(Struct):
     host: str
     ends: Ends
     since_s: float
@@ -48,7 +48,7 @@ class Peers:
         self._socket = socket
         self._most_peers = most_peers
         self._stats = stats
-        self._connections: dict[int, Connection] = {}  # by descriptor, the oldest first
+        self._connections: dict[int, PeerConnection] = {}  # by descriptor, the oldest first
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Peers:
         for descriptor in came:
             if (ends := self._ends(descriptor)) is not None:
                 host = ends.peer[0] if isinstance(ends.peer, tuple) else ""
-                self._connections[descriptor] = Connection(host, ends, time.monotonic())
+                self._connections[descriptor] = PeerConnection(host, ends, time.monotonic())
                 if len(self._connections) > self._most_peers:
                     self._refuse_one()
 

@@ -24,7 +24,7 @@ import zmq
 from msgspec import Struct
 
 from events.bound_socket import BoundSocket
-from events.curve import Curve
+from events.curve import CurveKeys
 from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
@@ -59,10 +59,10 @@ class PublisherConfig(Struct, frozen=True):
     replay_batches: int = 10_000
     replay_bytes: int = 16 * 2**20  # of payloads; each takes twice its bytes, in Python and in ZeroMQ
     queue_batches: int = 100_000
-    curve: Curve | None = None
+    curve: CurveKeys | None = None
 
 
-class Endpoints(Struct):
+class EventEndpoints(Struct):
     events: str
     replay: str | None = None
     status: str | None = None
@@ -283,7 +283,7 @@ class Publisher:
         self._replays = self._bind(zmq.ROUTER, config.replay, WAITING_MESSAGES) if config.replay else None
         self._status = self._bind(zmq.PUB, config.status, WAITING_STATUSES) if config.status else None
         self._snapshots = self._bind(zmq.ROUTER, config.snapshot, WAITING_MESSAGES) if config.snapshot else None
-        self.endpoints = Endpoints(
+        self.endpoints = EventEndpoints(
             self._events.endpoint,
             *(None if bound is None else bound.endpoint for bound in (self._replays, self._status, self._snapshots)),
         )

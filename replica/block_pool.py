@@ -59,7 +59,7 @@ class Match(NamedTuple):
     refused: bool = False  # the next block's key is here, with other content
 
 
-class Part(NamedTuple):
+class PartialBlock(NamedTuple):
     """The first `tokens` of a chain's next block, as the block `source` holds them."""
 
     source: int
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 NO_MATCH = Match([], 0)
-NO_PART = Part(NOBODY, 0, adoptable=False)
+NO_PART = PartialBlock(NOBODY, 0, adoptable=False)
 
 
 class BlockPool:
@@ -120,7 +120,7 @@ class BlockPool:
         blocks: list[int] = slots[:verified].tolist()
         return Match(blocks, self._contents.identity[blocks[-1]] if blocks else 0, verified < len(slots))
 
-    def part(self, chain: Chain, match: Match) -> Part:
+    def part(self, chain: Chain, match: Match) -> PartialBlock:
         """Find the block that begins most as the chain's next block does."""
         if not self.partial:
             return NO_PART
@@ -128,9 +128,9 @@ class BlockPool:
         if not tokens:
             return NO_PART
         is_all = tokens == self._contents.filled[source] < self.block_size
-        return Part(source, tokens, is_all and not self._references[source])
+        return PartialBlock(source, tokens, is_all and not self._references[source])
 
-    def count_lookup(self, tokens: int, match: Match, part: Part = NO_PART, *, again: bool) -> None:
+    def count_lookup(self, tokens: int, match: Match, part: PartialBlock = NO_PART, *, again: bool) -> None:
         """Count an admitted request of this many tokens with its hits; `again`: after a preemption."""
         lookups, hit_blocks = self.lookups, len(match.blocks)
         hit_tokens = hit_blocks * self.block_size

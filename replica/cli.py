@@ -74,7 +74,7 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
     meaning. Exit status: 0 the model is there, 1 it could not be fetched, 2 MODEL or DIR is invalid.
     """
     from replica.fetching.fetch import fetch_model, summary
-    from replica.fetching.files import Failed
+    from replica.fetching.files import FetchFailed
 
     end_at_once()
     logging.basicConfig(format="%(message)s")
@@ -82,7 +82,7 @@ def fetch(model: str, folder: Path, tokenizer_only: bool, revision: str | None) 
     started_s = time.monotonic()
     try:
         record, fetched = fetch_model(model, folder, tokenizer_only=tokenizer_only, revision=revision, say=note)
-    except Failed as error:
+    except FetchFailed as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="MODEL") from error

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from events.blocks import ExtraKey
 from events.native import Load
-from events.publisher import Endpoints
+from events.publisher import EventEndpoints
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -166,7 +166,7 @@ class Hello(Struct, tag="hello"):
     num_blocks: int
     block_size: int
     max_model_len: int
-    endpoints: Endpoints | None = None  # None: events are off
+    endpoints: EventEndpoints | None = None  # None: events are off
     incarnation: int = 0
     topic: str = ""
     attention: str = ""  # how it is computed; empty where nothing is

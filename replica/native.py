@@ -22,7 +22,7 @@ from replica.model.transformer import Transformer
 from replica.model.weights import Weights
 from replica.native_model import CPU_KV_CACHE_GB
 from replica.request import Scheduled
-from replica.runner import ImmediateRunner, Runner, Sampled
+from replica.runner import ImmediateRunner, Runner, SampledToken
 from replica.sampling import sample
 from replica.sizing import GIGABYTE, blocks_in
 
@@ -83,7 +83,7 @@ class NativeRunner(ImmediateRunner):
         self.attention_name = attention.name
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         if not batch:
             return []
         copies = [scheduled.copy for scheduled in batch if scheduled.copy is not None]
@@ -94,7 +94,7 @@ class NativeRunner(ImmediateRunner):
         hidden = self._hidden(ordered)
         last_rows = [end - 1 for end in accumulate(scheduled.tokens for scheduled in ordered)]
         prompt_logprobs.keep(self.model, ordered, hidden, last_rows)
-        results: list[Sampled | None] = [None] * len(batch)
+        results: list[SampledToken | None] = [None] * len(batch)
         drawing = [place for place, scheduled in enumerate(ordered) if scheduled.samples]
         if drawing:
             logits = self.model.logits(hidden[[last_rows[place] for place in drawing]])

@@ -8,12 +8,12 @@ from replica.messages import TokenLogprobs
 from replica.request import Scheduled
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     token: int
     logprobs: TokenLogprobs | None = None
 
 
-Finish: TypeAlias = Callable[[], list[Sampled | None]]
+Finish: TypeAlias = Callable[[], list[SampledToken | None]]
 
 
 class Runner(Protocol):
@@ -44,4 +44,4 @@ class ImmediateRunner(ABC):
         return lambda: results
 
     @abstractmethod
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]: ...
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]: ...

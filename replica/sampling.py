@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from replica.messages import Sampling, TokenLogprobs
 from replica.request import Request, is_penalized
-from replica.runner import Sampled
+from replica.runner import SampledToken
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ LOWEST = torch.finfo(torch.float32).min
 TINIEST = torch.finfo(torch.float32).tiny
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     """The next token of each request; row i of the logits is that of request i."""
     peaks, best = logits.max(dim=-1)
     tokens: list[int] = best.tolist()
@@ -40,7 +40,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
         elif not _is_plain(request):
             tokens[row] = _draw(logits[row], request, tokens[row])
     logprobs = logprobs_of(logits, tokens, requests)
-    return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
 def _is_plain(request: Request) -> bool:

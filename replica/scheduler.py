@@ -20,7 +20,7 @@ from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match
 from replica.config import EngineConfig
 from replica.messages import Output
 from replica.request import Request, Scheduled
-from replica.runner import Sampled
+from replica.runner import SampledToken
 
 Batch: TypeAlias = list[Scheduled]
 
@@ -247,7 +247,7 @@ class Scheduler:
                 return other
         return None
 
-    def commit(self, batch: Batch, sampled: Sequence[Sampled | None]) -> list[Output]:
+    def commit(self, batch: Batch, sampled: Sequence[SampledToken | None]) -> list[Output]:
         """Commit a step's results for the requests that still exist.
 
         While it flew, they may have been cancelled, or the step before may have drawn the token that ends their answer.
@@ -274,7 +274,7 @@ class Scheduler:
                 outputs.append(self._output(request, drawn))
         return outputs
 
-    def _output(self, request: Request, drawn: Sampled) -> Output:
+    def _output(self, request: Request, drawn: SampledToken) -> Output:
         reason = self._finish_reason(request, drawn.token)
         if reason is not None:
             del self.requests[request.id]

@@ -13,7 +13,7 @@ from replica.clock import Clock
 from replica.config import SimulatedConfig
 from replica.messages import TokenLogprobs
 from replica.request import Request, Scheduled
-from replica.runner import ImmediateRunner, Sampled
+from replica.runner import ImmediateRunner, SampledToken
 
 BYTES = (0, 256)
 # What a replica without a tokenizer babbles: about as many vowels and spaces as English has.
@@ -34,7 +34,7 @@ class SimulatedRunner(ImmediateRunner):
         if not set(range(*vocabulary)).difference(eos_token_ids):
             raise ValueError(f"every token of the vocabulary {vocabulary} ends the output")
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         self.clock.sleep(self.step_s(batch))
         return [self.sample(scheduled.request) if scheduled.samples else None for scheduled in batch]
 
@@ -46,11 +46,11 @@ class SimulatedRunner(ImmediateRunner):
         one_pass_s = (1 + speed.batch_slowdown * others) / speed.decode_tokens_per_s
         return speed.step_overhead_s + one_pass_s + prefill_tokens / speed.prefill_tokens_per_s
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: Request) -> SampledToken:
         """Draw the token that follows the known ones."""
         return self.draw(request, request.generated)
 
-    def draw(self, request: Request, position: int) -> Sampled:
+    def draw(self, request: Request, position: int) -> SampledToken:
         """The token at this position of the output."""
         stream = self._stream(request)
         sampling = request.sampling
@@ -64,8 +64,8 @@ class SimulatedRunner(ImmediateRunner):
         else:
             token = self.token(_draw(stream, position))
         if sampling.top_logprobs is None:
-            return Sampled(token)
-        return Sampled(token, self._logprobs(stream, position, token, sampling.top_logprobs))
+            return SampledToken(token)
+        return SampledToken(token, self._logprobs(stream, position, token, sampling.top_logprobs))
 
     def _stream(self, request: Request) -> int:
         """The number that prompt and seed are, from which everything else about the output is drawn."""

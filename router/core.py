@@ -58,7 +58,7 @@ HELD_BYTES = 256 * 1024 * 1024  # of buffered answers: unstreamed ones, and long
 WAITING_BODIES = 4  # of the largest size; as many bytes may wait for the threads
 
 
-class Counts:
+class RequestCounts:
     """Counters of requests over all replicas."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Router:
         self.started = int(time())
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
-        self.counts = Counts()
+        self.counts = RequestCounts()
         self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
         self.recent = RecentPrompts(config.recent_prompts)
         self.shows_prompts = not config.demand_key if config.show_prompts is None else config.show_prompts

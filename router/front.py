@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 
 from api.http.connection import Limits
-from api.http.routes import Table
+from api.http.routes import RouteTable
 from api.http.server import connection_limits, http_server
 from router.config import RouterConfig
 from router.core import Router
@@ -67,7 +67,7 @@ class Front:
             self.router.tracing = Tracing(config.otlp_endpoint)
         self.dashboard = Dashboard(self.router)
         more = named(config.client_paths)
-        table = Table((*ROUTES, *more))
+        table = RouteTable((*ROUTES, *more))
         app = build_app(self.router, self.upkeep, table, self.dashboard)
         limits: Limits = connection_limits(config.max_connections)
         protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))

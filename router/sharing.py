@@ -23,7 +23,7 @@ _GAPS = (b" ", b"\n", b"\0")
 _ROLE = re.compile("\0([^\0]*)\0")
 
 
-class Kind(NamedTuple):
+class KeySpace(NamedTuple):
     """The model and block size of block keys; only keys of one kind can be compared."""
 
     model: str
@@ -38,7 +38,7 @@ class Told(NamedTuple):
     """The runs that save the most tokens, parents first, and the kinds of those at the root."""
 
     routed: Sequence[RecentPrompt]
-    kinds: dict[Run, Kind]
+    kinds: dict[Run, KeySpace]
     runs: list[Run]
 
 
@@ -67,10 +67,10 @@ async def shared(router: Router, limit: int) -> Shared:
     )
 
 
-def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, Kind], list[Run]]:
-    trees: dict[Kind, Tree] = {}
+def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, KeySpace], list[Run]]:
+    trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
-        kind = Kind(one.model, one.block_size)
+        kind = KeySpace(one.model, one.block_size)
         tree = trees.get(kind)
         if tree is None:
             tree = trees[kind] = Tree()
@@ -84,7 +84,7 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, Kind
     return kinds, runs
 
 
-def prefix_of(router: Router, kind: Kind, path: Sequence[Run], now_s: float) -> Prefix:
+def prefix_of(router: Router, kind: KeySpace, path: Sequence[Run], now_s: float) -> Prefix:
     run = path[-1]
     before = sum(len(each.keys) for each in path[:-1])
     holders = _holders(router, kind, list(chain.from_iterable(each.keys for each in path)))
@@ -103,7 +103,7 @@ def prefix_of(router: Router, kind: Kind, path: Sequence[Run], now_s: float) -> 
     )
 
 
-def _holders(router: Router, kind: Kind, keys: list[int]) -> list[str]:
+def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[str]:
     """Names of the replicas that hold all blocks in any medium, by their events or by the prompts sent to them."""
     model = router.members.models.get(kind.model)
     if model is None:

@@ -53,7 +53,7 @@ class RouteMatch(NamedTuple):
         return method_not_allowed(method, self.text, self.allowed) if self.allowed else not_found(self.text)
 
 
-class Place:
+class PathRoutes:
     """The routes of one template."""
 
     def __init__(self, routes: list[Route]) -> None:
@@ -94,7 +94,7 @@ class Place:
         return RouteMatch(route, route.who, params, text)
 
 
-class Table:
+class RouteTable:
     """Routes by template. A fixed template wins, then the first that matches."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -102,7 +102,7 @@ class Table:
         by_template: dict[str, list[Route]] = {}
         for route in self.routes:
             by_template.setdefault(route.template, []).append(route)
-        self.places = [Place(found) for found in by_template.values()]
+        self.places = [PathRoutes(found) for found in by_template.values()]
         fixed = [place for place in self.places if place.is_fixed]
         self._fixed = {tuple(place.parts): place for place in fixed}
         self._others = [place for place in self.places if not place.is_fixed]
@@ -126,7 +126,7 @@ class Table:
         raw: bytes = scope["raw_path"]
         return self.usual.get(raw, {}).get(scope["method"]) or self.find(scope["method"], parse_path(raw))
 
-    def _place(self, path: Segments) -> tuple[Place | None, dict[str, str]]:
+    def _place(self, path: Segments) -> tuple[PathRoutes | None, dict[str, str]]:
         if (fixed := self._fixed.get(path)) is not None:
             return fixed, {}
         for place in self._others:
@@ -142,7 +142,7 @@ def text_of(path: Segments) -> str:
 class Gate:
     """Admits requests to an app: `admit` raises ApiError if the caller may not use the route."""
 
-    def __init__(self, app: ASGIApp, table: Table, admit: Callable[[Scope, RouteMatch], None]) -> None:
+    def __init__(self, app: ASGIApp, table: RouteTable, admit: Callable[[Scope, RouteMatch], None]) -> None:
         self._app = app
         self._table = table
         self._admit = admit

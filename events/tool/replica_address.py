@@ -7,7 +7,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from events.publisher import Endpoints
+from events.publisher import EventEndpoints
 from events.source import Source
 
 TIMEOUT_S = 5.0
@@ -19,7 +19,7 @@ class _LoadResponse(Struct):
 
     model: str
     topic: str | None = None
-    endpoints: Endpoints | None = None
+    endpoints: EventEndpoints | None = None
 
 
 def source_at(url: str) -> Source:

@@ -30,7 +30,7 @@ class _Names(Struct):
     replicas: tuple[str, ...]
 
 
-class Fleet(Client):
+class FleetClient(Client):
     def __init__(self, url: str, key: str | None = None) -> None:
         super().__init__(url, key, CONTROLLER, TIMEOUT_S)
 
@@ -77,7 +77,7 @@ class Poller:
         self._locate = locate
         self._away_since_s: float | None = None
         where = locate()
-        self.fleet = Fleet(where.url, where.key)
+        self.fleet = FleetClient(where.url, where.key)
 
     @property
     def away_s(self) -> float:
@@ -85,13 +85,13 @@ class Poller:
         return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
 
     def look(self) -> View | None:
-        answer = self.ask(Fleet.answer)
+        answer = self.ask(FleetClient.answer)
         if answer is None:
             return None
         self.answer = answer
         return self.fleet.read(answer)
 
-    def ask(self, question: Callable[[Fleet], T]) -> T | None:
+    def ask(self, question: Callable[[FleetClient], T]) -> T | None:
         """Return the answer; None while the controller does not answer."""
         try:
             answer = question(self.fleet)
@@ -111,7 +111,7 @@ class Poller:
             return
         if where.url != self.fleet.url:
             self.fleet.close()
-            self.fleet = Fleet(where.url, where.key)
+            self.fleet = FleetClient(where.url, where.key)
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.local_fleets import (
     LocalFleet,
     Where,
@@ -79,7 +79,7 @@ def end_one(where: Where, which: str | None, fleet_key: str | None, now: bool) -
     elif now:
         raise click.UsageError(f"--now works only for fleets of this machine, not for {where.url}")
     else:
-        with Fleet(where.url, fleet_key or where.key) as fleet:
+        with FleetClient(where.url, fleet_key or where.key) as fleet:
             end_there(fleet)
 
 
@@ -115,9 +115,9 @@ def send_signal(fleet: LocalFleet) -> None:
 def wait_here(fleet: LocalFleet, now: bool) -> None:
     title = f"Ending port {fleet.port}"
     began_s, said = time.monotonic(), False
-    with Fleet(fleet.controller, fleet.key) as controller, Display(title) as display:
+    with FleetClient(fleet.controller, fleet.key) as controller, Display(title) as display:
         display.line(f"{title}, pid {fleet.pid}")
-        running = Running(controller, display)
+        running = DownProgress(controller, display)
         while is_running(fleet):
             if not fleet.found:
                 running.look()
@@ -142,11 +142,11 @@ def ended(fleet: LocalFleet, killed: bool) -> str:
 # ---- elsewhere
 
 
-def end_there(fleet: Fleet) -> None:
+def end_there(fleet: FleetClient) -> None:
     fleet.end()
     try:
         with Display(f"Ending {fleet.url}") as display:
-            running = Running(fleet, display)
+            running = DownProgress(fleet, display)
             while running.silent_s < GONE_S:
                 running.look()
                 time.sleep(LOOK_S)
@@ -157,10 +157,10 @@ def end_there(fleet: Fleet) -> None:
 
 
 @dataclass
-class Running:
+class DownProgress:
     """Shows the remaining replicas of an ending fleet."""
 
-    fleet: Fleet
+    fleet: FleetClient
     display: Display
     seen: View | None = None
     first: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import click
 
 from api.settings import TEXT, FiniteRange
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.view import ReplicaView
 from router.asking import Refused
@@ -51,7 +51,7 @@ def drain(
     if undo and wait_s is not None:
         raise click.UsageError("--wait does not work with --undo; leave one of them out")
     where = locate(which, fleet_key)
-    with Fleet(where.url, where.key) as fleet:
+    with FleetClient(where.url, where.key) as fleet:
 
         def tell() -> Collection[str]:
             if node is not None:
@@ -74,7 +74,7 @@ def drain(
             click.echo(f"To undo it: warmroute drain {replica or f'--node {node}'} --undo")
 
 
-def _wait(fleet: Fleet, tell: Callable[[], Collection[str]], limit_s: float) -> Collection[str]:
+def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: float) -> Collection[str]:
     """Wait until each replica is measured without a request, once routers know; return their names.
 
     The drain is repeated at each look, as more replicas may come to a node. A controller that does not answer, or does
@@ -115,7 +115,7 @@ def _left(replica: ReplicaView) -> str:
     return f"{replica.name} " + (f"has {count(running, 'request')} left" if running else "was not heard of since")
 
 
-def _those(fleet: Fleet, names: Collection[str]) -> list[ReplicaView]:
+def _those(fleet: FleetClient, names: Collection[str]) -> list[ReplicaView]:
     return [each for each in fleet.view().replicas if each.name in names]
 
 

@@ -23,7 +23,7 @@ from starlette.types import Scope
 
 from api.errors import QUOTED_CHARACTERS, ApiError, invalid, unauthorized
 from api.http.responses import error_response, json_response
-from api.http.routes import Gate, Role, Route, RouteMatch, Table, guarded
+from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, guarded
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.reconcile import UnknownName
@@ -54,7 +54,7 @@ class DrainNodeRequest(Struct, forbid_unknown_fields=True):
     drain: bool = True
 
 
-class Holders:
+class KeyCheck:
     def __init__(self, key: str) -> None:
         assert key, "with an empty key everybody would have it"
         self._expected = f"Bearer {key}".encode()
@@ -69,7 +69,7 @@ class Holders:
 
 
 class Endpoints:
-    def __init__(self, controller: Controller, holders: Holders) -> None:
+    def __init__(self, controller: Controller, holders: KeyCheck) -> None:
         self._controller = controller
         self._holders = holders
 
@@ -181,12 +181,12 @@ ROUTES = (
     _route(POST, "/models/restart", HOLDER, Endpoints.restart),
     _route(POST, "/end", HOLDER, Endpoints.end),
 )
-TABLE = Table(ROUTES)
+TABLE = RouteTable(ROUTES)
 
 
 def build_app(controller: Controller, key: str) -> Starlette:
     """`key` is needed to change the fleet or read its logs."""
-    holders = Holders(key)
+    holders = KeyCheck(key)
     endpoints = Endpoints(controller, holders)
     app = Starlette(
         routes=[

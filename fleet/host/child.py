@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.lifeline import PARENT_VARIABLE
-from fleet.host.report import Place
+from fleet.host.report import ReplicaAddress
 
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
@@ -111,7 +111,7 @@ class Child:
     def is_over(self) -> bool:
         return self.process.returncode is not None
 
-    def place(self) -> Place | None:
+    def place(self) -> ReplicaAddress | None:
         """Return where it listens once it is ready; for our own replicas."""
         return read_ready_line(self.output())
 
@@ -157,10 +157,10 @@ READY_LINE = re.compile(
 )
 
 
-def read_ready_line(output: str) -> Place | None:
+def read_ready_line(output: str) -> ReplicaAddress | None:
     """Find the line that `replica.server.ready_line` makes."""
     found = READY_LINE.search(output)
     if found is None:
         return None
     url, model, events = found.groups()
-    return Place(url=url, model=model, events=None if events == "off" else events)
+    return ReplicaAddress(url=url, model=model, events=None if events == "off" else events)

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from fleet.host.child import module
-from fleet.host.report import Place
+from fleet.host.report import ReplicaAddress
 from fleet.plan import FOREIGN, ModelPlan, Task
 
 OUR_KEY = "WARMROUTE_API_KEY"
@@ -31,7 +31,7 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 class Launch(Struct, frozen=True):
     command: tuple[str, ...]
     environment: dict[str, str]  # beside what is inherited
-    place: Place | None  # None: our ready line says it
+    place: ReplicaAddress | None  # None: our ready line says it
 
 
 def launch(task: Task, host: str, incarnation: str) -> Launch:
@@ -135,9 +135,9 @@ def _events(task: Task, host: str, ports: _Ports) -> dict[str, str]:
     }
 
 
-def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> Place:
+def _place(task: Task, host: str, ports: _Ports, incarnation: str) -> ReplicaAddress:
     assert task.plan.engine in ("vllm", "sglang")
-    return Place(
+    return ReplicaAddress(
         url=f"http://{host}:{ports.http}",
         model=task.plan.name,
         engine=task.plan.engine,

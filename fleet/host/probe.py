@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from events.native import Load
-from fleet.host.report import Place
+from fleet.host.report import ReplicaAddress
 from router.members.facts import scraped_queues
 
 TIMEOUT_S = 2.0  # of a replica that works, an answer takes milliseconds
@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(_LoadResponse).decode
 
 
 class Probe:
-    def __init__(self, place: Place, key: str | None) -> None:
+    def __init__(self, place: ReplicaAddress, key: str | None) -> None:
         self._place = place
         self._http = httpx2.AsyncClient(
             base_url=place.url,

@@ -9,7 +9,7 @@ from events.native import Load
 Life: TypeAlias = Literal["starting", "ready", "failing", "draining", "ended"]
 
 
-class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReplicaAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The addresses of a ready replica; our own tell the rest at `url`."""
 
     url: str
@@ -47,7 +47,7 @@ class Report(Said, frozen=True, kw_only=True):
     version: int = 0
     life: Life = "starting"
     why: str = ""  # what ended the process before this one; empty while all is well
-    place: Place | None = None  # while it is ready or draining
+    place: ReplicaAddress | None = None  # while it is ready or draining
 
 
 def beat(report: Report) -> tuple[object, ...]:

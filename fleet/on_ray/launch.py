@@ -38,7 +38,7 @@ TRIES = 3  # to find a controller that does not just end
 AGAIN_S = 0.5
 
 
-class Failed(Exception):
+class LaunchFailed(Exception):
     """The message is one line for the user."""
 
 
@@ -56,7 +56,7 @@ def main() -> None:
         if order.address is None:
             _run_local(order, answers, session)
         _join(order, order.address, answers)
-    except Failed as error:
+    except LaunchFailed as error:
         _give_up(answers, str(error))
     except Exception as error:  # Ray raises all manner of things
         _say(traceback.format_exc())
@@ -77,7 +77,7 @@ def _give_up(answers: Any, message: str) -> NoReturn:
 def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     folder = order.temp_dir or tempfile.mkdtemp(prefix="warmroute-ray-")
     if (why := too_long(folder)) is not None:
-        raise Failed(why)
+        raise LaunchFailed(why)
     set_environment(session)
     init(Path(folder))
     launched = begin(order)
@@ -85,7 +85,7 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     answers.write(encode(launched) + b"\n")
     over = asyncio.run(_until_the_end(watchdog))
     if over is not None:
-        raise Failed(f"Ray's {over} has died; its logs are in {launched.logs}")
+        raise LaunchFailed(f"Ray's {over} has died; its logs are in {launched.logs}")
     _shut_down()
     kill_session(session, but=os.getpid())
     remove_store(session)
@@ -136,17 +136,19 @@ def _join(order: Order, address: str, answers: Any) -> NoReturn:
 
 def check_address(address: str) -> None:
     if "://" in address:
-        raise Failed(f"{address!r} is not the address of a GCS; give HOST:PORT, usually with port 6379")
+        raise LaunchFailed(f"{address!r} is not the address of a GCS; give HOST:PORT, usually with port 6379")
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
-        raise Failed(f"{address!r} is not the address of a Ray; give HOST:PORT, usually with port 6379, or auto")
+        raise LaunchFailed(f"{address!r} is not the address of a Ray; give HOST:PORT, usually with port 6379, or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise Failed(f"no Ray answers at {address!r}: {reason}; start one there with `ray start --head`") from error
+        raise LaunchFailed(
+            f"no Ray answers at {address!r}: {reason}; start one there with `ray start --head`"
+        ) from error
 
 
 def connect(order: Order, address: str, fix: str) -> None:
@@ -156,7 +158,7 @@ def connect(order: Order, address: str, fix: str) -> None:
     try:
         ray.init(address, namespace=order.namespace, log_to_driver=False)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise Failed(f"the Ray at {address!r} cannot be joined: {explained(error, fix)}") from error
+        raise LaunchFailed(f"the Ray at {address!r} cannot be joined: {explained(error, fix)}") from error
 
 
 def explained(error: Exception, fix: str) -> str:
@@ -210,19 +212,21 @@ def begin(order: Order) -> Launched:
             begun = controller.decode_begun(ray.get(actor.begun.remote(), timeout=BEGIN_S))
             if begun.trouble:
                 ray.kill(actor)
-                raise Failed(begun.trouble)
+                raise LaunchFailed(begun.trouble)
             if found is None or not order.again:
                 ray.get(actor.want.remote(controller.encode_plan(order.plan)), timeout=BEGIN_S)
         except ActorDiedError as error:
             if attempt == TRIES - 1 or error.actor_init_failed:
-                raise Failed(f"the controller cannot begin: {last_line(error)}") from error
+                raise LaunchFailed(f"the controller cannot begin: {last_line(error)}") from error
             time.sleep(AGAIN_S)  # it was about to end
             continue
         except GetTimeoutError as error:
             ray.kill(actor, no_restart=False)  # the next launcher finds another one
-            raise Failed(f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?") from error
+            raise LaunchFailed(
+                f"the controller did not begin within {BEGIN_S:g} s; is Ray's head node alive?"
+            ) from error
         except RayError as error:
-            raise Failed(f"the controller cannot begin: {last_line(error)}") from error
+            raise LaunchFailed(f"the controller cannot begin: {last_line(error)}") from error
         return Launched(
             controller=begun.url,
             address=ray.get_runtime_context().gcs_address,

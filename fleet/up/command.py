@@ -30,7 +30,7 @@ from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launcher, OnRay
 from fleet.up.planning import KEY, check_alone, complete, one_model, router_config
-from fleet.up.running import Job, Running
+from fleet.up.running import FleetRun, Job
 from fleet.up.watching import CannotStart
 from replica.settings import MODEL
 from router.config import Policy
@@ -230,7 +230,7 @@ def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
         launched=told.launched,
         announce=told.announce,
     )
-    running, broken = Running(job), True
+    running, broken = FleetRun(job), True
     try:
         uvloop.run(running.run())
         broken = running.failed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
@@ -55,7 +55,7 @@ class Following:
     async def _follow(self) -> None:
         while True:
             started = await self._joined()
-            with Fleet(started.controller, self.key) as fleet:
+            with FleetClient(started.controller, self.key) as fleet:
                 await self._keep(fleet)
 
     async def _joined(self) -> Launched:
@@ -73,7 +73,7 @@ class Following:
             self.say(f"The fleet {found}; routers find it with --registry {started.controller}")
             return started
 
-    async def _keep(self, fleet: Fleet) -> None:
+    async def _keep(self, fleet: FleetClient) -> None:
         """Follow the file until the controller is gone."""
         watcher, heard_s = Watcher(fleet, self.say), time.monotonic()
         while True:
@@ -89,7 +89,7 @@ class Following:
                     return
             await asyncio.sleep(LOOK_S)
 
-    async def _hand_over(self, fleet: Fleet) -> None:
+    async def _hand_over(self, fleet: FleetClient) -> None:
         """Retry until the plan is accepted or refused."""
         try:
             await asyncio.to_thread(fleet.want, self.plan)

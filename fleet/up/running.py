@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.view import View
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
@@ -72,7 +72,7 @@ def plan_now(plan: FleetPlan, seen: View | None) -> FleetPlan:
     )
 
 
-class Ended(Exception):
+class Interrupted(Exception):
     """Raised when a signal comes first."""
 
 
@@ -90,7 +90,7 @@ class Job(NamedTuple):
     announce: Callable[[View], None]
 
 
-class Running:
+class FleetRun:
     """`run` it until a signal; `failed` is whether anything happened that a log may explain."""
 
     def __init__(self, job: Job) -> None:
@@ -107,7 +107,7 @@ class Running:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(Interrupted):
             try:
                 await self._serve()
             finally:
@@ -129,7 +129,7 @@ class Running:
         job, began_s = self._job, time.monotonic()
         started = self._started = await self._unless_ended(job.launcher.start(job.plan))
         job.launched(started, time.monotonic() - began_s)
-        with Fleet(started.controller, job.key) as fleet:
+        with FleetClient(started.controller, job.key) as fleet:
             watcher = Watcher(fleet, job.say, job.show)
             failing = asyncio.create_task(job.launcher.failed())
             try:
@@ -222,7 +222,7 @@ class Running:
             return
 
     async def _unless_ended(self, wanted: Coroutine[Any, Any, T], failing: "asyncio.Task[str] | None" = None) -> T:
-        """Ended: a signal came first. CannotStart: the launcher said why it is over."""
+        """Raise Interrupted if a signal comes first, CannotStart if the launcher cannot go on."""
         working = asyncio.create_task(wanted)
         ending = asyncio.create_task(self._ending.wait())
         done = await first(working, ending, beside=[failing] if failing else [])
@@ -230,7 +230,7 @@ class Running:
             return working.result()
         if failing is not None and failing in done:
             raise CannotStart(failing.result())
-        raise Ended
+        raise Interrupted
 
     # ---- the end
 
@@ -257,7 +257,7 @@ class Running:
 
     async def _end_replicas(self, limit_s: float) -> None:
         assert self._started is not None
-        with Fleet(self._started.controller, self._job.key) as fleet, contextlib.suppress(TimeoutError):
+        with FleetClient(self._started.controller, self._job.key) as fleet, contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 try:
                     await asyncio.to_thread(fleet.end)

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import click
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.view import ReplicaView, View
 from fleet.commands.words import happened
 
@@ -23,7 +23,9 @@ class CannotStart(Exception):
 class Watcher:
     """`view` is what was seen last; `failed`, whether anything happened that a log may explain."""
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None], show: Callable[[View], None] | None = None) -> None:
+    def __init__(
+        self, fleet: FleetClient, say: Callable[[str], None], show: Callable[[View], None] | None = None
+    ) -> None:
         self.view: View | None = None
         self.failed = False
         self._away_since_s: float | None = None

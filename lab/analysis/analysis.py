@@ -7,7 +7,7 @@ from lab.analysis.accesses import Accesses, Integers, accesses_of
 from lab.analysis.breaks.finding import Finding
 from lab.analysis.breaks.prompts import Read
 from lab.analysis.breaks.search import search
-from lab.analysis.curve import HEADROOM, Curve, curve_of, with_headroom
+from lab.analysis.curve import HEADROOM, HitRateCurve, curve_of, with_headroom
 from lab.analysis.sharing import Coarser, Sharing, coarser, sharing_of
 from lab.trace.requests import Trace
 from replica.sizing import GIGABYTE
@@ -74,7 +74,7 @@ class AnalysisResult(Struct, frozen=True, eq=False):
     """An analysis, with the data for its plot and its order."""
 
     analysis: Analysis
-    curve: Curve
+    curve: HitRateCurve
     order: Integers | None
 
 
@@ -106,14 +106,14 @@ def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> An
     return AnalysisResult(analysis, curve, order)
 
 
-def _cache(curve: Curve, blocks: int, options: AnalysisOptions) -> Cache:
+def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
     tokens = blocks * curve.block_tokens
     per_token = options.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
 
 
-def _ordered(accesses: Accesses, order: Integers, curve: Curve, capacity_tokens: int) -> Ordered:
+def _ordered(accesses: Accesses, order: Integers, curve: HitRateCurve, capacity_tokens: int) -> Ordered:
     suggested = curve_of(accesses.reordered(order))
     blocks = capacity_tokens // accesses.block_tokens
     best_tokens = suggested.needed(1.0) * accesses.block_tokens

@@ -11,7 +11,7 @@ from lab.analysis.distances import hits_by_capacity
 HEADROOM = 0.2  # for requests that run, and for tomorrow
 
 
-class Curve(Struct, frozen=True, eq=False):
+class HitRateCurve(Struct, frozen=True, eq=False):
     """`hits[c]`: blocks found where c of them are kept; `input_tokens` of all prompts.
 
     A cache has one block more than it keeps while a prompt is computed whose end fills none: `begun_blocks`.
@@ -50,9 +50,9 @@ class Curve(Struct, frozen=True, eq=False):
         return int(np.searchsorted(self.hits, wanted)) + self.begun_blocks
 
 
-def curve_of(accesses: Accesses) -> Curve:
+def curve_of(accesses: Accesses) -> HitRateCurve:
     begun = bool((accesses.input_tokens % accesses.block_tokens).any())
-    return Curve(accesses.block_tokens, accesses.tokens, hits_by_capacity(accesses), int(begun))
+    return HitRateCurve(accesses.block_tokens, accesses.tokens, hits_by_capacity(accesses), int(begun))
 
 
 def with_headroom(blocks: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from lab.analysis.analysis import Analysis, Breaks, Cache, Needed, Ordered
 from lab.analysis.breaks.finding import Finding
-from lab.analysis.curve import Curve
+from lab.analysis.curve import HitRateCurve
 from lab.analysis.sharing import Coarser, Sharing
 from lab.plots import drawing
 
@@ -111,7 +111,7 @@ def _order(order: Ordered) -> Iterator[str]:
     yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
 
 
-def plot(path: Path, name: str, curve: Curve) -> None:
+def plot(path: Path, name: str, curve: HitRateCurve) -> None:
     most = max(curve.most_blocks, 1)
     blocks = np.unique(np.geomspace(1, most, POINTS).astype(np.int64)).tolist()
     with drawing(path, title=f"{name}: hit rate of an LRU cache", x="cache, tokens", y="hit rate") as axes:

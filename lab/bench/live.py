@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from events.tool.words import seconds
 from fleet.display import Display
-from lab.bench.load import Load
+from lab.bench.load import LoadGenerator
 from lab.percentiles import percentile
 from router.members.target import Target
 
@@ -21,9 +21,9 @@ class Live(Display):
         console = console or Console(stderr=True, highlight=False)
         super().__init__("asking for the model", console, quiet=True, auto_refresh=False)
         self._rounds = rounds
-        self._load: Load | None = None
+        self._load: LoadGenerator | None = None
 
-    def load(self, load: Load, target: Target, number: int) -> None:
+    def load(self, load: LoadGenerator, target: Target, number: int) -> None:
         if self.bar is None:
             return
         begins = self._load is None
@@ -40,7 +40,7 @@ class Live(Display):
         asyncio.get_running_loop().call_later(SHOW_EVERY_S, self._show, bar)
 
 
-def state(load: Load) -> str:
+def state(load: LoadGenerator) -> str:
     total = f"/{load.limits.requests:,}" if load.limits.requests is not None else ""
     words = [f"{load.done:,}{total} done", f"{load.in_flight:,} in flight"]
     if load.ttfts_s:

@@ -45,7 +45,7 @@ class RunResult(NamedTuple):
     own: Overhead
 
 
-class Load:
+class LoadGenerator:
     def __init__(self, endpoint: Endpoint, form: Form, arrivals: Iterator[Arrival], limits: Limits) -> None:
         self.outcomes: list[Outcome] = []
         self.ttfts_s: list[float] = []  # ascending

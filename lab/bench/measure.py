@@ -13,7 +13,7 @@ from lab.bench.client import Endpoint
 from lab.bench.compare import Ratio, compare, paired
 from lab.bench.conversations import Arrival
 from lab.bench.figures import figures
-from lab.bench.load import Limits, Load, RunResult
+from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.outcome import Outcome
 from lab.bench.probe import Probe, Ready, RequestSettings, probe
 from lab.bench.result import FORMAT, EndpointResult, Result, machine, warnings
@@ -50,7 +50,7 @@ class Stop:
     """Handles Ctrl-C: ends the current load, or whatever runs before the first one."""
 
     def __init__(self) -> None:
-        self.load: Load | None = None
+        self.load: LoadGenerator | None = None
         self.was_asked = False
         self.task: asyncio.Task[Any] | None = None
         self.failure: BaseException | None = None
@@ -72,7 +72,7 @@ class Stop:
             loop.default_exception_handler(context)
 
 
-OnLoad = Callable[[Load, Target, int], object]  # with the number of the round
+OnLoad = Callable[[LoadGenerator, Target, int], object]  # with the number of the round
 
 
 def measured(plan: Plan, on_load: OnLoad) -> Measured:
@@ -124,7 +124,7 @@ async def _measure(plan: Plan, stop: Stop, on_load: OnLoad) -> Measured:
             for which in reversed(order) if number % 2 else order:  # so that slow changes affect both alike
                 if stop.was_asked:
                     break
-                load = Load(endpoints[which], *_round(plan, ready, which, number), plan.limits)
+                load = LoadGenerator(endpoints[which], *_round(plan, ready, which, number), plan.limits)
                 on_load(load, plan.targets[which], number)
                 stop.load = load
                 ran[which].append(await load.run())

@@ -16,7 +16,7 @@ from router.settings import SECRET, URL
 DEFAULT_ROUTER = "http://127.0.0.1:8000"
 
 
-class Failed(click.ClickException):
+class DoctorFailed(click.ClickException):
     exit_code = 2  # 1: there are findings
 
 
@@ -90,7 +90,7 @@ def doctor(
         ):
             looks = watched(asking, for_s, tell)
     except click.ClickException as error:
-        raise Failed(error.format_message()) from error
+        raise DoctorFailed(error.format_message()) from error
     figures = figures_of(*looks)
     found = findings(figures)
     click.echo(in_json(figures, found) if as_json else "\n".join(lines(figures, found)))

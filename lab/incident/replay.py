@@ -32,7 +32,7 @@ class Choices(Struct):
         self.computed_tokens += max(1.0, prompt_tokens - matched)
 
 
-class Replay(Struct, kw_only=True):
+class IncidentReplay(Struct, kw_only=True):
     recording: str
     log: str
     policy: str | None  # the requested one; None: the log's own
@@ -69,7 +69,7 @@ def replay(
     policy: str | None = None,
     sources: Mapping[str, str] | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
-) -> Replay:
+) -> IncidentReplay:
     """Replay a log against a recording; raise `api.settings.Unusable` for unusable files.
 
     `sources`: by replica, the name or endpoint of its source, if not the inferred one. `on_progress` takes percents.
@@ -78,7 +78,7 @@ def replay(
     _check_policies(policy, log, runs)
     known = survey(tape, runs, sources or {})
     asked = sum(isinstance(fact, Asked) for run in runs for fact in run.facts)
-    told = Replay(
+    told = IncidentReplay(
         recording=str(recording),
         log=str(log),
         policy=policy,
@@ -126,7 +126,7 @@ def _check_policies(policy: str | None, log: Path, runs: list[Run]) -> None:
             raise Unusable(f"{where}the policy {name!r} is not known; use one of {', '.join(POLICIES)}")
 
 
-def _compare(told: Replay, world: World, known: Survey, fact: Asked) -> None:
+def _compare(told: IncidentReplay, world: World, known: Survey, fact: Asked) -> None:
     why_not = world.uncovered(fact, known)
     if why_not is not None:
         told.uncovered[why_not] = told.uncovered.get(why_not, 0) + 1
@@ -146,7 +146,7 @@ def _compare(told: Replay, world: World, known: Survey, fact: Asked) -> None:
     told.differences.append(Difference(line.request_id, line.ts, decided.chosen, chosen, kind, sides))
 
 
-def _count(told: Replay, fact: Asked, sides: list[Beside], decision: Decision) -> None:
+def _count(told: IncidentReplay, fact: Asked, sides: list[Beside], decision: Decision) -> None:
     """Add up the figures of both choices, both from the replay so that they are comparable."""
     chosen = None if decision.chosen is None else decision.chosen.name
     for side in sides:

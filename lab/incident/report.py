@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from lab.incident.comparison import KINDS, Beside, Difference, Figures
-from lab.incident.replay import Replay
+from lab.incident.replay import IncidentReplay
 
 SHOWN = 10  # differences
 
 
-def lines(replay: Replay) -> Iterator[str]:
+def lines(replay: IncidentReplay) -> Iterator[str]:
     yield from _inputs(replay)
     share = f" ({replay.same / replay.compared:.2%})" if replay.compared else ""
     as_what = "as logged" if replay.policy is None else f"as logged by {replay.policy}"
@@ -33,12 +33,12 @@ def lines(replay: Replay) -> Iterator[str]:
         yield f"\nand {len(replay.differences) - SHOWN:,} more (--json has them all)"
 
 
-def as_json(replay: Replay) -> dict[str, Any]:
+def as_json(replay: IncidentReplay) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(replay)
     return {**told, "is_same": replay.is_same, "kinds": dict(replay.kinds)}
 
 
-def _inputs(replay: Replay) -> Iterator[str]:
+def _inputs(replay: IncidentReplay) -> Iterator[str]:
     yield f"{replay.requests:,} requests of {replay.log}, {replay.decisions:,} decisions"
     named = [name if name == source else f"{name} = {source}" for name, source in replay.sources.items()]
     yield f"{replay.recording}: {', '.join(named) or 'none of its sources is a replica of the log'}"
@@ -54,7 +54,7 @@ def _inputs(replay: Replay) -> Iterator[str]:
         yield f"cached tokens taken from the log: {counted}"
 
 
-def _policy(replay: Replay) -> Iterator[str]:
+def _policy(replay: IncidentReplay) -> Iterator[str]:
     changed = replay.compared - replay.same
     yield f"{replay.policy} would change {changed:,} of {replay.compared:,} decisions; with every queue as it was:"
     for name, field in (

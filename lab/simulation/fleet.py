@@ -11,8 +11,8 @@ from events.messages import KnownEvent
 from lab.simulation.agenda import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.replica import FifoReplica, Replica
-from lab.simulation.router import Router
+from lab.simulation.replica import FifoReplica, SimulatedReplica
+from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 
@@ -20,7 +20,7 @@ REPORT_INTERVAL_S = 0.25  # as in replica.process
 ROUNDING = 1e-3  # of an interval: a time this close to a report counts as past it
 
 
-class Fleet:
+class SimulatedFleet:
     def __init__(self, settings: Settings, policy: str, block_tokens: int, seed: int) -> None:
         self.agenda = Agenda()
         self.left = 0  # jobs that have not ended
@@ -28,12 +28,12 @@ class Fleet:
         self._chance = Random(seed)
         names = [f"replica-{number}" for number in range(settings.replicas)]
         blocks = settings.capacity_blocks(block_tokens)
-        kind: Callable[..., Replica] = EngineReplica if settings.model == "engine" else FifoReplica
-        self.replicas: list[Replica] = [
+        kind: Callable[..., SimulatedReplica] = EngineReplica if settings.model == "engine" else FifoReplica
+        self.replicas: list[SimulatedReplica] = [
             kind(number, settings, block_tokens, self.agenda, self) for number in range(len(names))
         ]
         self.routers = [
-            Router(names, policy, block_tokens, blocks, settings, seed=seed + number)
+            SimulatedRouter(names, policy, block_tokens, blocks, settings, seed=seed + number)
             for number in range(settings.routers)
         ]
         self._reports = [False for _ in names]  # whether a report is due
@@ -138,5 +138,5 @@ def simulated(
     settings.check(trace)
     settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
     jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
-    Fleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
+    SimulatedFleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

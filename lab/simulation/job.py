@@ -13,7 +13,7 @@ from lab.trace.requests import Trace, TraceRequest
 MODEL = "simulated"
 
 
-class Prompt(Struct, frozen=True, eq=False):
+class SimulatedPrompt(Struct, frozen=True, eq=False):
     """A stand-in for the prompt: one number per block of the trace, repeated for each token of a block of the pool.
 
     A pool with blocks of one token finds, stores and evicts the same blocks as one with the trace's block size, in a
@@ -53,7 +53,7 @@ class Prompt(Struct, frozen=True, eq=False):
 
 class Job(Struct, eq=False):
     number: int
-    prompt: Prompt
+    prompt: SimulatedPrompt
     request: TraceRequest
     router: int = 0
     replica: int = 0
@@ -76,7 +76,7 @@ def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
         full = request.input_tokens // trace.block_tokens
         yield Job(
             number,
-            Prompt(ids, full, trace.block_tokens, tokens_per_block, request.input_tokens),
+            SimulatedPrompt(ids, full, trace.block_tokens, tokens_per_block, request.input_tokens),
             request,
             rank=request.at_s,
         )

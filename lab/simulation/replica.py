@@ -37,7 +37,7 @@ class Observer(Protocol):
     def ended(self, job: Job) -> None: ...
 
 
-class Replica(Protocol):
+class SimulatedReplica(Protocol):
     pool: BlockPool
 
     def submit(self, job: Job) -> None: ...

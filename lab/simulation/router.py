@@ -12,7 +12,7 @@ from router.placement.ring import Ring
 from router.placement.waiting import Waiting
 
 
-class Router:
+class SimulatedRouter:
     def __init__(
         self,
         names: Sequence[str],

@@ -62,21 +62,21 @@ def length_of(name: str, counts: Counts) -> int:
     return 1 if name == "decoding" else counts.sequences + (name == "starts")
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     begin: int  # in bytes
     end: int
 
 
-def places_of(counts: Counts) -> dict[str, Place]:
+def places_of(counts: Counts) -> dict[str, ByteRange]:
     places, begin = {}, 0
     for name, kind in TYPES.items():
         end = begin + length_of(name, counts) * np.dtype(kind).itemsize
-        places[name] = Place(begin, end)
+        places[name] = ByteRange(begin, end)
         begin = -(-end // ALIGNED) * ALIGNED
     return places
 
 
-def end_of(places: Mapping[str, Place]) -> int:
+def end_of(places: Mapping[str, ByteRange]) -> int:
     return max(place.end for place in places.values())
 
 
@@ -111,6 +111,6 @@ class Staging:
         """The memory that inputs of these counts always have."""
         return self._views.setdefault(counts, self._views_of(places_of(counts)))
 
-    def _views_of(self, places: Mapping[str, Place]) -> Inputs:
+    def _views_of(self, places: Mapping[str, ByteRange]) -> Inputs:
         kinds = {name: torch.from_numpy(np.zeros(0, kind)).dtype for name, kind in TYPES.items()}
         return Inputs(**{name: self._device[begin:end].view(kinds[name]) for name, (begin, end) in places.items()})

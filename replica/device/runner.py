@@ -23,7 +23,7 @@ from replica.device.inputs import Counts, Inputs, Staging
 from replica.messages import TokenLogprobs
 from replica.model.transformer import Transformer
 from replica.request import Scheduled
-from replica.runner import Finish, Sampled
+from replica.runner import Finish, SampledToken
 from replica.sampling import GREEDY_BELOW, is_shaped, logprobs_of, shaped, uniform
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -174,12 +174,12 @@ class DeviceRunner:
             wait()  # the next step's logits come into the same memory
             logprobs = self._logprobs(drawing, received.tolist())
 
-        def finish() -> list[Sampled | None]:
+        def finish() -> list[SampledToken | None]:
             wait()
             tokens = received.tolist()
-            results: list[Sampled | None] = [None] * len(order)
+            results: list[SampledToken | None] = [None] * len(order)
             for place in drawing:
-                results[order[place]] = Sampled(tokens[place], logprobs.get(place))
+                results[order[place]] = SampledToken(tokens[place], logprobs.get(place))
             return results
 
         return finish

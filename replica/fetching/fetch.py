@@ -17,7 +17,7 @@ from api.settings import Unusable
 from replica.fetching.files import (
     BEGUN,
     OWN,
-    Failed,
+    FetchFailed,
     Record,
     amount,
     in_order,
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 def fetch_model(
     model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
 ) -> tuple[Record, bool]:
-    """Return the folder's record, and whether files had to be fetched. Unusable or Failed if there is no way."""
+    """Return the folder's record, and whether files had to be fetched. Raise Unusable or FetchFailed."""
     source = source_of(model, revision)
     if isinstance(source, Folder) and overlap(source.folder, folder):
         raise Unusable(f"{str(folder)!r} and {model!r} lie in each other; choose another folder to put the files into")
@@ -94,14 +94,14 @@ def refuse_others(folder: Path, source: str) -> None:
     """Files of two models in one folder would be taken for one."""
     record = recorded(folder)
     if record is not None and record.source != source:
-        raise Failed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
+        raise FetchFailed(f"{str(folder)!r} holds {record.source}, not {source}; remove it, or name another folder")
     if folder.exists() and not folder.is_dir():
         raise Unusable(f"{str(folder)!r} is a file; name a folder")
     names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     # Some entries volumes have from the beginning (`lost+found`, `..data`), and some are our own.
     strange = [name for name in names if not name.startswith(".") and name != "lost+found"]
     if record is None and strange:
-        raise Failed(f"{str(folder)!r} holds {strange[0]!r} already, from elsewhere; name a folder that is empty")
+        raise FetchFailed(f"{str(folder)!r} holds {strange[0]!r} already, from elsewhere; name a folder that is empty")
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     revision, offered = source.listing(known or begun)
     record = Record(source.name, revision, tokenizer_only, wanted(source.name, offered, tokenizer_only))
     if known is not None and any(offered.get(name) != file for name, file in known.files.items()):
-        raise Failed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
+        raise FetchFailed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
     lacking = missing(folder, record.files)
     gathered = folder / OWN / "files"
     refuse_full(folder, max(0, total_bytes(lacking) - taken_bytes(gathered)))
@@ -135,7 +135,7 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     gathered.mkdir(exist_ok=True)
     source.gather(revision, lacking, gathered)
     if cut := missing(gathered, lacking):
-        raise Failed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
+        raise FetchFailed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
     refuse_lost_shards(source.name, gathered, lacking, record.files)
     write_record(folder, record)
     put(gathered, folder, in_order(lacking, tokenizer_only))
@@ -157,7 +157,7 @@ def refuse_full(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         room = f"{spoken_size(needed_bytes)} are needed, {spoken_size(free_bytes)} are free"
-        raise Failed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
+        raise FetchFailed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
 
 
 def put(gathered: Path, folder: Path, names: list[str]) -> None:

@@ -53,7 +53,7 @@ class Index(Struct):
     weight_map: dict[str, str]
 
 
-class Failed(Exception):
+class FetchFailed(Exception):
     """A model could not be fetched; the message names the way out."""
 
 
@@ -69,7 +69,7 @@ def naming(folder: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         where = f" ({error.filename})" if error.filename is not None else ""
         way_out = "name a folder that can be written to and has room"
-        raise Failed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
+        raise FetchFailed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise Failed(f"cannot read {str(file)!r}: {reason}; make it readable, or name another model") from error
+        raise FetchFailed(f"cannot read {str(file)!r}: {reason}; make it readable, or name another model") from error
 
 
 # ---- what is there
@@ -133,16 +133,16 @@ def _taken_bytes(file: Path) -> int:
 
 
 def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
-    """Return the files to fetch. Failed if the model would lack something then."""
+    """Return the files to fetch; raise FetchFailed if the model would still lack some."""
     gguf = next((f", but {name}: {NO_GGUF}" for name in sorted(offered) if name.endswith(".gguf")), "")
     needed = "tokenizer.json" if tokenizer_only else "config.json"
     if needed not in offered:
-        raise Failed(f"{model} has no {needed}{gguf}; name a model that has one")
+        raise FetchFailed(f"{model} has no {needed}{gguf}; name a model that has one")
     files = {name: file for name, file in offered.items() if _is_wanted(name, tokenizer_only)}
     if not tokenizer_only and not any(name.endswith(".safetensors") for name in files):
-        raise Failed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
+        raise FetchFailed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
     if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
-        raise Failed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
+        raise FetchFailed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
     return files
 
 
@@ -158,7 +158,7 @@ def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[
     for index in (name for name in read if name.endswith(INDEX)):
         lost = shards(folder / index).difference(there)
         if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index
-            raise Failed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
+            raise FetchFailed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
 
 
 def shards(index: Path) -> set[str]:
@@ -166,7 +166,7 @@ def shards(index: Path) -> set[str]:
         with reading(index):
             return set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
     except msgspec.DecodeError as error:
-        raise Failed(f"{str(index)!r} is not the index of a checkpoint: {error}; get the file again") from error
+        raise FetchFailed(f"{str(index)!r} is not the index of a checkpoint: {error}; get the file again") from error
 
 
 def in_order(names: Files, tokenizer_only: bool) -> list[str]:

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-from replica.fetching.files import Failed, File, Files, Record, taken_bytes, total_bytes
+from replica.fetching.files import FetchFailed, File, Files, Record, taken_bytes, total_bytes
 from replica.fetching.sources import Source
 from replica.model.progress import Lines
 
@@ -44,13 +44,13 @@ class Hub(Source):
 
     @contextmanager
     def _failures(self, revision: str | None) -> Iterator[None]:
-        """Turn errors of the hub and the network into Failed. Errors of the file system go through."""
+        """Turn errors of the hub and the network into FetchFailed. Errors of the file system go through."""
         try:
             yield
         except (OSError, ValueError, HubUnreachable) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
                 raise
-            raise Failed(f"cannot get {self.name!r} from the hub: {self._reason(error, revision)}") from error
+            raise FetchFailed(f"cannot get {self.name!r} from the hub: {self._reason(error, revision)}") from error
 
     def _reason(self, error: Exception, revision: str | None) -> str:
         match error:

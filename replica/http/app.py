@@ -19,7 +19,7 @@ from api.errors import ApiError, draining, unauthorized
 from api.http import documents
 from api.http.bodies import Bodies
 from api.http.responses import json_response
-from api.http.routes import Gate, Role, Route, RouteMatch, Table, add_routes
+from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, add_routes
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -212,7 +212,7 @@ ROUTES = (
     _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, documents.OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
-TABLE = Table(ROUTES)
+TABLE = RouteTable(ROUTES)
 
 
 class ReplicaKey:

@@ -16,7 +16,7 @@ from api.tokenizer import Tokenizer
 from replica.messages import TokenLogprobs
 
 
-class Ending(Struct, frozen=True):
+class StopConditions(Struct, frozen=True):
     """The ends of a choice, and the text shown for each."""
 
     max_tokens: int
@@ -43,7 +43,7 @@ NOTHING = Delta("", ())
 class Choice:
     """One of a request's answers while it grows."""
 
-    def __init__(self, index: int, ending: Ending, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, ending: StopConditions, tokenizer: Tokenizer) -> None:
         self.index = index
         self.completion_tokens = 0
         self.finish_reason: str | None = None

@@ -14,7 +14,7 @@ from api.prompts import check_room
 from api.requests import ChatRequest
 from api.responses import chat_id, completion_id
 from api.tokenizer import Tokenizer
-from replica.http.generation import Choice, Delta, Ending
+from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import GenerationRequest, ParsedRequest
 from replica.messages import Sampling, Submit
 
@@ -32,7 +32,7 @@ class Served(Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
 
 
-class Part(NamedTuple):
+class ChoiceWork(NamedTuple):
     """One choice of the answer: its request, and the tokens that another replica has already generated."""
 
     choice: Choice
@@ -47,7 +47,7 @@ class Work(Struct):
     id: str
     created: int
     prompts: Sequence[Sequence[int]]
-    parts: list[Part]  # the choices of the first prompt, then those of the second
+    parts: list[ChoiceWork]  # the choices of the first prompt, then those of the second
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,7 +71,7 @@ def plan(
     resumed = _resumed(request, _count_choices(request, prompts))
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
-    parts: list[Part] = []
+    parts: list[ChoiceWork] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.n if request.seed is not None else len(resumed)
     for prompt in prompts:
@@ -98,12 +98,12 @@ def plan(
     )
 
 
-def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new_id: Callable[[], int]) -> Part:
+def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new_id: Callable[[], int]) -> ChoiceWork:
     said = choice.resume(resumed)
     if choice.finish_reason is not None:
-        return Part(choice, None, said)
+        return ChoiceWork(choice, None, said)
     sampling = replace(submit.sampling, seed=seed % SEEDS)
-    return Part(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
+    return ChoiceWork(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
 
 
 def _count_choices(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int:
@@ -173,8 +173,8 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: i
     return wanted
 
 
-def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> Ending:
-    return Ending(
+def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> StopConditions:
+    return StopConditions(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
         stop_token_ids=frozenset(request.stop_token_ids).union(() if request.ignore_eos else served.eos_token_ids),
@@ -184,7 +184,7 @@ def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> Endi
     )
 
 
-def _sampling(request: GenerationRequest, ending: Ending) -> Sampling:
+def _sampling(request: GenerationRequest, ending: StopConditions) -> Sampling:
     return Sampling(
         max_tokens=ending.max_tokens,
         min_tokens=ending.min_tokens,

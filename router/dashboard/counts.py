@@ -14,7 +14,7 @@ FAILED = 500  # this status and those above
 _NONE = (0,) * (len(FIRST_TOKEN_S) + 1)
 
 
-class Counts(Struct):
+class ReplicaCounts(Struct):
     """Counters that only grow until the replica is replaced."""
 
     requests: int = 0
@@ -40,7 +40,7 @@ class Counts(Struct):
         counts = tally.first_token_s.counts
         self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "ReplicaCounts") -> None:
         self.requests += other.requests
         self.errors += other.errors
         self.prompt_tokens += other.prompt_tokens
@@ -50,8 +50,8 @@ class Counts(Struct):
         if other.first_token is not _NONE:
             self.first_token = list(map(add, self.first_token, other.first_token))
 
-    def since(self, before: "Counts") -> "Counts":
-        return Counts(
+    def since(self, before: "ReplicaCounts") -> "ReplicaCounts":
+        return ReplicaCounts(
             self.requests - before.requests,
             self.errors - before.errors,
             self.prompt_tokens - before.prompt_tokens,
@@ -89,8 +89,8 @@ class Counts(Struct):
         return FIRST_TOKEN_S[-1]
 
 
-def counts_of(member: Member, feeds: Feeds) -> Counts:
-    counts = Counts()
+def counts_of(member: Member, feeds: Feeds) -> ReplicaCounts:
+    counts = ReplicaCounts()
     for tally in member.tallies.values():
         counts.count(tally, member.block_size)
     traffic = feeds.traffic(member.name)

@@ -82,7 +82,7 @@ class Moment(Struct):
     prefixes: list[Prefix]
 
 
-class Ended(Exception):
+class ShuttingDown(Exception):
     """The server is shutting down."""
 
 
@@ -91,10 +91,10 @@ def never() -> bool:
 
 
 def records_of(recording: Recording, is_ended: Callable[[], bool]) -> Iterator[Record]:
-    """All records; raises Ended, checked before each one, because reading may take minutes."""
+    """All records; ShuttingDown is raised between two of them, because reading may take minutes."""
     for record in recording.records():
         if is_ended():
-            raise Ended
+            raise ShuttingDown
         yield record
 
 
@@ -155,7 +155,7 @@ class Player:
 
 
 def about(recording: Recording, *, texts: bool, is_ended: Callable[[], bool] = never) -> RecordingSummary:
-    """Replay the whole recording once; raises Ended."""
+    """Replay the whole recording once; raise ShuttingDown if the server ends."""
     begin_s, end_s = span(recording, is_ended)
     names = [source.name for source in recording.sources]
     marks, more_marks, timeline = _played(recording, names, begin_s, end_s, is_ended)
@@ -252,7 +252,7 @@ class TreePlayback:
         self._reached: tuple[float, Player] | None = None
 
     def at(self, at_s: float) -> Moment:
-        """The tree at this time; raises Ended."""
+        """Return the tree at this time; raise ShuttingDown if the server ends."""
         player = self._played(at_s)
         prefixes, parts = parts_of(player.tree, at_s, self._recording.sources[0].model, self._decode)
         held = [ReplicaBlocks(view.name, view.resolver.digest().blocks, view.inexact) for view in player.views]

@@ -19,7 +19,7 @@ from events.tool.options import StreamOptions, Target, is_endpoint, open_target
 from events.tool.watch import load_decoder, tokenizer_option
 from events.tool.words import Decode
 from router.dashboard import static_files
-from router.dashboard.recording import Ended, RecordingSummary, TreePlayback, about, never
+from router.dashboard.recording import RecordingSummary, ShuttingDown, TreePlayback, about, never
 from router.proxy.admission import is_local
 
 PAGE = "recording.html"
@@ -87,7 +87,7 @@ def guarded(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except ApiError as error:
             return error_response(error)
-        except (Ended, asyncio.CancelledError):
+        except (ShuttingDown, asyncio.CancelledError):
             return error_response(ApiError(503, "the server is shutting down"))
 
     return answer

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from router.core import Router
-from router.dashboard.counts import Counts
+from router.dashboard.counts import ReplicaCounts
 from router.dashboard.rows import FleetView
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling
 from router.dashboard.series import Series
@@ -17,7 +17,7 @@ from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
-from router.sharing import Kind, Told, prefix_of, text_of
+from router.sharing import KeySpace, Told, prefix_of, text_of
 from router.status import replica_status
 
 MOST_PREFIXES = 50
@@ -65,7 +65,7 @@ def page_of(
     }
 
 
-def _stream(router: Router, member: Member, feed: FeedState, recent: Counts, over_s: float) -> dict[str, Any]:
+def _stream(router: Router, member: Member, feed: FeedState, recent: ReplicaCounts, over_s: float) -> dict[str, Any]:
     traffic = router.feeds.traffic(member.name)
     assert traffic is not None, "its feed has a state"
     age_s = feed.last_event_age_s
@@ -91,7 +91,7 @@ def _ages(router: Router, member: Member) -> list[dict[str, float]] | None:
 
 
 def _counts(member: Member) -> dict[str, int]:
-    done = Counts()
+    done = ReplicaCounts()
     for tally in member.tallies.values():
         done.count(tally, member.block_size)
     return {
@@ -126,7 +126,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
     return sorted(found, key=lambda one: one.held_tokens * one.prompts, reverse=True)
 
 
-def _held(router: Router, member: Member, kind: Kind, path: Sequence[Run]) -> HeldPrefix:
+def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
     prefix = prefix_of(router, kind, path, router.now_s())
     keys = list(chain.from_iterable(each.keys for each in path))
     index = router.placement.guesses if kind.block_size == APPROXIMATE else router.placement.index

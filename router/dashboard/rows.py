@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from api.errors import invalid
 from router.core import Router
-from router.dashboard.counts import Counts
+from router.dashboard.counts import ReplicaCounts
 from router.dashboard.pauses import paused
 from router.dashboard.sampling import Sampling, unserved_by
 from router.doctor.index_rules import LAG_BATCHES
@@ -103,7 +103,7 @@ class FleetView:
 
     async def look(self) -> Fleet:
         router = self._router
-        recent, rows = Counts(), []
+        recent, rows = ReplicaCounts(), []
         async for member in paused(list(router.members)):
             if member in router.members:  # it may have left during a pause
                 row, counts = self.row(member)
@@ -119,7 +119,7 @@ class FleetView:
             rows=rows,
         )
 
-    def row(self, member: Member) -> tuple[Row, Counts]:
+    def row(self, member: Member) -> tuple[Row, ReplicaCounts]:
         router, candidate = self._router, member.candidate
         recent = self._sampling.recently(member)
         feed = router.feeds.state(member.name)
@@ -160,7 +160,7 @@ class FleetView:
             lost_batches=None if feed is None else feed.lost_batches,
         ), recent
 
-    def _totals(self, rows: list[Row], recent: Counts) -> Totals:
+    def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
         router, over_s = self._router, self._sampling.over_s()
         unserved = unserved_by(router) - self._sampling.unserved_before
         return Totals(
@@ -202,7 +202,7 @@ def _heard_age_s(member: Member, feed: FeedState | None, now_s: float) -> float 
     return None if age_s is None else round(age_s, 3)
 
 
-def _severity(member: Member, status: str, state: str, feed: FeedState | None, recent: Counts) -> int:
+def _severity(member: Member, status: str, state: str, feed: FeedState | None, recent: ReplicaCounts) -> int:
     """2: serves no requests; 1: needs attention; 0: well."""
     if status == "down" or member.health.breaker == "open":
         return 2

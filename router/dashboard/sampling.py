@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from router.core import Router
-from router.dashboard.counts import Counts, counts_of
+from router.dashboard.counts import ReplicaCounts, counts_of
 from router.dashboard.pauses import paused
 from router.dashboard.series import Series
 from router.members.members import Member
@@ -50,11 +50,11 @@ class Sampled(Struct):
     """One replica at the last points."""
 
     member: Member
-    counts: Counts  # at the newest point
-    before: Counts  # at the previous point: current rates are since then
+    counts: ReplicaCounts  # at the newest point
+    before: ReplicaCounts  # at the previous point: current rates are since then
     series: Series
 
-    def move(self, counts: Counts, at_s: float, values: Sequence[float | None]) -> None:
+    def move(self, counts: ReplicaCounts, at_s: float, values: Sequence[float | None]) -> None:
         self.before, self.counts = self.counts, counts
         self.series.add(at_s, values)
 
@@ -81,8 +81,8 @@ class Sampling:
     async def sample(self) -> None:
         router, at_s, now_s = self._router, time.time(), self._router.now_s()
         over_s = max(1e-3, now_s - self._at_s)
-        total, in_flight, waiting, queued, up = Counts(), 0, len(router.waiting), 0.0, 0
-        looked: list[tuple[Sampled, Counts, Sequence[float | None]]] = []
+        total, in_flight, waiting, queued, up = ReplicaCounts(), 0, len(router.waiting), 0.0, 0
+        looked: list[tuple[Sampled, ReplicaCounts, Sequence[float | None]]] = []
         async for member in paused(list(router.members)):
             sampled, counts = self.sampled(member) or _unsampled(member), counts_of(member, router.feeds)
             since, candidate = counts.since(sampled.counts), member.candidate
@@ -116,7 +116,7 @@ class Sampling:
 
     # ---- current rates
 
-    def recently(self, member: Member) -> Counts:
+    def recently(self, member: Member) -> ReplicaCounts:
         """The member's counts since `before_s`."""
         counts = counts_of(member, self._router.feeds)
         sampled = self.sampled(member)
@@ -133,10 +133,10 @@ class Sampling:
 
 
 def _unsampled(member: Member) -> Sampled:
-    return Sampled(member, Counts(), Counts(), Series(REPLICA_SERIES, REPLICA_POINTS))
+    return Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
 
 
-def _values(member: Member, since: Counts, over_s: float) -> Sequence[float | None]:
+def _values(member: Member, since: ReplicaCounts, over_s: float) -> Sequence[float | None]:
     """In the order of REPLICA_SERIES."""
     return (
         since.requests / over_s,

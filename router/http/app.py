@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
 from api.http.responses import error_response
-from api.http.routes import Role, Table, add_routes, mark_admitted
+from api.http.routes import Role, RouteTable, add_routes, mark_admitted
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.document import DIRECT, control, direct, document
@@ -24,7 +24,7 @@ from router.upkeep import Upkeep
 class RouterGate:
     """Admits each request before the app sees it, as `opening.py` does for requests that bypass the app."""
 
-    def __init__(self, app: ASGIApp, router: Router, table: Table) -> None:
+    def __init__(self, app: ASGIApp, router: Router, table: RouteTable) -> None:
         self._app = app
         self._router = router
         self._table = table
@@ -80,7 +80,7 @@ class RouterGate:
                 )
 
 
-def build_app(router: Router, upkeep: Upkeep, table: Table, dashboard: Dashboard | None = None) -> FastAPI:
+def build_app(router: Router, upkeep: Upkeep, table: RouteTable, dashboard: Dashboard | None = None) -> FastAPI:
     """The app. Without a dashboard that runs, it gets one that records nothing."""
     app = FastAPI(
         title="warmroute router",

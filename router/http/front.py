@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from api.errors import ApiError
 from api.http.connection import HttpProtocol, Limits
 from api.http.path import parse_target, raw_path
-from api.http.routes import Table
+from api.http.routes import RouteTable
 from router.http.opening import Opening, Openings
 from router.proxy.exchange import Exchange
 
@@ -19,7 +19,7 @@ MOST_SHOWN = 256  # characters of a target that is none, in the access log
 
 
 class FrontConnection(HttpProtocol):
-    def __init__(self, limits: Limits, table: Table, openings: Openings, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limits: Limits, table: RouteTable, openings: Openings, *arguments: Any, **options: Any) -> None:
         super().__init__(limits, *arguments, **options)
         self._table = table
         self._openings = openings
@@ -171,5 +171,5 @@ class FrontConnection(HttpProtocol):
             self.transport.write_eof()
 
 
-def front_protocol(limits: Limits, table: Table, openings: Openings) -> Any:
+def front_protocol(limits: Limits, table: RouteTable, openings: Openings) -> Any:
     return partial(FrontConnection, limits, table, openings)

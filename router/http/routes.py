@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from api.http.documents import OPENAPI
-from api.http.routes import Role, Route, Table
+from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
 from router.http.opening import Openings
 
@@ -91,7 +91,7 @@ APP_ROUTES = (
 )
 FORWARDED = (*DIRECT_ROUTES, OTHERS)
 ROUTES = (*DIRECT_ROUTES, *APP_ROUTES, OTHERS)
-TABLE = Table(ROUTES)
+TABLE = RouteTable(ROUTES)
 
 
 def named(client_paths: Iterable[str]) -> tuple[Route, ...]:

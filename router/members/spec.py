@@ -185,7 +185,7 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
 # ---- a native replica's description of itself
 
 
-class Endpoints(Struct, frozen=True):
+class EventEndpoints(Struct, frozen=True):
     events: str
     replay: str | None = None
     status: str | None = None
@@ -200,7 +200,7 @@ class NativeDescription(Struct, frozen=True):
     max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
     topic: str | None = None
     incarnation: int | None = None  # None: the model is still being loaded
-    endpoints: Endpoints | None = None
+    endpoints: EventEndpoints | None = None
     draining: bool = False
 
 

@@ -26,7 +26,7 @@ STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.enc
 NONE_EXPECTED = Bodies(0)
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """The client's connection (`router.http.front`)."""
 
     transport: asyncio.Transport
@@ -48,7 +48,7 @@ class Answerer(Protocol):
 
 
 class Exchange(Struct, eq=False):
-    _connection: Client
+    _connection: ClientConnection
     scope: Scope
     _open: "Callable[[Exchange], None]"
     # What uvicorn's connection reads and sets, up to `response_complete`:

@@ -75,7 +75,7 @@ class Generation(Request):
     reported_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
     notes: Notes | None = None
-    trace: Any = None  # router.tracing.Trace, whose package is an extra; None: it is not traced
+    trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     _tokens_of_model: Tokens = field(init=False)
     _response: ResumableResponse = field(init=False)
     _lost: int = 0

@@ -77,7 +77,7 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     generation: GenerationSummary | None = None
     attempts: "Sequence[Attempt]" = ()
     notes: "Notes | None" = None  # for the request log
-    trace: Any = None  # router.tracing.Trace, whose package is an extra; None: it is not traced
+    trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
 
     @property
     def duration_s(self) -> float:

@@ -48,15 +48,15 @@ class Tracing:
         self._resource = Resource.create({"service.name": name, "service.version": version("warmroute")})
         self._scope = InstrumentationScope("warmroute.router", version("warmroute"))
 
-    def begin(self, headers: Iterable[Header]) -> "Trace | None":
+    def begin(self, headers: Iterable[Header]) -> "RequestTrace | None":
         """Begin a request's trace; None if its client decided against tracing."""
         said = value_of(headers, TRACEPARENT)
         found = _PARENT.fullmatch(said) if said is not None else None
         if found is None:
-            return Trace(self, random.getrandbits(128) or 1, None)
+            return RequestTrace(self, random.getrandbits(128) or 1, None)
         if not int(found[3], 16) & TraceFlags.SAMPLED:
             return None
-        return Trace(self, int(found[1], 16), int(found[2], 16))
+        return RequestTrace(self, int(found[1], 16), int(found[2], 16))
 
     def tell(
         self,
@@ -90,7 +90,7 @@ class Tracing:
         closing.join(CLOSE_LIMIT_S)
 
 
-class Trace:
+class RequestTrace:
     """The ids of one request and of its attempts."""
 
     __slots__ = ("_attempt_ids", "_parent_id", "_span_id", "_trace_id", "_tracing")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from api.errors import ApiError
-from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest, read
+from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, SamplingFields, TokenizeRequest, read
 from api.unsupported import UNSUPPORTED, Unsupported
 from tests.api.bodies import JSON, REQUIRED, bodies
 
@@ -49,7 +49,11 @@ def read_or_refused(body: bytes, request_type: type[Struct]) -> None:
         msgspec.json.encode(request)
         # What goes to the engine goes as msgpack, whose integers have 64 bits.
         msgspec.msgpack.encode(
-            {name: getattr(request, name) for name in Sampled.__struct_fields__ if isinstance(request, Sampled)}
+            {
+                name: getattr(request, name)
+                for name in SamplingFields.__struct_fields__
+                if isinstance(request, SamplingFields)
+            }
         )
 
 

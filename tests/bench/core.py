@@ -13,7 +13,7 @@ from replica.clock import VirtualClock
 from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Sampling, Submit
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from replica.simulated import SimulatedRunner
 from tests.bench.measure import cpu_us, heading, resident_bytes, row
 
@@ -151,7 +151,7 @@ def stepping(batch: int, rounds: int) -> None:
             scheduler.commit(scheduled, drawn)
             engine.take_events()
 
-    drawn = [Sampled(1)] * batch
+    drawn = [SampledToken(1)] * batch
     row(f"{batch} requests decoding", cpu_us(lambda: work, steps, rounds), "us")
 
 

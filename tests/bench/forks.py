@@ -23,7 +23,7 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Output, Sampling, Submit
 from replica.request import Request, Scheduled
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from replica.simulated import SimulatedRunner
 from tests.bench.measure import cpu_us, heading, row
 from tests.bench.workloads import Conversation, Prompt, text
@@ -152,7 +152,7 @@ class Witness(SimulatedRunner):
         self.bound_tokens = 0
         self.seen: dict[int, Request] = {}
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         for request, *_ in batch:
             if request.id not in self.seen:
                 self.seen[request.id] = request

@@ -33,7 +33,7 @@ from replica.messages import Sampling, Submit
 from replica.model.config import read_config
 from replica.native import NativeRunner, build, build_on_cpu
 from replica.request import Scheduled
-from replica.runner import ImmediateRunner, Sampled
+from replica.runner import ImmediateRunner, SampledToken
 from tests.bench.measure import heading, row
 from tests.chaos.replicas import cpu_s
 from tests.replica.natives import Native
@@ -320,9 +320,9 @@ class PromptsForFree(ImmediateRunner):
             cache.keys.normal_()
             cache.values.normal_()
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         if any(scheduled.tokens > 1 for scheduled in batch):
-            return [Sampled(1) if scheduled.samples else None for scheduled in batch]
+            return [SampledToken(1) if scheduled.samples else None for scheduled in batch]
         return self.runner.run(batch)
 
 

@@ -7,9 +7,8 @@ from array import array
 from itertools import count
 from random import Random
 
-from lab.simulation.fleet import Fleet
-from lab.simulation.job import Job
-from lab.simulation.job import Prompt as Placed
+from lab.simulation.fleet import SimulatedFleet
+from lab.simulation.job import Job, SimulatedPrompt
 from lab.simulation.settings import Settings
 from lab.trace.requests import TraceRequest
 from tests.bench.workloads import (
@@ -34,14 +33,14 @@ SPAN_S = 240.0  # shorter than that of one replica: four have four times the req
 WARM_UP_S = 120.0
 
 
-class Tokens(Placed, frozen=True, eq=False):
+class Tokens(SimulatedPrompt, frozen=True, eq=False):
     """A prompt that is its own tokens."""
 
     def packed(self) -> bytes:
         return self.ids.tobytes()
 
 
-class Traffic(Fleet):
+class Traffic(SimulatedFleet):
     """Conversations continue some time after an answer."""
 
     def __init__(self, workload: Workload, replicas: int, policy: str, seed: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lab.commands.simulate import simulate
-from lab.incident.replay import Replay, replay
+from lab.incident.replay import IncidentReplay, replay
 from lab.incident.report import lines
 from lab.trace.formats import read_log, read_trace
 from tests.chaos.routers import fleet, http_client, router
@@ -75,7 +75,7 @@ async def _ask(url: str) -> None:
         await asyncio.gather(*(client(http) for _ in range(CLIENTS)))
 
 
-def shown(told: Replay) -> str:
+def shown(told: IncidentReplay) -> str:
     return "\n".join(lines(told))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler, Stop
-from fleet.host.report import Life, Place, Report
+from fleet.host.report import Life, ReplicaAddress, Report
 from fleet.plan import FleetPlan, ModelPlan, Task
 
 M = ModelPlan(name="m", model="demo", replicas=3, drain_timeout_s=7.0)
@@ -16,7 +16,7 @@ def but(plan: ModelPlan, **changed: Any) -> ModelPlan:
 
 
 def report(name: str, life: Life = "ready", host: str = "h", **more: Any) -> Report:
-    place = Place(url=f"http://h/{name}", model="demo", incarnation=f"{name}!")
+    place = ReplicaAddress(url=f"http://h/{name}", model="demo", incarnation=f"{name}!")
     return Report(name=name, host=host, life=life, place=place if life in ("ready", "draining") else None, **more)
 
 

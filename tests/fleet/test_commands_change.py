@@ -12,7 +12,7 @@ import pytest
 
 from fleet.commands import drain as drain_module
 from fleet.commands import progress
-from fleet.commands.client import CONTROLLER, Fleet, Poller
+from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
 from fleet.commands.local_fleets import Where
 from fleet.commands.restart import restart
@@ -352,16 +352,16 @@ def test_a_controller_that_came_back_elsewhere_is_found() -> None:
 
 
 def test_waiting_continues_when_the_controller_is_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = Fleet.answer, 0
+    real, asked = FleetClient.answer, 0
 
-    def answer(fleet: Fleet) -> bytes:
+    def answer(fleet: FleetClient) -> bytes:
         nonlocal asked
         asked += 1
         if asked in (2, 3):  # after the look before the change
             raise Unreachable(CONTROLLER, fleet.url, "Connection refused")
         return real(fleet)
 
-    monkeypatch.setattr(Fleet, "answer", answer)
+    monkeypatch.setattr(FleetClient, "answer", answer)
     script.views = [calm(), calm(3)]
     ran = run(scale, "demo", "3", "--fleet", script.url)
     assert ran.lines[0] == "The controller does not answer (Connection refused); retrying"

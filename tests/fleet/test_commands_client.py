@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 import click
 import pytest
 
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.drain import drain
 from fleet.commands.options import PortOrUrl
 from fleet.plan import FleetPlan, ModelPlan
@@ -38,7 +38,7 @@ def test_a_key_that_no_header_can_carry_is_refused_before_anybody_is_asked(scrip
 
 def test_a_view_is_typed_and_fields_of_newer_controllers_are_skipped(script: Script) -> None:
     script.views = [calm(new_field=[1])]
-    with Fleet(script.url) as fleet:
+    with FleetClient(script.url) as fleet:
         view = fleet.view()
     assert view.complete
     assert [replica.name for replica in view.of("demo")] == ["demo-0", "demo-1"]
@@ -47,13 +47,13 @@ def test_a_view_is_typed_and_fields_of_newer_controllers_are_skipped(script: Scr
 
 def test_replicas_are_in_the_order_of_their_numbers(script: Script) -> None:
     script.views = [calm(12)]
-    with Fleet(script.url) as fleet:
+    with FleetClient(script.url) as fleet:
         assert [replica.number for replica in fleet.view().of("demo")] == list(range(12))
 
 
 def test_changes_are_sent_as_the_controller_wants_them(script: Script) -> None:
     script.answers["/models/scale"] = script.answers["/models/restart"] = 200, model(generation=3)
-    with Fleet(script.url, "secret") as fleet:
+    with FleetClient(script.url, "secret") as fleet:
         assert fleet.scale("demo", 4).wanted == 2
         assert fleet.restart("demo", 1).generation == 3
         fleet.drain("demo-0")
@@ -73,7 +73,7 @@ def test_changes_are_sent_as_the_controller_wants_them(script: Script) -> None:
 
 def test_names_are_quoted_in_urls(script: Script) -> None:
     script.logs = ["x"]
-    with Fleet(script.url) as fleet:
+    with FleetClient(script.url) as fleet:
         fleet.log("a&lines=9 /ü", 3)
     assert parse_qsl(urlsplit(script.asked[0].path).query) == [("replica", "a&lines=9 /ü"), ("lines", "3")]
 
@@ -81,7 +81,7 @@ def test_names_are_quoted_in_urls(script: Script) -> None:
 def test_an_unknown_replica_lists_the_known_ones() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with Fleet(url) as fleet, pytest.raises(Unreachable) as caught:
+    with FleetClient(url) as fleet, pytest.raises(Unreachable) as caught:
         fleet.view()
     message = caught.value.format_message()
     assert message.startswith(f"no controller answers at {url}: ")
@@ -92,7 +92,7 @@ def test_an_unknown_replica_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_missing_key_names_the_variable(script: Script, status: int) -> None:
     script.answers["/fleet"] = refusal(status, "a key is demanded")
-    with Fleet(script.url) as fleet, pytest.raises(Refused) as caught:
+    with FleetClient(script.url) as fleet, pytest.raises(Refused) as caught:
         fleet.view()
     assert caught.value.format_message() == "a key is demanded; give the fleet's key as WARMROUTE_FLEET_KEY"
     assert caught.value.status == status
@@ -100,7 +100,7 @@ def test_a_missing_key_names_the_variable(script: Script, status: int) -> None:
 
 def test_the_controllers_own_words_are_shown(script: Script) -> None:
     script.answers["/models/scale"] = refusal(404, "there is no model 'x'; there are demo")
-    with Fleet(script.url) as fleet, pytest.raises(Refused, match="there is no model 'x'; there are demo"):
+    with FleetClient(script.url) as fleet, pytest.raises(Refused, match="there is no model 'x'; there are demo"):
         fleet.scale("x", 1)
 
 
@@ -108,7 +108,7 @@ def test_the_controllers_own_words_are_shown(script: Script) -> None:
 @pytest.mark.parametrize("status", [200, 404, 500])
 def test_other_servers_are_distinguished_from_controllers(script: Script, body: object, status: int) -> None:
     script.answers["/fleet"] = status, body
-    with Fleet(script.url) as fleet, pytest.raises(click.ClickException) as caught:
+    with FleetClient(script.url) as fleet, pytest.raises(click.ClickException) as caught:
         fleet.view()
     assert "is not a controller" in caught.value.format_message()
     assert script.url in caught.value.format_message()
@@ -117,7 +117,7 @@ def test_other_servers_are_distinguished_from_controllers(script: Script, body: 
 
 def test_proxies_of_the_environment_are_not_asked(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with Fleet(script.url) as fleet:
+    with FleetClient(script.url) as fleet:
         assert fleet.view().complete
 
 

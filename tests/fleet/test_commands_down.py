@@ -202,14 +202,14 @@ def test_one_that_is_elsewhere_is_asked_and_waited_for(monkeypatch: pytest.Monke
     with ExitStack() as stack:
         server = stack.enter_context(ExitStack())
         script = server.enter_context(serving(Script(calm(), view([model(wanted=0, ready=0)], [], ending=True))))
-        real = down_module.Running.look
+        real = down_module.DownProgress.look
 
-        def look(running: down_module.Running) -> None:
+        def look(running: down_module.DownProgress) -> None:
             real(running)
             if len(script.views) == 1:
                 server.close()
 
-        monkeypatch.setattr(down_module.Running, "look", look)
+        monkeypatch.setattr(down_module.DownProgress, "look", look)
         ran = run(down, "--fleet", script.url)
     assert script.changes == [("/end", {})]
     assert ran.lines[-1] == f"The fleet of {script.url} has ended"

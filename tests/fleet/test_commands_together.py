@@ -16,7 +16,7 @@ from api.http.server import listen
 from events.native import Load
 from fleet.commands import down as down_module
 from fleet.commands import progress
-from fleet.commands.client import Fleet
+from fleet.commands.client import FleetClient
 from fleet.commands.down import down
 from fleet.commands.drain import drain
 from fleet.commands.logs import logs
@@ -26,7 +26,7 @@ from fleet.commands.status import status
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone
 from fleet.control.serving import Serving
-from fleet.host.report import Place, Report
+from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from tests.fleet.scripted import Ran, machine_without_fleets, run
 
@@ -67,7 +67,9 @@ class _Host:
             host=uuid.uuid4().hex,
             life="ready",
             since=time.time(),
-            place=Place(url=f"http://127.0.0.1:{number + 1}", model=task.plan.name, incarnation=uuid.uuid4().hex),
+            place=ReplicaAddress(
+                url=f"http://127.0.0.1:{number + 1}", model=task.plan.name, incarnation=uuid.uuid4().hex
+            ),
             node="127.0.0.1",
             pid=100_000 + number,
             starts=1,
@@ -140,7 +142,7 @@ def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def controlled() -> Iterator[Controlled]:
     running = Controlled(PLAN)
-    with Fleet(running.url) as fleet:
+    with FleetClient(running.url) as fleet:
         until(lambda: fleet.view().complete)
     yield running
     running.close()
@@ -192,7 +194,7 @@ def test_what_cannot_be_scaled_says_why(ask: Callable[..., Ran]) -> None:
 
 @pytest.mark.parametrize("surge", [(), ("--surge",)])
 def test_a_restart_renews_every_replica(ask: Callable[..., Ran], controlled: Controlled, surge: tuple[str]) -> None:
-    with Fleet(controlled.url) as fleet:
+    with FleetClient(controlled.url) as fleet:
         before = {replica.incarnation for replica in fleet.view().of("demo")}
         ran = ask(restart, "demo", *surge)
         after = {replica.incarnation for replica in fleet.view().of("demo")}
@@ -203,7 +205,7 @@ def test_a_restart_renews_every_replica(ask: Callable[..., Ran], controlled: Con
 
 def test_drain_and_undo(ask: Callable[..., Ran], controlled: Controlled) -> None:
     assert ask(drain, "demo-1").status == 0
-    with Fleet(controlled.url) as fleet:
+    with FleetClient(controlled.url) as fleet:
         assert [replica.life for replica in fleet.view().of("demo")] == ["ready", "draining"]
         assert ask(drain, "demo-1", "--undo").status == 0
         assert [replica.life for replica in fleet.view().of("demo")] == ["ready", "ready"]
@@ -227,7 +229,7 @@ def test_without_the_key_nothing_changes(controlled: Controlled, key: str | None
 
 def test_a_replica_that_cannot_start_shows_why(ask: Callable[..., Ran], controlled: Controlled) -> None:
     broken = ModelPlan(name="broken", model="broken", replicas=1)
-    with Fleet(controlled.url, KEY) as fleet:
+    with FleetClient(controlled.url, KEY) as fleet:
         fleet.want(FleetPlan(models=(*PLAN.models, broken)))
         until(lambda: [replica.life for replica in fleet.view().of("broken")] == ["failing"])
     ran = ask(status)

@@ -6,7 +6,7 @@ import pytest
 
 from events.native import Load
 from fleet.control.reconcile import Begin, Reconciler, Replica, Stop, UnknownName, name_stem
-from fleet.host.report import Place, Report
+from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import MOST_REPLICAS, Task
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
@@ -194,7 +194,7 @@ def test_routers_get_the_facts_that_another_engine_does_not_report() -> None:
     plan = but(M, name="k", replicas=1, engine="vllm", api_key_env="KEY", adapters=("a", "b"), resume=True)
     fleet = Fleet(plan, ready=False)
     fleet.decide()
-    place = Place(url="http://h:1", model="demo", engine="vllm", events="tcp://h:2", incarnation="1")
+    place = ReplicaAddress(url="http://h:1", model="demo", engine="vllm", events="tcp://h:2", incarnation="1")
     fleet.it.reported("k-0", Report(name="k-0", host="h", life="ready", place=place))
     assert fleet.it.members() == [
         {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from fleet.control.reconcile import Begin, Kept, Reconciler, Replica, Stop
-from fleet.host.report import Life, Place, Report
+from fleet.host.report import Life, ReplicaAddress, Report
 from fleet.plan import FleetPlan, ModelPlan
 
 NAMES = ("m", "a/b", "a-b")  # the names of the last two's replicas fall together
@@ -121,7 +121,7 @@ class World(RuleBasedStateMachine):
         name, one = self.choose(which)
         if one.there:
             one.life, one.lost, one.unheard = life, False, False
-            place = Place(url=f"http://h/{name}", model="demo") if life in ("ready", "draining") else None
+            place = ReplicaAddress(url=f"http://h/{name}", model="demo") if life in ("ready", "draining") else None
             self.it.reported(name, Report(name=name, host="h", life=life, place=place))
 
     @precondition(lambda self: self.ones)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from api.http.routes import Role, Table
+from api.http.routes import Role, RouteTable
 from fleet.control.app import TABLE as CONTROLLER
 from replica.http.app import TABLE as REPLICA
 from router.http.routes import TABLE as ROUTER
@@ -24,7 +24,7 @@ def page() -> str:
     return "\n".join(_section(*server) for server in (*servers, ("A fleet's controller", CONTROLLER, FLEET_KEY)))
 
 
-def _section(title: str, table: Table, callers: dict[Role, str]) -> str:
+def _section(title: str, table: RouteTable, callers: dict[Role, str]) -> str:
     rows = [f"| `{', '.join(route.methods)} {route.template}` | {callers[route.who]} |" for route in table.routes]
     return "\n".join([f"### {title}", "", "| route | open to |", "| --- | --- |", *rows, ""])
 

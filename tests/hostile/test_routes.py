@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.errors import ApiError
 from api.http.path import parse_path, parse_target, raw_path
-from api.http.routes import Role, Route, RouteMatch, Table, guarded
+from api.http.routes import Role, Route, RouteMatch, RouteTable, guarded
 from api.http.server import http_server, listen
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
@@ -41,7 +41,7 @@ VALUES = {"{name}": "nobody", "{model:path}": "m", "{request_id:path}": "r", "{r
 VALUES |= {"{path:path}": "index.html", "{rest:path}": "engines/reset"}
 
 
-def routes_of(table: Table) -> list[tuple[str, str, Route]]:
+def routes_of(table: RouteTable) -> list[tuple[str, str, Route]]:
     """Method and path of everything in a table, with a value for each parameter."""
     found = []
     for route in table.routes:

@@ -8,7 +8,7 @@ from replica.clock import Clock, VirtualClock
 from replica.config import SimulatedConfig
 from replica.engine import Engine
 from replica.request import Request, Scheduled
-from replica.runner import Finish, Sampled
+from replica.runner import Finish, SampledToken
 from tests.replica.engines import RememberingRunner, engine
 
 
@@ -45,7 +45,7 @@ class AheadRunner(RememberingRunner):
         results, done_s = self.run(batch), self.clock.now_s()
         step = self.took_off(batch, results)
 
-        def finish() -> list[Sampled | None]:
+        def finish() -> list[SampledToken | None]:
             assert self.flying and self.flying[0] is step, f"step {step.number} is finished twice or out of order"
             self.flying.popleft()
             self.log.append(("finish", step.number))
@@ -54,7 +54,7 @@ class AheadRunner(RememberingRunner):
 
         return finish
 
-    def took_off(self, batch: Sequence[Scheduled], results: Sequence[Sampled | None]) -> Flying:
+    def took_off(self, batch: Sequence[Scheduled], results: Sequence[SampledToken | None]) -> Flying:
         self.ahead_steps += bool(self.flying)
         step = Flying(
             len(self.batches),
@@ -91,7 +91,7 @@ class AheadRunner(RememberingRunner):
         shaped = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         assert not shaped, f"request {request.id} samples from unknown tokens"
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: Request) -> SampledToken:
         return self.draw(request, len(self.tokens(request)) - request.prompt_tokens)
 
     def tokens(self, request: Request) -> list[int]:

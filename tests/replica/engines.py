@@ -11,7 +11,7 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Output, Refused, Sampling, Submit
 from replica.request import Request, Scheduled
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from replica.simulated import SimulatedRunner
 
 MODEL = "model"
@@ -119,7 +119,7 @@ class RememberingRunner(SimulatedRunner):
         self.memory: dict[tuple[int, int], int] = {}
         self.copied_tokens = 0
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         self.copy(batch)
         for request, start, *_ in batch:
             expected = content(request.chain, self.tokens(request)[:start])

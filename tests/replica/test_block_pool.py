@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
-from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, Part
+from replica.block_pool import NO_MATCH, NO_PART, BlockPool, Match, PartialBlock
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
 from replica.messages import PoolSnapshot
@@ -702,7 +702,7 @@ def parts(num_blocks: int = 8) -> BlockPool:
     return BlockPool(num_blocks, SIZE, partial=True)
 
 
-def part(pool: BlockPool, tokens: list[int], **extra: Any) -> Part:
+def part(pool: BlockPool, tokens: list[int], **extra: Any) -> PartialBlock:
     request = chain(tokens, **extra)
     return pool.part(request, pool.match(request))
 
@@ -710,7 +710,7 @@ def part(pool: BlockPool, tokens: list[int], **extra: Any) -> Part:
 def test_a_block_with_an_equal_beginning_is_found_up_to_its_difference() -> None:
     pool = parts()
     [_, second, _] = serve(pool, chain([*A, 1, 2, 3, 4, *MORE]))
-    assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == Part(second, 2, adoptable=False)
+    assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == PartialBlock(second, 2, adoptable=False)
     assert part(pool, [*A, 7, 2, 3, 4, *MORE]) == NO_PART
     assert part(pool, [1, 2, 3, 4, *MORE]).tokens == 1  # of the first block, which is as far as the texts agree
 
@@ -725,7 +725,7 @@ def test_the_longest_run_is_found_among_all_with_the_prefix() -> None:
 def test_of_a_block_that_is_cached_as_a_whole_all_but_the_last_token_is_found() -> None:
     pool = parts()
     blocks = serve(pool, chain(A + B))
-    assert part(pool, A + B) == Part(blocks[1], SIZE - 1, adoptable=False)
+    assert part(pool, A + B) == PartialBlock(blocks[1], SIZE - 1, adoptable=False)
     assert part(pool, A + B + MORE) == NO_PART
     assert part(pool, [*A, 2]) == NO_PART  # its only token
 
@@ -733,9 +733,11 @@ def test_of_a_block_that_is_cached_as_a_whole_all_but_the_last_token_is_found() 
 def test_the_end_of_a_text_is_found_though_it_fills_no_block() -> None:
     pool = parts()
     blocks = serve(pool, chain([*A, 1, 2, 3]))
-    assert part(pool, [*A, 1, 2, 3, *MORE]) == Part(blocks[1], 3, adoptable=True)
-    assert part(pool, [*A, 1, 2, 7]) == Part(blocks[1], 2, adoptable=False)  # writing on it would destroy the third
-    assert part(pool, [*A, 1, 2, 3]) == Part(blocks[1], 2, adoptable=False)
+    assert part(pool, [*A, 1, 2, 3, *MORE]) == PartialBlock(blocks[1], 3, adoptable=True)
+    assert part(pool, [*A, 1, 2, 7]) == PartialBlock(
+        blocks[1], 2, adoptable=False
+    )  # writing on it would destroy the third
+    assert part(pool, [*A, 1, 2, 3]) == PartialBlock(blocks[1], 2, adoptable=False)
     assert hits(pool, [*A, 1, 2, 3, *MORE]) == 1
     assert (pool.named, pool.unreferenced, len(pool.resident())) == (1, 1, 1)  # it has no name, and counts as free
     pool.check()
@@ -747,9 +749,9 @@ def test_a_tail_in_use_is_found_but_not_given_away() -> None:
     blocks = admit(pool, request)
     pool.store(request, blocks, 1)
     pool.keep_tail(request, blocks, 6)
-    assert part(pool, [*A, 1, 2, *MORE]) == Part(blocks[1], 2, adoptable=False)
+    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=False)
     pool.release(blocks)
-    assert part(pool, [*A, 1, 2, *MORE]) == Part(blocks[1], 2, adoptable=True)
+    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=True)
 
 
 def test_a_tail_queues_like_a_cached_block_and_ends_when_its_slot_is_handed_out() -> None:

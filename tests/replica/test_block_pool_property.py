@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from events.blocks import ExtraKey
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from events.resolver import Resolver
-from replica.block_pool import NO_PART, BlockPool, Match, Part
+from replica.block_pool import NO_PART, BlockPool, Match, PartialBlock
 from replica.chain import Chain
 from replica.contents import NOT_NAMED
 from replica.names import Slots
@@ -403,7 +403,7 @@ class Forgetful(BlockPool):
 class Blind(BlockPool):
     """Finds parts in other tenants' blocks."""
 
-    def part(self, chain: Chain, match: Match) -> Part:
+    def part(self, chain: Chain, match: Match) -> PartialBlock:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._contents, "exact", {})
             patch.setattr(chain, "exact", {})

@@ -619,6 +619,6 @@ def test_unusable_values_are_reported(tmp_path: Path, arguments: list[str], said
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(files.Failed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
+    with pytest.raises(files.FetchFailed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
         fetch_module.refuse_full(tmp_path, 10**18)
     fetch_module.refuse_full(tmp_path, 1)

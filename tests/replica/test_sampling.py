@@ -13,7 +13,7 @@ from replica import sampling
 from replica.chain import Chain
 from replica.messages import Sampling, TokenLogprobs
 from replica.request import Request
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from replica.sampling import CHUNK_LOGITS, pick, sample, shaped, token_logprobs, uniform
 from replica.simulated import SimulatedRunner
 from tests.replica.engines import drain, engine, submit
@@ -187,7 +187,7 @@ def test_a_negative_presence_penalty_stands_for_as_often_as_a_token_came() -> No
 class Repeating(SimulatedRunner):
     """A model that always computes the same logits; only the samples differ."""
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: Request) -> SampledToken:
         return sample(torch.tensor([[2.0, 1.9, 1.8, 1.7, 1.6, 1.5]]), [request])[0]
 
 

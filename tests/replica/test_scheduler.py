@@ -10,7 +10,7 @@ from replica.block_pool import BlockPool
 from replica.config import EngineConfig
 from replica.messages import Output, Sampling, TokenLogprobs
 from replica.request import Request, Scheduled
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from replica.scheduler import Batch, QueueFull, Scheduler, TooLong
 from tests.replica.engines import SIZE, chain
 
@@ -44,8 +44,8 @@ def step(of: Scheduler, token: int = 7) -> tuple[list[tuple[int, int]], list[Out
     return [(scheduled.request.id, scheduled.tokens) for scheduled in batch], outputs
 
 
-def drawn(batch: Batch, token: int = 7) -> list[Sampled | None]:
-    return [Sampled(token) if scheduled.samples else None for scheduled in batch]
+def drawn(batch: Batch, token: int = 7) -> list[SampledToken | None]:
+    return [SampledToken(token) if scheduled.samples else None for scheduled in batch]
 
 
 def computed(of: Scheduler) -> list[tuple[int, int]]:

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.resolver import Resolver
-from replica.block_pool import BlockPool, Match, Part
+from replica.block_pool import BlockPool, Match, PartialBlock
 from replica.chain import Chain
 from replica.config import SimulatedConfig
 from replica.engine import Engine
 from replica.messages import Output
 from replica.names import Slots
 from replica.request import Scheduled
-from replica.runner import Sampled
+from replica.runner import SampledToken
 from tests.replica.engines import MODEL, RememberingRunner, drain, engine, submit
 
 EOS = 2
@@ -49,7 +49,7 @@ class StrictRunner(RememberingRunner):
     budget = 0
     seqs = 0
 
-    def run(self, batch: Sequence[Scheduled]) -> list[Sampled | None]:
+    def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]:
         assert sum(scheduled.tokens for scheduled in batch) <= self.budget
         assert len({scheduled.request.id for scheduled in batch}) == len(batch) <= self.seqs
         assert all(start + count == request.launched and count > 0 for request, start, count, _ in batch)
@@ -245,7 +245,7 @@ class Shifted(BlockPool):
 class Blind(BlockPool):
     """Copies parts of other tenants' blocks."""
 
-    def part(self, chain: Chain, match: Match) -> Part:
+    def part(self, chain: Chain, match: Match) -> PartialBlock:
         plain = Chain(chain.tokens, chain.block_size, MODEL)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self._contents, "exact", {})
@@ -271,7 +271,7 @@ class Undying(BlockPool):
 class Sharing(BlockPool):
     """Lets a request write on a tail that another one uses, or that holds more than the request says."""
 
-    def part(self, chain: Chain, match: Match) -> Part:
+    def part(self, chain: Chain, match: Match) -> PartialBlock:
         part = super().part(chain, match)
         return part._replace(adoptable=part.tokens > 0 and self.findable_tokens(part.source) < self.block_size)
 

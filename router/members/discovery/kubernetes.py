@@ -36,7 +36,7 @@ MOST_RETRY_AFTER_S = 10.0
 KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
 
-class Refused(Exception):
+class ApiServerError(Exception):
     """The API server gave no usable answer."""
 
     def __init__(self, why: str, *, after_s: float = 0.0, relist: bool = False) -> None:
@@ -81,7 +81,7 @@ class KubernetesDiscovery(Discovery):
                 if self._relist.is_fresh:
                     log.info("Listing %s again: %s", self.where, expired)
                 pause_s = self._relist.next_s()
-            except Refused as refusal:
+            except ApiServerError as refusal:
                 self._listed = self._listed and not refusal.relist
                 self._failed(str(refusal))
                 pause_s = (self._relist if refusal.relist else self._backoff).next_s() + refusal.after_s
@@ -127,7 +127,7 @@ class KubernetesDiscovery(Discovery):
             try:
                 pages.append(self._collection.page(response.content))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Refused(f"its list cannot be read: {error}") from error
+                raise ApiServerError(f"its list cannot be read: {error}") from error
             more["continue"] = pages[-1].metadata.next_page
             if not more["continue"]:
                 self._collection.listed(pages)
@@ -152,7 +152,7 @@ class KubernetesDiscovery(Discovery):
             return {}
         token = Path(file).read_bytes().strip()
         if not TOKEN.fullmatch(token):
-            raise Refused(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
+            raise ApiServerError(f"{file} holds no token of printable ASCII; use the file that Kubernetes mounts")
         return {"Authorization": f"Bearer {token.decode()}"}
 
     def _trust(self) -> ssl.SSLContext | bool:
@@ -175,20 +175,20 @@ class KubernetesDiscovery(Discovery):
         why = f"status {status}"
         if status in (401, 403):
             kind = self._collection.kind
-            raise Refused(
+            raise ApiServerError(
                 f"{why}; let the service account get, list and watch {kind.resource} "
                 f"of {kind.group or 'the core API'} in the namespace {self._cluster.namespace}"
             )
         message = failure_of(await response.aread())
         # The same watch would fail again, unless the server was overloaded or broken.
         relist = status < 500 and status != 429
-        raise Refused(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
+        raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
 
     def _changed(self, line: bytes) -> bool:
         try:
             return self._collection.changed(line)
         except (msgspec.DecodeError, ValueError) as error:
-            raise Refused(f"its watch cannot be read: {error}", relist=True) from error
+            raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
 
 
 async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
@@ -200,7 +200,7 @@ async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
             if line.strip():
                 yield line
     if rest.strip():
-        raise Refused("its watch ended in the middle of a line")
+        raise ApiServerError("its watch ended in the middle of a line")
 
 
 def keepalive() -> list[tuple[int, int, int]]:

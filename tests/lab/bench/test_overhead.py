@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lab.bench.conversations import at_once
 from lab.bench.figures import figures
-from lab.bench.load import Limits, Load
+from lab.bench.load import Limits, LoadGenerator
 from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.overhead import Overhead, OverheadMeter
 from lab.bench.probe import Probe, RequestSettings
@@ -56,9 +56,9 @@ def test_a_result_is_not_to_be_trusted_blindly() -> None:
 
 def compared(one: Endpoint, other: Endpoint, interrupted_load: int) -> tuple[list[int], int, bool]:
     """Results of three rounds interrupted in one: runs of each endpoint, ratios, and the warning flag."""
-    loads: list[Load] = []
+    loads: list[LoadGenerator] = []
 
-    def on_load(load: Load, target: Target, number: int) -> None:  # noqa: ARG001
+    def on_load(load: LoadGenerator, target: Target, number: int) -> None:  # noqa: ARG001
         loads.append(load)
         if len(loads) == interrupted_load:
             os.kill(os.getpid(), signal.SIGINT)

@@ -8,7 +8,7 @@ import pytest
 from api.settings import Unusable
 from events.recording import Recorder, Recording, redacted_copy
 from events.records import Record
-from lab.incident.replay import Replay, replay
+from lab.incident.replay import IncidentReplay, replay
 from lab.incident.report import as_json, lines
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
@@ -26,11 +26,11 @@ def scene(tmp_path: Path) -> Scene:
     return made
 
 
-def told_of(scene: Scene, **asked: str) -> Replay:
+def told_of(scene: Scene, **asked: str) -> IncidentReplay:
     return replay(scene.recording, scene.log, policy=asked.get("policy"))
 
 
-def shown(told: Replay) -> str:
+def shown(told: IncidentReplay) -> str:
     return "\n".join(lines(told))
 
 

@@ -10,7 +10,7 @@ from lab.simulation.comparison import compared, ideal, pooled
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.outcome import outcome_of
-from lab.simulation.router import Router
+from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
 from lab.trace.shaping import at_rate, coarsened
@@ -175,7 +175,7 @@ def test_a_session_stays_together_where_the_policy_wants_that() -> None:
 
 
 def test_what_a_replica_has_in_a_lower_medium_counts() -> None:
-    router = Router(["a", "b"], "cost", 16, 1000, SETTINGS, seed=0)
+    router = SimulatedRouter(["a", "b"], "cost", 16, 1000, SETTINGS, seed=0)
     [job] = jobs_of(Trace("t", 16, [one_prompt(0.0)]))
     keys = job.prompt.keys(16)
     ids = list(range(len(keys) * 16))

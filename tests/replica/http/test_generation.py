@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.tokenizer import ByteTokenizer
-from replica.http.generation import Choice, Delta, Ending
+from replica.http.generation import Choice, Delta, StopConditions
 from replica.messages import TokenLogprobs
 
 TOKENIZER = ByteTokenizer()
@@ -16,7 +16,7 @@ EOS = TOKENIZER.eos
 
 def choice(**ending: object) -> Choice:
     settings = {"max_tokens": 1000, "stop_token_ids": frozenset({EOS})} | ending
-    return Choice(0, Ending(**settings), TOKENIZER)  # type: ignore[arg-type]
+    return Choice(0, StopConditions(**settings), TOKENIZER)  # type: ignore[arg-type]
 
 
 def ids(text: str) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dashboard.counts import Counts
+from router.dashboard.counts import ReplicaCounts
 from router.members.tally import FIRST_TOKEN_S, Histogram, Memory, Tally
 
 
@@ -20,8 +20,8 @@ def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0, co
     return made
 
 
-def counts(*tallies: Tally) -> Counts:
-    made = Counts()
+def counts(*tallies: Tally) -> ReplicaCounts:
+    made = ReplicaCounts()
     for one in tallies:
         made.count(one, 16)
     return made
@@ -35,7 +35,7 @@ def test_all_models_of_a_replica_count_together() -> None:
 
 
 def test_shares_of_nothing_are_not_known() -> None:
-    nothing = Counts()
+    nothing = ReplicaCounts()
     assert (nothing.hit_predicted(), nothing.hit_reported(), nothing.ttft_s(0.5)) == (None, None, None)
     assert counts(tally(tokens=100)).hit_reported() is None  # nobody said what was cached
 
@@ -54,11 +54,11 @@ def test_what_was_there_before_does_not_count() -> None:
     since = now.since(before)
     assert (since.requests, since.prompt_tokens, since.hit_predicted()) == (1, 100, 0.0)
     assert 2.5 < (since.ttft_s(0.5) or 0) <= 5.0
-    assert now.since(now) == Counts()
+    assert now.since(now) == ReplicaCounts()
 
 
 def test_a_stream_that_starts_over_has_sent_nothing_negative() -> None:
-    assert Counts(batches=1, stored_blocks=2).since(Counts(batches=9, stored_blocks=9)).batches == 0
+    assert ReplicaCounts(batches=1, stored_blocks=2).since(ReplicaCounts(batches=9, stored_blocks=9)).batches == 0
 
 
 def test_counting_changes_no_tally() -> None:
@@ -87,7 +87,7 @@ def test_longer_than_the_longest_bound_is_shown_as_that() -> None:
 @given(st.lists(st.lists(st.floats(0, 10), max_size=5), max_size=5))
 def test_adding_up_is_counting_all(groups: list[list[float]]) -> None:
     tallies = [tally(*group, tokens=len(group)) for group in groups]
-    total = Counts()
+    total = ReplicaCounts()
     for one in tallies:
         total.add(counts(one))
     assert total == counts(*tallies)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from api.errors import ApiError
 from events.native import Load
 from router.dashboard import broadcast, dashboard, sampling
-from router.dashboard.counts import Counts, counts_of
+from router.dashboard.counts import ReplicaCounts, counts_of
 from router.dashboard.rows import Query
 from router.members.feeds import Feeds
 from router.members.members import Member
@@ -151,7 +151,7 @@ async def test_a_replica_that_leaves_and_comes_back_is_counted_again() -> None:
 async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply to all replicas, including those handled before the error."""
 
-    def failing(member: Member, feeds: Feeds) -> Counts:
+    def failing(member: Member, feeds: Feeds) -> ReplicaCounts:
         if member.name == "r1":
             raise ValueError("a mistake")
         return counts_of(member, feeds)

@@ -19,7 +19,7 @@ from events.records import Record
 from events.tool.options import Target
 from events.tool.watch import Watch
 from router.dashboard import recording as told
-from router.dashboard.recording import Ended, Player, TreePlayback, about, span
+from router.dashboard.recording import Player, ShuttingDown, TreePlayback, about, span
 from router.dashboard.recording_server import Pages, build_app, view
 from router.prompts.prefixes.shared import Prefix
 from tests.events.processes import DEADLINE_S
@@ -141,9 +141,9 @@ def test_a_moment_that_failed_half_way_is_played_from_the_beginning(
 
 def test_playing_stops_without_a_waiting_consumer(incident: Recording) -> None:
     asked = count()
-    with pytest.raises(Ended):
+    with pytest.raises(ShuttingDown):
         TreePlayback(incident, None, lambda: next(asked) == 9).at(math.inf)
-    with pytest.raises(Ended):
+    with pytest.raises(ShuttingDown):
         about(incident, texts=False, is_ended=lambda: True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from events.curve import write_keys
 from router.members.spec import (
     BadSpec,
-    Endpoints,
+    EventEndpoints,
     NativeDescription,
     ReplicaSpec,
     by_name,
@@ -25,7 +25,7 @@ ANSWER = NativeDescription(
     max_model_len=4096,
     topic="kv@a@m",
     incarnation=7,
-    endpoints=Endpoints("tcp://*:5557", "tcp://0.0.0.0:5558", "tcp://[::]:5559", "tcp://10.0.0.9:5560"),
+    endpoints=EventEndpoints("tcp://*:5557", "tcp://0.0.0.0:5558", "tcp://[::]:5559", "tcp://10.0.0.9:5560"),
 )
 
 
@@ -210,7 +210,7 @@ def test_another_model_than_the_named_one_is_refused() -> None:
 
 
 def test_sockets_on_the_replicas_own_machine_are_not_taken_for_ours() -> None:
-    answer = msgspec.structs.replace(ANSWER, endpoints=Endpoints("tcp://127.0.0.1:5557"))
+    answer = msgspec.structs.replace(ANSWER, endpoints=EventEndpoints("tcp://127.0.0.1:5557"))
     with pytest.raises(BadSpec, match=r"only on its own machine \(tcp://127.0.0.1:5557\); start it with --events-host"):
         with_description(parse_replica(URL), answer)
     assert with_description(parse_replica("http://localhost:1"), answer).events == "tcp://127.0.0.1:5557"
