@@ -131,7 +131,7 @@ def playing(path: Path) -> Iterator[Tool]:
 
 
 def endpoints_of(playing: Tool) -> tuple[str, str]:
-    wait_until(lambda: playing.err or playing.process.poll() is not None, "it says where it publishes")
+    wait_until(lambda: playing.err or playing.process.poll() is not None, "it prints its endpoints")
     events, replay = playing.err[0].removeprefix("publishing at ").strip().split(", ")
     return events, replay
 

@@ -17,7 +17,7 @@ from tests.events.recorded import SOURCE, record_incident, replay_into_view
 
 def bound(replay: Tool) -> list[str]:
     """The endpoints that a running `replay` has said."""
-    wait_until(lambda: replay.err or replay.process.poll() is not None, "it says where it publishes")
+    wait_until(lambda: replay.err or replay.process.poll() is not None, "it prints its endpoints")
     assert replay.err[0].startswith("publishing at ")
     return replay.err[0].removeprefix("publishing at ").strip().split(", ")
 

@@ -359,7 +359,7 @@ async def test_another_kind_of_replica_that_takes_over_gets_the_salt_of_the_key(
 
     async def die_beside_another(call: Call) -> None:
         running.front.upkeep.add(foreign.spec)
-        await until(lambda: up(running.front, {"foreign": foreign}), "it takes requests")
+        await until(lambda: up(running.front, {"foreign": foreign}), "the replica takes requests")
         call.drop()
 
     body = chat() if given is None else chat(cache_salt=given)

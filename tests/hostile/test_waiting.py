@@ -101,7 +101,7 @@ async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_not
         await stream.head()
         await stream.chunk()
         [newcomer] = await asked(stack, running, 1)
-        await until(lambda: len(running.router.waiting) == 1, "it waits")
+        await until(lambda: len(running.router.waiting) == 1, "the request waits")
         running.member("a").health.drain()
         calls[-1].reset()  # a stalled machine may have made the router ask again
         assert (await newcomer.answer()).status in (429, 503)
@@ -121,7 +121,7 @@ async def test_a_prompt_is_made_again_if_the_model_comes_back_with_another_token
         member = running.member("a")
         member.health.rests("it begins anew")
         client.send("POST", COMPLETIONS, {"model": MODEL, "prompt": "hello"})
-        await until(lambda: len(running.router.waiting) == 1, "it waits")
+        await until(lambda: len(running.router.waiting) == 1, "the request waits")
         running.router.members.models[MODEL].tokens.go_approximate("it has another tokenizer")
         member.health.undrain()
         member.health.probe_soon(running.router.now_s())
@@ -195,7 +195,7 @@ async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_b
     quiet, other = Scripted("quiet", silent, models=["x"]), Scripted("other", says(b"{}"), models=["y"])
     async with served(quiet, other) as running, connect(running.port) as client:
         client.send("POST", EMBEDDINGS, {"model": "x", "input": "q"})
-        await until(lambda: quiet.calls, "it is asked")
+        await until(lambda: quiet.calls, "the replica is asked")
         attempt = next(iter(running.router._attempts))
         assert not attempt.owner.may_move(attempt, [running.member("other")])
         client.leave()

@@ -96,9 +96,9 @@ async def test_what_runs_waits_and_leaves_is_seen() -> None:
         connect(running.port) as second,
     ):
         first.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         second.send("POST", CHAT, chat())
-        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        await until(lambda: len(running.router.waiting) == 1, "one request waits")
         found = await samples(client)
         assert (found["open_requests", ""], found["queue_length", ""], found["replica_in_flight", "r0"]) == (2, 1, 1)
         second.leave()

@@ -69,7 +69,7 @@ async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has
             await until(lambda: member.server.trouble == "it is still loading its model", "it is met")
             model = running.router.members.model(MODEL)  # known: its clients are told to try again
             asked = late.asked.count("/load")
-            await until(lambda: late.asked.count("/load") > asked + 2, "it is asked again")
+            await until(lambda: late.asked.count("/load") > asked + 2, "the replica is asked again")
             assert running.router.members.model(MODEL) is model and not member.server.learned
             late.control["/load"] = loaded
             await exact(running, publisher)
@@ -102,7 +102,7 @@ async def test_a_replica_that_is_silent_and_no_other_one_is_left_as_it_is() -> N
             model = running.router.members.model(MODEL)
             await until(lambda: member.health.silent, "it has not been heard for a while")
             asked = silent.asked.count("/load")
-            await until(lambda: silent.asked.count("/load") > asked + 2, "it is asked again")
+            await until(lambda: silent.asked.count("/load") > asked + 2, "the replica is asked again")
             assert running.router.members.model(MODEL) is model and member.server.learned
             assert replica_status(running.router, member).index.blocks == {"GPU": 3}
             await exact(running, publisher)
@@ -142,7 +142,7 @@ async def test_a_router_that_was_ready_once_stays_so_when_a_replica_comes_that_c
     async with served(named("a")) as running, connect(running.port) as client, lonely.running():
         assert (await client.get("/ready")).status == 200
         running.front.upkeep.add(lonely.spec)
-        await until(lambda: up(running.front, {"ours": lonely}), "it takes requests")
+        await until(lambda: up(running.front, {"ours": lonely}), "the replica takes requests")
         assert state(running, "ours") == "syncing"
         assert (await client.get("/ready")).status == 200
 
@@ -162,7 +162,7 @@ async def test_whether_an_engine_keeps_keys_apart_is_told(
             metric = b'warmroute_router:replica_salted{replica="engine"} %.1f' % (isolated == "by salt")
             assert metric in await metrics_text(running.router)
             asked = len(engine.asked)
-            await until(lambda: len(engine.asked) > asked + 4, "it is asked again")
+            await until(lambda: len(engine.asked) > asked + 4, "the replica is asked again")
             assert caplog.text.count("may ignore the salts") == (isolated == "unknown")
             running.router.admission.use(())
             assert replica_status(running.router, member).isolation is None

@@ -82,9 +82,9 @@ async def test_a_replica_that_does_not_answer_as_one_takes_no_requests_until_it_
     good = odd.control[path]
     odd.control[path] = answer
     async with served(odd, ready=False, **OFTEN) as running, connect(running.port) as client:
-        await until(lambda: why in (running.member("odd").candidate.unavailable or ""), "it is found out")
+        await until(lambda: why in (running.member("odd").candidate.unavailable or ""), "the fault is found")
         odd.control[path] = good
-        await until(lambda: running.member("odd").candidate.unavailable is None, "it is well")
+        await until(lambda: running.member("odd").candidate.unavailable is None, "the replica is available")
         assert (await client.post(CHAT, chat())).json == "odd"
 
 
@@ -130,7 +130,7 @@ async def test_a_replica_whose_key_is_missing_is_left_out_and_the_others_are_not
         file.write_text(bad + of(good.port, "good"))
         async with served(ready=False, replicas_file=str(file)) as running, connect(running.port) as client:
             await until(lambda: "good" in running.router.members.by_name, "the good one is there")
-            await until(lambda: running.member("good").candidate.unavailable is None, "it takes requests")
+            await until(lambda: running.member("good").candidate.unavailable is None, "the replica takes requests")
             assert set(running.router.members.by_name) == {"good"}
             file.write_text(bad + of(good.port, "good") + of(more.port, "more"))
             await until(lambda: "more" in running.router.members.by_name, "the file still counts")
@@ -157,10 +157,10 @@ async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
     leaving = Scripted("leaving", taken.append)
     async with leaving.running(), served() as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "it is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        await until(lambda: MODEL in running.router.members.models, "the model is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         running.front.upkeep.remove("leaving")
         assert not running.router.members.by_name
         taken[0].answer(GOOD)
@@ -173,10 +173,10 @@ async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() ->
     limits: dict[str, Any] = {"drain_timeout_s": 0.05, "queue_timeout_s": 0.1}
     async with leaving.running(), served(**limits) as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "it is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        await until(lambda: MODEL in running.router.members.models, "the model is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         running.front.upkeep.remove("leaving")
         assert (await client.answer()).status in (404, 503)
 
@@ -186,10 +186,10 @@ async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
     leaving = HangsUp("leaving", asked.append, native=True)
     async with leaving.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "it is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        await until(lambda: MODEL in running.router.members.models, "the model is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
         client.send("POST", CHAT, chat())
-        await until(lambda: asked, "it is asked")
+        await until(lambda: asked, "the replica is asked")
         leaving.ill = True
         running.front.upkeep.remove("leaving")
         assert (await client.answer()).status in (404, 503)  # long before the 60 s of its drain
@@ -200,10 +200,10 @@ async def test_a_removed_replica_that_is_only_slow_may_continue() -> None:
     leaving = Scripted("leaving", taken.append, native=True)
     async with leaving.running(), served() as running, connect(running.port) as client:
         running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "it is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "it takes requests")
+        await until(lambda: MODEL in running.router.members.models, "the model is known")
+        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         running.front.upkeep.remove("leaving")
         asked = leaving.asked.count("/ready")
         await until(lambda: leaving.asked.count("/ready") > asked, "it is asked whether it lives")
@@ -317,11 +317,11 @@ async def test_another_engine_that_does_not_answer_at_all_is_left_where_there_is
         for other in others:
             running.member(other.name).health.drain()
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         for other in others:
             running.member(other.name).health.undrain()
         frozen.ill = True
-        await until(lambda: running.member("frozen").server.suspicion, "it is suspected")
+        await until(lambda: running.member("frozen").server.suspicion, "the replica is suspect")
         assert running.member("frozen").server.faults >= upkeep.UNANSWERED
         if alone:
             frozen.ill = False
@@ -335,9 +335,9 @@ async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch
     ill = Scripted("ill", taken.append)
     async with served(ill, **OFTEN) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         ill.control["/health"] = (500, {})
-        await until(lambda: running.member("ill").server.faults > upkeep.UNANSWERED, "it is found out")
+        await until(lambda: running.member("ill").server.faults > upkeep.UNANSWERED, "the fault is found")
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
 
@@ -356,7 +356,7 @@ async def test_a_check_that_goes_wrong_here_is_a_failed_one_and_the_next_one_com
         assert "ZeroDivisionError" in (running.member("odd").candidate.unavailable or "")
         assert caplog.text.count("Traceback") == 1
         monkeypatch.undo()
-        await until(lambda: running.member("odd").candidate.unavailable is None, "it is well")
+        await until(lambda: running.member("odd").candidate.unavailable is None, "the replica is available")
         assert (await client.post(CHAT, chat())).json == "odd"
 
 
@@ -393,7 +393,7 @@ async def test_a_replica_that_drains_rests_until_it_is_ready_again() -> None:
     one, other = named("one"), named("other")
     async with served(one, other, **OFTEN) as running, connect(running.port) as client:
         one.control["/health"] = (503, json.loads(DRAINING))
-        await until(lambda: running.member("one").candidate.unavailable == "it drains", "it rests")
+        await until(lambda: running.member("one").candidate.unavailable == "it drains", "the replica drains")
         assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
         assert running.member("one").server.faults == 0
         one.control["/health"] = (200, {})
@@ -408,7 +408,7 @@ async def test_health_checks_that_fail_in_a_row_keep_requests_away() -> None:
         await until(lambda: running.member("one").candidate.unavailable, "its breaker opens")
         assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
         one.control["/health"] = (200, {})
-        await until(lambda: running.member("one").candidate.unavailable is None, "it is well again")
+        await until(lambda: running.member("one").candidate.unavailable is None, "the replica is available again")
 
 
 @pytest.mark.parametrize("drains", [False, True], ids=["at work", "draining"])
@@ -452,7 +452,7 @@ async def stream_through_silence(running: Served, script: Script) -> bytes:
             running.front.upkeep.heard(name, status())
         members = running.router.members
         await until(
-            lambda: all(one.server.suspicion or not one.candidate.in_flight for one in members), "it is suspected"
+            lambda: all(one.server.suspicion or not one.candidate.in_flight for one in members), "the replica is suspect"
         )
         await asyncio.sleep(0.5)  # the clock looks a few times
         script.calls[0].frame(event("two "), 101)

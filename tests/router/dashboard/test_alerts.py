@@ -106,7 +106,7 @@ async def test_a_page_that_reconnects_at_once_finds_the_earlier_alerts() -> None
             await page.next("fleet")
             running.router.counts.refused["queue_full"] += 1000
             await told(page, "requests-refused")
-        await until(lambda: not running.front.dashboard.broadcast, "nobody watches any more")
+        await until(lambda: not running.front.dashboard.broadcast, "no viewer is left")
         async with watched(running, "?sort=name") as page:
             assert "requests-refused" in rules_of(await page.next("fleet"))
 
@@ -216,7 +216,7 @@ async def test_one_that_says_nothing_of_use_is_judged_by_the_router_alone(replic
     async with served(replica) as running, watched(running) as page:
         for _ in range(3):
             asked = replica.asked.count("/metrics")
-            await until(lambda asked=asked: replica.asked.count("/metrics") > asked, "it is asked again")  # type: ignore[misc]
+            await until(lambda asked=asked: replica.asked.count("/metrics") > asked, "the replica is asked again")  # type: ignore[misc]
         assert rules_of(await page.next("fleet")) == ["no-events"]
 
 

@@ -50,7 +50,7 @@ def newest(running: Served, name: str) -> float:
 
 
 async def alone(running: Served) -> None:
-    await until(lambda: count_of(running) == 0, "nobody watches any more")
+    await until(lambda: count_of(running) == 0, "no viewer is left")
     assert running.front.dashboard.broadcast._showing is None
     assert running.front.dashboard.broadcast._fleet is None
     running.router.admission.check()

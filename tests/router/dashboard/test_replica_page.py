@@ -149,7 +149,7 @@ async def test_one_that_leaves_while_it_is_asked_about_is_not_found() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         async with running.front.dashboard._computing:  # its prefixes have to wait
             asking = asyncio.create_task(get(running, "/dashboard/replicas/r1"))
-            await until(lambda: running.front.dashboard._computing._waiters, "it waits")
+            await until(lambda: running.front.dashboard._computing._waiters, "the request waits")
             running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
         assert (await asking).error["code"] == "replica_not_found"
 

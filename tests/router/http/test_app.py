@@ -220,7 +220,7 @@ async def test_ready_waits_for_a_replica() -> None:
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "not_ready", "1")
         assert "no replica" in answer.error["message"]
         running.front.upkeep.add(one.spec)
-        await until(lambda: running.member("one").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("one").candidate.unavailable is None, "the replica takes requests")
         assert (await client.get("/ready")).status == 200
         running.member("one").health.drain()
         answer = await client.get("/ready")
@@ -241,7 +241,7 @@ async def test_a_replica_can_be_added_drained_and_removed() -> None:
     async with new.running(), served(named("a")) as running, connect(running.port) as client:
         added = await client.post("/replicas", {"url": f"http://127.0.0.1:{new.port}", "name": "new"}, **LOCAL)
         assert (added.status, added.json["name"]) == (201, "new")
-        await until(lambda: running.member("new").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("new").candidate.unavailable is None, "the replica takes requests")
         assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"a", "new"}
         drained = await client.post("/replicas/new/drain", **LOCAL)
         assert (drained.status, drained.json["available"], drained.json["why"]) == (200, False, "draining")

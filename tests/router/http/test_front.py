@@ -175,9 +175,9 @@ async def test_what_runs_may_come_to_its_end_while_the_router_drains() -> None:
     script = Script(taken.append)
     async with served(*script.replicas(1)) as running, connect(running.port) as client, connect(running.port) as other:
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         draining = asyncio.create_task(running.front.drain(10))
-        await until(lambda: running.router.draining, "it drains")
+        await until(lambda: running.router.draining, "the router drains")
         refused = await other.post(CHAT, chat())
         assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "draining", "1")
         async with connect(running.port) as probe:
@@ -193,7 +193,7 @@ async def test_what_does_not_come_to_its_end_in_time_is_counted() -> None:
     taken: list[Call] = []
     async with served(*Script(taken.append).replicas(1)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         assert await running.front.drain(0.05) == 1
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
@@ -257,7 +257,7 @@ async def test_the_access_log_knows_of_clients_that_left_and_of_what_was_tried_a
     ):
         await client.post(CHAT, chat())
         leaving.send("POST", CHAT, chat())
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         leaving.leave()
         await running.idle()
     again, left = lines_of(log)
@@ -269,7 +269,7 @@ async def test_a_replica_added_later_is_used() -> None:
     late = named("late")
     async with late.running(), served(named("a")) as running, connect(running.port) as client:
         running.front.upkeep.add(late.spec)
-        await until(lambda: running.member("late").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("late").candidate.unavailable is None, "the replica takes requests")
         assert {(await client.post(CHAT, chat())).json for _ in range(2)} == {"a", "late"}
 
 

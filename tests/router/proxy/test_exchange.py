@@ -382,7 +382,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica_at_o
         if when == "with more requests behind it":
             client.send("POST", CHAT, chat(stream=True))
             client.send("GET", "/health")
-        await until(lambda: script.calls, "it is asked")
+        await until(lambda: script.calls, "the replica is asked")
         if when != "before the answer":
             await client.head()
         client.leave()

@@ -90,7 +90,7 @@ async def test_a_body_is_kept_once() -> None:
     taken: list[Call] = []
     async with served(*Script(taken.append).replicas(1)) as running, connect(running.port) as client:
         client.send("POST", PATH, {"input": "x" * 100_000})
-        await until(lambda: taken, "it is asked")
+        await until(lambda: taken, "the replica is asked")
         [connection] = running.front._server._connections()
         assert len(connection.cycle.body) == 0
         taken[0].answer(GOOD)
@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_takes_its_request_away_from_the_replica() ->
     script = Script(silent)
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
         client.send("POST", PATH, {})
-        await until(lambda: script.calls, "it is asked")
+        await until(lambda: script.calls, "the replica is asked")
         client.leave()
         async with asyncio.timeout(20):
             await script.calls[0].left()

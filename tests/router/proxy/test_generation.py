@@ -129,7 +129,7 @@ async def test_a_request_waits_for_a_replica_that_is_away() -> None:
         async with served(away, health_interval_s=0.05) as running, connect(running.port) as client:
             await server.aclose()
             client.send("POST", CHAT, chat())
-            await until(lambda: len(running.router.waiting) == 1, "it waits")
+            await until(lambda: len(running.router.waiting) == 1, "the request waits")
             await server.enter_async_context(away.running(away.port))
             assert (await client.answer()).json == "away"
 
@@ -278,7 +278,7 @@ async def test_a_refusal_arrives_though_the_replica_closed_without_reading_megab
     port = server.sockets[0].getsockname()[1]
     spec = ReplicaSpec(name="hasty", url=f"http://127.0.0.1:{port}", engine="openai")
     async with server, served(ready=False, replicas=(spec,)) as running, connect(running.port) as client:
-        await until(lambda: running.member("hasty").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("hasty").candidate.unavailable is None, "the replica takes requests")
         for _ in range(10):
             answer = await client.post(path, {"model": MODEL, "prompt": "x" * 8_000_000})
             assert (answer.status, answer.body) == (413, b"too large")
@@ -751,7 +751,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         connect(running.port) as third,
     ):
         first.send("POST", CHAT, chat())
-        await until(lambda: running.member("r0").candidate.in_flight == 1, "it is full")
+        await until(lambda: running.member("r0").candidate.in_flight == 1, "the replica is full")
         second.send("POST", CHAT, chat())
         await until(lambda: len(running.router.waiting) == 1, "the queue is full")
         answer = await third.post(CHAT, chat())
@@ -775,7 +775,7 @@ async def test_a_request_that_waits_too_long_is_refused() -> None:
         connect(running.port) as second,
     ):
         first.send("POST", CHAT, chat())
-        await until(lambda: running.member("r0").candidate.in_flight == 1, "it is full")
+        await until(lambda: running.member("r0").candidate.in_flight == 1, "the replica is full")
         answer = await second.post(CHAT, chat())
         assert (answer.status, answer.error["code"]) == (429, "queue_full")
         release.set()
@@ -833,12 +833,12 @@ async def test_waiting_requests_go_to_a_new_replica_and_not_to_a_removed_one() -
         running = await stack.enter_async_context(served(busy, replica_limit=1))
         clients = [await stack.enter_async_context(connect(running.port)) for _ in range(4)]
         running.front.upkeep.add(gone.spec)
-        await until(lambda: "gone" in running.router.members.by_name, "it is known")
-        await until(lambda: running.member("gone").candidate.unavailable is None, "it takes requests")
+        await until(lambda: "gone" in running.router.members.by_name, "the replica is known")
+        await until(lambda: running.member("gone").candidate.unavailable is None, "the replica takes requests")
         for n, client in enumerate(clients[:3]):
             client.send("POST", CHAT, chat())
             await running.opened(n + 1)
-        await until(lambda: gone.calls and busy.calls and len(running.router.waiting) == 1, "one waits")
+        await until(lambda: gone.calls and busy.calls and len(running.router.waiting) == 1, "one request waits")
         running.front.upkeep.remove("gone")
         gone.calls[0].answer(GOOD)
         await until(lambda: running.router.open_requests == 2, "what it had is answered")
@@ -912,7 +912,7 @@ async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry()
         coming.control["/v1/models"] = (200, {"data": [{"id": MODEL}]})
         running.front.upkeep.add(coming.spec)
         await until(lambda: running.router.members.models, "its models are known")
-        await until(lambda: running.member("coming").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("coming").candidate.unavailable is None, "the replica takes requests")
         assert (await client.post(CHAT, chat())).body == GOOD
         running.front.upkeep.remove("coming")
         answer = await client.post(CHAT, chat())
@@ -929,11 +929,11 @@ async def test_requests_that_lose_the_last_replica_wait_for_another() -> None:
         first, second = [await stack.enter_async_context(connect(running.port)) for _ in range(2)]
         running.front.upkeep.add(busy.spec)
         await until(lambda: running.router.members.models, "its models are known")
-        await until(lambda: running.member("busy").candidate.unavailable is None, "it takes requests")
+        await until(lambda: running.member("busy").candidate.unavailable is None, "the replica takes requests")
         first.send("POST", CHAT, chat())
-        await until(lambda: busy.calls, "it is full")
+        await until(lambda: busy.calls, "the replica is full")
         second.send("POST", CHAT, chat())
-        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        await until(lambda: len(running.router.waiting) == 1, "one request waits")
         running.front.upkeep.remove("busy")
         busy.calls[0].answer(GOOD)
         assert (await first.answer()).body == GOOD
@@ -953,9 +953,9 @@ async def test_a_long_waiting_prompt_is_not_tried_where_only_shorter_ones_fit() 
         connect(running.port) as third,
     ):
         first.send("POST", COMPLETIONS, asked)
-        await until(lambda: big.calls, "it is full")
+        await until(lambda: big.calls, "the replica is full")
         second.send("POST", COMPLETIONS, asked)
-        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        await until(lambda: len(running.router.waiting) == 1, "one request waits")
         decided = sum(running.router.counts.decision_s.counts)
         await asyncio.sleep(0.4)  # the clock looks a few times
         assert sum(running.router.counts.decision_s.counts) == decided
@@ -1074,11 +1074,11 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
     async with served(*script.replicas(1), replica_limit=1) as running, AsyncExitStack() as stack:
         first, unlucky, last = [await stack.enter_async_context(connect(running.port)) for _ in range(3)]
         first.send("POST", CHAT, chat())
-        await until(lambda: script.calls, "it is full")
+        await until(lambda: script.calls, "the replica is full")
         unlucky.send("POST", CHAT, chat(user="unlucky"))
-        await until(lambda: len(running.router.waiting) == 1, "one waits")
+        await until(lambda: len(running.router.waiting) == 1, "one request waits")
         last.send("POST", CHAT, chat())
-        await until(lambda: len(running.router.waiting) == 2, "two wait")
+        await until(lambda: len(running.router.waiting) == 2, "two requests wait")
         right = Generation.place
 
         def wrong(routing: Generation) -> None:

@@ -167,7 +167,7 @@ async def test_a_client_that_left_has_a_line(tmp_path: Path) -> None:
     script = Script(silent)
     async with served(*script.replicas(1), request_log=str(log)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat())
-        await until(lambda: script.calls, "it is asked")
+        await until(lambda: script.calls, "the replica is asked")
         client.leave()
         await running.idle()
     [line] = lines_of(log)

@@ -388,7 +388,7 @@ async def test_a_router_that_hangs_is_missed_too() -> None:
 
     async with serving(hangs) as url, shown(url, clock=lambda: now_s) as screen:
         now_s = 2.0
-        await screen.until(lambda: screen.app.poller._pending_since_s == 2.0, "it is asked")
+        await screen.until(lambda: screen.app.poller._pending_since_s == 2.0, "the router is asked")
         now_s = 6.0
         await screen.until_text("NO ANSWER, figures", "does not answer")
         now_s = 100.0
