@@ -15,7 +15,7 @@ _NOT_PAIRED = (0,)  # token ids that belong to no number of blocks
 
 
 class Whole(Struct):
-    """A stored event that is applied in pieces; the resolver notes how far it has come."""
+    """A stored event that is applied in pieces; the resolver notes its progress."""
 
     event: BlockStored
     named_blocks: int = 0  # from the first on

@@ -45,7 +45,7 @@ class SocketReader:
         self._wake()  # the descriptor is edge-triggered: a send may have swallowed its edge
 
     def read_all(self) -> list[Frames]:
-        """Return the messages that are there now, without calling `receive`."""
+        """Return the pending messages, without calling `receive`."""
         messages: list[Frames] = []
         while part := self._read(MESSAGES_PER_TURN):
             messages += part

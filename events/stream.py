@@ -196,12 +196,12 @@ class Stream(ABC):
         self._offline = True
 
     def live(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
-        """A batch has come by the event socket."""
+        """Handle a batch from the event socket."""
         self._heard(now_s)
         return self.table[self._state].live(self, seq, payload, now_s)
 
     def replayed(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
-        """A batch has come by the replay socket."""
+        """Handle a batch from the replay socket."""
         return self.table[self._state].replayed(self, seq, payload, now_s)
 
     def replay_ended(self, now_s: float) -> list[Action]:
@@ -251,10 +251,10 @@ class Stream(ABC):
         return self.refused("the replica's digest differs from ours")
 
     def progress(self, now_s: float) -> None:  # noqa: B027
-        """Part of a snapshot has come."""
+        """Handle a part of a snapshot."""
 
     def snapshot(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float) -> list[Action]:
-        """The whole cache has come, true at `seq`."""
+        """Handle a snapshot of the whole cache as of `seq`."""
         self._heard(now_s)
         return self.table[self._state].snapshot(self, incarnation, seq, payloads, now_s)
 

@@ -21,7 +21,7 @@ class CacheView:
     `on_change` gets every change of keys, `on_action` every action after it was carried out (with the decoded batch for
     Apply, None otherwise); both are called in the stream's order.
 
-    `sliced`: what is long is done in slices. While the view is `busy` it may be given nothing more, until `go_on` has
+    `sliced`: apply long batches in slices. While the view is `busy` it may be given nothing more, until `go_on` has
     done the rest; then `on_action` gets no batches, and a cleared cache is told of as removed blocks first.
     """
 

@@ -1,4 +1,4 @@
-"""Waits for the first of several tasks, and raises what has ended one."""
+"""Waits for the first of several tasks, and raises its error."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the pair: starts the engine's process, submits requests, hands out what comes back.
+"""The HTTP process's end of the pair: starts the engine's process, submits requests, distributes outputs.
 
 Everything here runs on the event loop's thread. The socket is read by file descriptor: zmq.asyncio makes futures of
 every message, and took twice the CPU (80 against 37 us for one with 16 outputs, decoding included).

@@ -78,7 +78,7 @@ class Names:
         return slots
 
     def add_many(self, keys: Keys, slots: Slots) -> bool:
-        """False, and nothing done, if a key is there already, or twice among these."""
+        """Return False, without a change, if a key is present already or given twice."""
         buckets = self._buckets(keys)
         heads = self._many_heads[buckets]
         shared = np.flatnonzero(heads != NOBODY)

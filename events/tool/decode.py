@@ -74,7 +74,7 @@ def named(event: Event) -> dict[str, Any]:
 
 
 def _payload(line: bytes) -> bytes:
-    """The payload of one line; a ValueError says what is wrong with it."""
+    """Return the payload of one line; raise ValueError if it has none."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:

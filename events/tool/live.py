@@ -49,7 +49,7 @@ def follow(
 ) -> Ending:
     """Run until `until()` is true (DONE), `for_s` is over (TIME), Ctrl-C or SIGTERM (STOPPED), or `timeout_s` is over.
 
-    `every` is called now and then, for what is drawn or flushed. An exception of any of the callbacks ends it too.
+    `every` is called now and then, to draw or flush. An exception of any of the callbacks ends it too.
     """
     return asyncio.run(_Follow(streams, until, for_s, timeout_s, every, every_s).run())
 

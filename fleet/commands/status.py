@@ -75,7 +75,7 @@ def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) ->
 
 
 def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
-    """On a screen of its own, so that nothing flickers; the last picture stays behind."""
+    """Use the alternate screen, so that nothing flickers; the last picture stays in the terminal."""
     picture = Picture(view, time.time())
     try:
         with Live(picture, console=console, screen=True, auto_refresh=False) as live:

@@ -35,7 +35,7 @@ class Registry:
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Nobody waits any longer."""
+        """Release all waiting requests."""
         self._changed.set()
 
     async def answer(self, after: int | None, wait_s: float) -> bytes | None:

@@ -83,7 +83,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Child:
-    """A process in a session of its own that dies with this one."""
+    """A process in a new session that dies with this one."""
 
     process: asyncio.subprocess.Process
     log: Log

@@ -25,7 +25,7 @@ class Process(NamedTuple):
 
 
 def lead_a_session() -> int:
-    """Have all that is started from here on in a session of its own; returns its number."""
+    """Start a new session for all later children; return its id."""
     if os.getsid(0) != os.getpid():
         os.setsid()
     return os.getsid(0)

@@ -204,7 +204,7 @@ class OnRay:
         self._child = None
 
     def kill(self) -> None:
-        """Kill the launcher, and with it all that Ray has started here; a cluster's fleet goes on ending by itself."""
+        """Kill the launcher, and with it all that Ray has started here; a cluster's fleet keeps shutting down."""
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
 

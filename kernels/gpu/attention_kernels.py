@@ -8,7 +8,7 @@ Rows are packed. All query heads of a group read the same keys, so they are rows
 A sequence's tokens go by in tiles, and nothing behind its last token is read, of neither the memory nor the tables:
 what was never written may be no number, which times zero is no number either.
 
-The tokens before a program may be cut into splits. Then `combine_splits` adds up what they make of a row: `averages`,
+The tokens before a program may be cut into splits. Then `combine_splits` adds up their results for a row: `averages`,
 [rows, heads, splits, head_dim], and `marks`, [rows, heads, splits], log2 of what these have been divided by, and
 -infinity where there was nothing.
 """

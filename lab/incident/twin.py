@@ -95,7 +95,7 @@ class Twin:
             self._heard.append(Heard(status, report.at_s, report.order))
 
     def know(self, seq: int, now_s: float, *, alone: bool) -> None:
-        """Apply its events up to this batch; `now_s` by the recorder's clock. `alone`: nobody repairs gaps."""
+        """Apply its events up to this batch; `now_s` by the recorder's clock. `alone`: gaps are not repaired."""
         feed = self._feed
         if feed is None:
             return

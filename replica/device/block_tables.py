@@ -65,7 +65,7 @@ class BlockTables:
         return row
 
     def _clear(self) -> None:
-        """Nobody says when a request ends; it is seen by its blocks, when a row is needed."""
+        """The end of a request is not reported; its missing blocks show it when a row is needed."""
         for request_id, row in list(self._taken.items()):
             if row.is_stale:
                 self._free.append(self._taken.pop(request_id).number)

@@ -154,7 +154,7 @@ def _is_wanted(name: str, tokenizer_only: bool) -> bool:
 
 
 def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:
-    """Weights of which an index among `read` names more than is there."""
+    """Weights whose index, among `read`, names missing files."""
     for index in (name for name in read if name.endswith(INDEX)):
         lost = shards(folder / index).difference(there)
         if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index

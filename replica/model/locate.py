@@ -50,7 +50,7 @@ def checked(folder: Path) -> Path:
 
 
 def _downloaded(hub_id: str) -> Path:
-    """Its snapshot in the hub's cache. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they always mean."""
+    """Its snapshot in the hub's cache. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual meaning."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
 

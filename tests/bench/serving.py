@@ -47,7 +47,7 @@ def run(rounds: int) -> None:
         heading(f"serving, {CLIENTS} connections, a model that takes no time; CPU per 1,000 requests or tokens")
         measure(served, "requests, not streamed, 8 tokens", rounds, lambda: [body(8)] * SMALL_REQUESTS)
         measure(served, "tokens streamed, as fast as they come", rounds, lambda: streams(FAST_TOKENS), FAST_TOKENS)
-        name = "requests of 16 KB that nobody has sent before, 1 token"
+        name = "new requests of 16 KB, 1 token"
         measure(served, name, rounds, lambda: [body(1, prompt=text(chance)) for _ in range(LONG_REQUESTS)])
         same = body(1, prompt=text(chance))
         measure(served, "requests of 16 KB that hit the cache, 1 token", rounds, lambda: [same] * LONG_REQUESTS)
