@@ -15,7 +15,7 @@ from msgspec import Struct
 from api.native import unpack_ids
 from events.blocks import TOKEN_BYTES, block_keys, pack_tokens, root_key
 from router.members.fetch import Fetched
-from router.members.members import Member, Server, ServedModel
+from router.members.members import Member, ServedModel, Server
 from router.members.upstream import Broken
 from router.placement.placement import APPROXIMATE, Placement
 from router.prompts.engines.asked import Question
@@ -154,7 +154,9 @@ class Verification:
             found = difference(member.name, unpack_ids(packed), theirs, self._text_of(tokens))
             if found is not None:
                 self._differs(shapes, name, process, found)
-        elif (unseen is None or await self._is_stored(member, prompt, packed, before)) and member.server.process == process:
+        elif (
+            unseen is None or await self._is_stored(member, prompt, packed, before)
+        ) and member.server.process == process:
             shapes.verified(name, process)
             log.debug("%s: verified: %s", member.name, name)
 

@@ -314,7 +314,7 @@ class Encoding:
 
 def _asked(prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_len: int | None) -> Asked:
     """Read a request as our own engine does."""
-    request: ChatRequest | CompletionRequest = read(body, ChatRequest if chat else CompletionRequest)
+    request: ChatRequest | CompletionRequest = read(body, ChatRequest) if chat else read(body, CompletionRequest)
     if not strict:
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):

@@ -107,7 +107,7 @@ class Conversing(Forwarding):
         prompt = self.prompt
         if isinstance(prompt, Prompt) and prompt.shape is not None and self.model is not None and not member.native:
             shapes, verification = self.model.tokens.shapes, self.router.verification
-            if shapes is not None and not shapes.is_verified_at(prompt.shape, member.process):
+            if shapes is not None and not shapes.is_verified_at(prompt.shape, member.server.process):
                 self.prediction = None
                 if verification is not None:
                     verification.sent(member, self.model, prompt, self.api, self._body)

@@ -13,6 +13,7 @@ import uvloop
 
 from events.blocks import block_keys, root_key
 from router.members.facts import Facts
+from router.members.ranks import Rank
 from router.members.spec import parse_replica
 from router.prompts.prefixes.recent import MOST_BLOCKS, RecentPrompt
 from router.sharing import shared
@@ -114,7 +115,7 @@ def fleet() -> FrontOnWires:
         upkeep._add(spec)
         upkeep._tasks.pop(spec.name).cancel()
         member = router.members.by_name[spec.name]
-        member.describe(Facts(spec=spec, native=False, models=("m",)))
+        member.describe(Facts(spec=spec, native=False, models=("m",)), Rank(spec))
         member.block_size = BLOCK
     router.members.arrange()
     root = root_key("m", None, None, BLOCK)

@@ -113,7 +113,7 @@ class Losses(RuleBasedStateMachine):
     def send(self) -> None:
         if self.pool.events:
             self.seq += 1
-            batch = EventBatch(float(self.seq), self.pool.events)
+            batch = EventBatch(float(self.seq), [*self.pool.events])
             self.wire.append((self.seq, encode_batch(batch)))
             self.truth[self.seq] = self.pool.copies
             self.pool.events = []

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ def removed(*blocks: int) -> BlockRemoved:
     return BlockRemoved([HASHES[block] for block in blocks], "GPU")
 
 
-def held(*batches: list[Event], gpu_blocks: int | None = None) -> Resolver:
+def held(*batches: Sequence[Event], gpu_blocks: int | None = None) -> Resolver:
     resolver = Resolver(MODEL)
     resolver.limit(gpu_blocks)
     for batch in batches:

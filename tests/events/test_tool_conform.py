@@ -149,7 +149,7 @@ def test_where_nothing_can_be_graded_the_status_is_2(tmp_path: Path, monkeypatch
 
 def test_replies_without_a_batch_are_nothing_to_grade(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conform, "REPLAY_TIMEOUT_S", 0.2)
-    with engine([], lambda _: [END_OF_REPLAY]) as arguments:
+    with engine([], lambda _: [[b"", *END_OF_REPLAY]]) as arguments:
         idle = run("conform", *arguments, "--for", "0.5")
     with engine([]) as arguments:
         silent = run("conform", *arguments, "--for", "0.5")

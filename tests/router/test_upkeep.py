@@ -452,7 +452,8 @@ async def stream_through_silence(running: Served, script: Script) -> bytes:
             running.front.upkeep.heard(name, status())
         members = running.router.members
         await until(
-            lambda: all(one.server.suspicion or not one.candidate.in_flight for one in members), "the replica is suspect"
+            lambda: all(one.server.suspicion or not one.candidate.in_flight for one in members),
+            "the replica is suspect",
         )
         await asyncio.sleep(0.5)  # the clock looks a few times
         script.calls[0].frame(event("two "), 101)

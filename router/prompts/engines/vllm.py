@@ -203,7 +203,7 @@ class Vllm:
             if type(content) is str:
                 shown: Any = [{"type": "text", "text": content}] if parts else content
             else:
-                shown = _parts(content, parts, kinds)
+                shown = _parts(content if isinstance(content, list) else None, parts, kinds)
             if parts and role == "tool" and all(part.get("type") == "text" for part in shown):
                 shown = "\n".join(part["text"] for part in shown)
             made = {"role": role, "content": shown}
@@ -320,12 +320,10 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     texts: list[str] = []
     shown: list[dict[str, Any]] = []
     for part in content or ():
-        kind = part.get("type") if isinstance(part, dict) else "text"
-        text = part if isinstance(part, str) else part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
+        kind = str(part.get("type")) if isinstance(part, dict) else "text"
+        text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else part
         if not isinstance(text, str):
-            raise invalid(
-                f"a message has a part of type {str(kind)[:40]!r}, whose tokens are not known here", "messages"
-            )
+            raise invalid(f"a message has a part of type {kind[:40]!r}, whose tokens are not known here", "messages")
         texts.append(text)
         others = {name: part[name] for name in part if name not in PART_FIELDS} if isinstance(part, dict) else {}
         shown.append({"type": "text", "text": text, **others})

@@ -224,8 +224,11 @@ def of_responses(body: bytes, prompts: Prompts) -> dict[str, Any]:  # noqa: ARG0
         for item in asked.input:
             _add_item(item, made, begun)
         last = asked.input[-1] if asked.input else None
-        kind = last.get("type", "message") if isinstance(last, dict) else None
-        continued = kind in ("message", "reasoning") and last.get("status") in ("in_progress", "incomplete")
+        continued = (
+            isinstance(last, dict)
+            and last.get("type", "message") in ("message", "reasoning")
+            and last.get("status") in ("in_progress", "incomplete")
+        )
     fields: dict[str, Any] = {"messages": made, **_passed_on(asked)}
     if asked.tools:
         fields["tools"] = [_function_tool(tool) for tool in asked.tools]

@@ -43,7 +43,7 @@ def replica_of(answer: Any) -> str:
 @pytest.mark.parametrize("size", [1, 70], ids=["small", "large"])
 async def test_a_conversation_stays_where_it_is_cached(path: str, size: int) -> None:
     async with served(*replicas(4), **COST) as running, connect(running.port) as client:
-        homes = {}
+        homes: dict[str, str] = {}
         for turns in range(1, 5):
             for topic in ("stars", "bees", "chess", "tides"):
                 asked = body(path, topic * size, turns)

@@ -22,7 +22,7 @@ from router.front import Front
 from router.members.spec import Engine, ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
-from router.proxy.answer import Answer
+from router.proxy.resumable_response import ResumableResponse
 from router.proxy.resume import Continuation, why_alone, with_ids
 from router.proxy.sse import EventReader, payload_of
 from tests.replica.natives import native
@@ -255,7 +255,7 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
 def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
-    answer = Answer(True, prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
+    answer = ResumableResponse(True, prompt, body, Tokens("m", Prompts(ByteTokenizer())), True)
     member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, engine="vllm"), native=False)
     answer.begin(member)
     lost: Any = SimpleNamespace(framed=False, status=200, token_ids={})
