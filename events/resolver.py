@@ -445,6 +445,10 @@ class Resolver:
         if names is None:
             self._announce(pool, event.block_hashes)
             return
+        if self._ends_in_a_hit(event, pool):
+            self.reports.seen = True
+            self.stats.reported_blocks += len(event.block_hashes)
+            return
         new = self._name(pool, event.block_hashes, [names[block_hash] for block_hash in event.block_hashes])
         before = self._key(event.parent_block_hash) if event.parent_block_hash is not None else self._root(event)
         changes.append(Stored(pool.medium, new, list(names.values()), before or 0, event, pool.group))
@@ -487,6 +491,16 @@ class Resolver:
         return True
 
     # ---- reports of resident blocks
+
+    def _ends_in_a_hit(self, event: BlockStored, pool: Pool) -> bool:
+        """Return True for all blocks of a prefix that could be a hit: nobody computes them, so they are reported."""
+        layout, hashes = self.groups.layout, event.block_hashes
+        if layout is None or event.parent_block_hash is not None:
+            return False
+        if len(event.token_ids) != event.block_size * len(hashes):
+            return False
+        needed = max(1, *(group.blocks for group in layout.groups if group.group == pool.group))
+        return pool.named.keys() >= set(hashes[-needed:])
 
     def _doubtful_reports(self) -> str | None:
         """Reports of a group that keeps part of a prefix name blocks that it does not hold."""

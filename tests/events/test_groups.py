@@ -275,6 +275,15 @@ def test_blocks_of_a_sparse_group_alone_are_named_by_their_hashes(
     resolver.check()
 
 
+def test_a_report_in_a_sparse_group_alone_stores_nothing_and_is_said() -> None:
+    """It names all blocks of a hit, of which the group holds the last two."""
+    resolver, names = Resolver(MODEL), digests(ENCODINGS[0], TOKENS)
+    resolver.apply([stored(names[2:4], TOKENS[:8], 0, "sliding_window", 4)])
+    resolver.apply([stored(names[:4], TOKENS[:8], 0, "sliding_window", 4)])
+    assert resolver.pools["GPU", 0].held == set(KEYS[2:4])
+    assert resolver.inexact is not None and resolver.inexact.startswith("requests ask for reports")
+
+
 def test_hashes_of_another_algorithm_name_no_blocks_of_a_sparse_group_and_that_is_said() -> None:
     resolver = Resolver(MODEL)
     resolver.apply([stored([3, 4], TOKENS[:8], 0, "sliding_window", 4)])
