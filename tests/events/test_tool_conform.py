@@ -151,7 +151,7 @@ def test_replies_without_a_batch_are_nothing_to_grade(monkeypatch: pytest.Monkey
     monkeypatch.setattr(conform, "REPLAY_TIMEOUT_S", 0.2)
     with engine([], lambda _: [[b"", *END_OF_REPLAY]]) as arguments:
         idle = run("conform", *arguments, "--for", "0.5")
-    with engine([]) as arguments:
+    with engine([], lambda _: []) as arguments:
         silent = run("conform", *arguments, "--for", "0.5")
     assert (idle.status, silent.status) == (2, 2)
     assert "no message came" in idle.notes and "the replay socket does not answer" in silent.notes
