@@ -123,8 +123,10 @@ class Groups:
         said = said_of(event)
         if said in self.known:
             return False
-        if len(self.known) < MOST_KNOWN:
-            self.known.add(said)
+        if len(self.known) >= MOST_KNOWN:
+            self.doubt = self._too_many = f"its events name more than {MOST_KNOWN} media, groups and kinds"
+            return False
+        self.known.add(said)
         return event.medium in (None, "GPU") and self._learn(event)
 
     def forget(self) -> None:
@@ -143,7 +145,7 @@ class Groups:
         old = self._specs.get(number)
         sizes = (old.sizes if old is not None else frozenset()) | {size}
         if (old is None and len(self._specs) >= MOST_GROUPS) or len(sizes) > MOST_SIZES:
-            self.doubt = self._too_many = f"it has more than {MOST_GROUPS} groups, or one of {MOST_SIZES} block sizes"
+            self.doubt = self._too_many = f"it has over {MOST_GROUPS} groups, or one with over {MOST_SIZES} block sizes"
             return False
         if event.block_hashes:
             self._lookahead = min(lookahead_of(event), MOST_LOOKAHEAD)

@@ -287,7 +287,7 @@ class Resolver:
             return
         if not hashes:
             if self.groups.sparse and event.token_ids and not self.native:  # later blocks follow these
-                self._hashed(event, self._pool(event.medium, event.group_idx))
+                self._hashed(event)
             return
         pool = self._pool_with_room(event)
         if pool is None:
@@ -297,6 +297,7 @@ class Resolver:
         if (
             (hashes[0] in pool.named or self.reports.latest is not None)
             and not self.native
+            and not self.groups.sparse
             and pool.medium == "GPU"
             and self._is_report(event, pool, changes)
         ):
@@ -441,7 +442,7 @@ class Resolver:
 
     def _store_hashed(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
         """Blocks among those that the event describes; no group names all of them."""
-        names = self._hashed(event, pool)
+        names = self._hashed(event)
         if names is None:
             self._announce(pool, event.block_hashes)
             return
@@ -449,20 +450,20 @@ class Resolver:
             self.reports.seen = True
             self.stats.reported_blocks += len(event.block_hashes)
             return
-        new = self._name(pool, event.block_hashes, [names[block_hash] for block_hash in event.block_hashes])
+        new = self._name(pool, event.block_hashes, [names[low64(block_hash)] for block_hash in event.block_hashes])
         before = self._key(event.parent_block_hash) if event.parent_block_hash is not None else self._root(event)
         changes.append(Stored(pool.medium, new, list(names.values()), before or 0, event, pool.group))
 
-    def _hashed(self, event: BlockStored, pool: Pool) -> dict[Hash, int] | None:
-        layout = self.groups.layout
-        assert layout is not None, "a replica whose groups are sparse has a layout"
-        names = (
-            self._hash_chain.names(event, self._root(event), pool.named) if event.block_size == layout.unit else None
-        )
+    def _hashed(self, event: BlockStored) -> dict[int, int] | None:
+        """The keys of all blocks that the event describes, by the last 64 bits of their hashes."""
+        layout, names = self.groups.layout, None
+        if layout is not None and event.block_size == layout.unit:
+            pool = self.pools.get(pool_name(event.medium, event.group_idx))
+            names = self._hash_chain.names(event, self._root(event), () if pool is None else pool.named)
         if names is None:
             self.lost = (
-                f"group {pool.group} keeps some of the blocks that its events describe and does not say which, "
-                "and their hashes are not of vLLM's sha256 without PYTHONHASHSEED"
+                f"group {event.group_idx or 0} keeps some of the blocks that its events describe and does not say "
+                "which, and their hashes are not of vLLM's sha256 without PYTHONHASHSEED"
             )
         return names
 

@@ -58,55 +58,53 @@ class Link(NamedTuple):
 
 
 class HashChain:
-    """One replica's hashes, by the blocks that its events describe."""
+    """The blocks that one replica's events describe, by the last 64 bits of their hashes, as engines may send them."""
 
     def __init__(self) -> None:
-        self._encode: Callable[[Part], bytes] | None = None  # None: not known yet
-        self._links: dict[Hash, Link] = {}
+        # One for each algorithm that it may be; the first announced hash leaves one.
+        self._chains: dict[Callable[[Part], bytes], dict[int, Link]] = {encode: {} for encode in ENCODINGS}
 
-    def __len__(self) -> int:
-        return len(self._links)
+    def names(self, event: BlockStored, root: int, resident: Collection[Hash]) -> dict[int, int] | None:
+        """The keys of the blocks that the event describes, in order, by the last 64 bits of their hashes.
 
-    def names(self, event: BlockStored, root: int, resident: Collection[Hash]) -> dict[Hash, int] | None:
-        """The keys of all blocks that the event describes, by hash, in order; None if its hashes are not among them."""
-        if (
-            event.lookahead_token_ids
-            or len(event.token_ids) > MOST_BLOCKS * event.block_size
-            or len(event.token_ids) % event.block_size
-        ):
+        None if the announced hashes are not among them.
+        """
+        size, ahead = event.block_size, event.lookahead_token_ids
+        if ahead or len(event.token_ids) > MOST_BLOCKS * size or len(event.token_ids) % size:
             return None
-        for encode in ENCODINGS if self._encode is None else (self._encode,):
-            links = self._extended(event, root, encode)
-            if links is None or not links.keys() >= set(event.block_hashes):
-                continue
-            if event.block_hashes:
-                self._encode = encode
-            if self._encode is not None:
-                self._remember(links, resident)
-            return {block_hash: link.key for block_hash, link in links.items()}
+        extended = {encode: _extended(known, event, root, encode) for encode, known in self._chains.items()}
+        hashes = set(map(low64, event.block_hashes))
+        fitting = {encode: links for encode, links in extended.items() if links is not None and links.keys() >= hashes}
+        if not fitting:
+            return None
+        self._chains = {encode: self._chains[encode] | links for encode, links in fitting.items()}
+        for known in self._chains.values():
+            _trim(known, resident)
+        return {block_hash: link.key for block_hash, link in next(iter(fitting.values())).items()}
+
+
+def _extended(
+    known: dict[int, Link], event: BlockStored, root: int, encode: Callable[[Part], bytes]
+) -> dict[int, Link] | None:
+    """The chain of the event's blocks, if it is known what they follow, and if nothing but tokens is hashed."""
+    parent, salt = event.parent_block_hash, chain_salt(event)
+    link = Link(root, sha256(encode(SEED)).digest()) if parent is None else known.get(low64(parent))
+    packed = packed_tokens(event)
+    if link is None or packed is None or event.lora_name is not None or block_extras(event):
         return None
+    tokens, size, digest = plain_tokens(event.token_ids), event.block_size, link.digest
+    extra: Part = (("cache_salt", salt),) if parent is None and salt is not None else None
+    links: dict[int, Link] = {}
+    for block, key in enumerate(extend_keys(link.key, packed, size)):
+        digest = sha256(encode((digest, tuple(tokens[block * size : (block + 1) * size]), extra))).digest()
+        links[low64(digest)] = Link(key, digest)
+        extra = None
+    return links
 
-    def _extended(self, event: BlockStored, root: int, encode: Callable[[Part], bytes]) -> dict[Hash, Link] | None:
-        parent, salt = event.parent_block_hash, chain_salt(event)
-        link = Link(root, sha256(encode(SEED)).digest()) if parent is None else self._links.get(parent)
-        packed = packed_tokens(event)
-        if link is None or packed is None or event.lora_name is not None or block_extras(event):
-            return None
-        keys = extend_keys(link.key, packed, event.block_size)
-        tokens, size, digest = plain_tokens(event.token_ids), event.block_size, link.digest
-        extra: Part = (("cache_salt", salt),) if parent is None and salt is not None else None
-        as_bytes = any(isinstance(block_hash, bytes) for block_hash in event.block_hashes) or isinstance(parent, bytes)
-        links: dict[Hash, Link] = {}
-        for block, key in enumerate(keys):
-            digest = sha256(encode((digest, tuple(tokens[block * size : (block + 1) * size]), extra))).digest()
-            links[digest if as_bytes else low64(digest)] = Link(key, digest)
-            extra = None
-        return links
 
-    def _remember(self, links: dict[Hash, Link], resident: Collection[Hash]) -> None:
-        self._links |= links
-        if len(self._links) > MOST_KNOWN + 2 * len(resident):
-            oldest = list(self._links)[: len(self._links) // 2]
-            for block_hash in oldest:
-                if block_hash not in resident:
-                    del self._links[block_hash]
+def _trim(known: dict[int, Link], resident: Collection[Hash]) -> None:
+    if len(known) > MOST_KNOWN + 2 * len(resident):
+        kept = set(map(low64, resident))
+        for block_hash in list(known)[: len(known) // 2]:
+            if block_hash not in kept:
+                del known[block_hash]

@@ -275,6 +275,18 @@ def test_blocks_of_a_sparse_group_alone_are_named_by_their_hashes(
     resolver.check()
 
 
+@pytest.mark.parametrize("encode", ENCODINGS)
+@pytest.mark.parametrize("form", [bytes, low64])
+def test_the_first_chunk_of_a_prompt_may_name_no_block(
+    encode: Callable[[Any], bytes], form: Callable[[bytes], Any]
+) -> None:
+    resolver, names = Resolver(MODEL), [form(digest) for digest in digests(encode, TOKENS)]
+    resolver.apply([stored([], TOKENS[:4], 0, "sliding_window", 4)])
+    resolver.apply([stored([], TOKENS[4:6], 0, "sliding_window", 4, parent=names[1])])
+    resolver.apply([stored(names[4:], TOKENS[6:], 0, "sliding_window", 4, parent=names[2])])
+    assert (resolver.pools["GPU", 0].held, resolver.inexact) == (set(KEYS[4:]), None)
+
+
 def test_a_report_in_a_sparse_group_alone_stores_nothing_and_is_said() -> None:
     """It names all blocks of a hit, of which the group holds the last two."""
     resolver, names = Resolver(MODEL), digests(ENCODINGS[0], TOKENS)
@@ -372,3 +384,12 @@ def test_hits_of_an_engine_that_speculates_are_called_exact_if_its_hashes_look_a
     resolver.apply([event])
     reason = "it speculates, and its hashes do not look ahead: with EAGLE or MTP a hit is a block shorter"
     assert resolver.inexact == (reason if ahead is None else None)
+
+
+def test_an_engine_of_countless_groups_is_not_followed_in_them() -> None:
+    resolver = Resolver(MODEL)
+    resolver.apply([stored([], TOKENS[:2], 0, "sliding_window", window) for window in range(1, 400)])
+    resolver.apply([stored([], TOKENS[:2], group, "sliding_window", 4) for group in range(400)])
+    assert resolver.inexact == "its events name more than 256 media, groups and kinds"
+    assert not resolver.pools and len(resolver.groups.known) == 256
+    assert resolver.groups.layout is not None and len(resolver.groups.layout.groups) == 1
