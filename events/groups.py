@@ -82,7 +82,7 @@ class Layout(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What the events of a group have said about it."""
+    """A group as its events describe it."""
 
     kind: str | None
     window: int | None

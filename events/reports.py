@@ -16,7 +16,7 @@ from events.slices import StoredPiece
 
 
 class Reports:
-    """Whether one replica's requests ask for reports."""
+    """The reports of one replica: if there are any, and what may have been one."""
 
     def __init__(self) -> None:
         self.seen = False

@@ -58,7 +58,7 @@ class Engine:
         if self.secrets:
             event.lora_name, event.session_id = "secret-lora", "secret-session"
             event.extra_keys = [["secret-lora", ("secret-image", 1), "secret-salt", b"secret-embed"]] * blocks
-            event.lookahead_token_ids = [tokens[:BLOCK_SIZE]]
+            event.lookahead_token_ids = [tokens[:BLOCK_SIZE]] * len(event.block_hashes)
         return event
 
 
