@@ -482,7 +482,7 @@ class Upkeep:
         elif found.verified is None:
             log.warning("%s: cannot tell if its tokenizer equals the router's: %s", server.name, found.why)
             if tokens.shapes is not None:
-                tokens.shapes.silent = f"not verified: {found.why}"
+                tokens.shapes.unanswered(f"not verified: {found.why}", self._router.now_s())
 
     def _forget_process(self, server: Server) -> None:
         for name in server.models:

@@ -18,7 +18,6 @@ from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.members.upstream import Broken
 from router.placement.placement import APPROXIMATE, Placement
-from router.prompts.engines.asked import Question
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import Difference, Shapes, difference
 from router.prompts.tokenizer_probe import Probe
@@ -32,7 +31,7 @@ MOST_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
 ANSWER_S = 10.0
 STORED_WITHIN_S = 10.0  # from the question to the events of the prompt's blocks
 LOOK_EVERY_S = 0.1
-OFF = (403, 404, 405, 501)  # of a route that the server does not have, or that is switched off
+OFF = (401, 403, 404, 405, 501)  # of a route that the server does not have, or not for us
 
 
 class _Tokenized(Struct):
@@ -158,7 +157,7 @@ class Verification:
             unseen is None or await self._is_stored(member, prompt, packed, before)
         ) and member.server.process == process:
             shapes.verified(name, process)
-            log.debug("%s: verified: %s", member.name, name)
+            log.debug("%s: verified: %r", member.name, name)
 
     async def _words(
         self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes
@@ -166,11 +165,8 @@ class Verification:
         """The engine's own tokens for the request, and the field that it did not look at."""
         engine = tokens.engine
         assert engine is not None, "it has shapes"
-        questions: list[Callable[[str, bytes], Question | None]] = [engine.tokenized]
-        if member.server.renders:
-            questions.insert(0, engine.rendered)
-        for make in questions:
-            question = make(api, body)
+        for renders in (True, False) if member.server.renders else (False,):
+            question = engine.rendered(api, body) if renders else engine.tokenized(api, body)
             if question is None:
                 continue
             answer = await self._ask(member.server, question.path, question.body, ANSWER_S)
@@ -178,16 +174,18 @@ class Verification:
                 return token_ids_in(answer.body), question.unseen
             if answer.status not in OFF:
                 return None, None  # it refuses the request itself, or is busy
-            if make is engine.tokenized:
-                shapes.silent = f"POST {question.path} answers {answer.status}, so no prompt can be verified"
-                log.warning("%s: %s", member.name, shapes.silent)
-            else:
+            if renders:
                 member.server.renders = False
+            else:
+                why = f"POST {question.path} answers {answer.status}, so no prompt can be verified"
+                if shapes.silent is None:
+                    log.warning("%s: %s", member.name, why)
+                shapes.unanswered(why, self._now_s())
         return None, None
 
     def _differs(self, shapes: Shapes, name: str, process: str, found: Difference) -> None:
         shapes.differed(name, process, found, self._now_s())
-        log.warning("%s; prompts of this shape are matched approximately: %s", found, name)
+        log.warning("%s; prompts of this shape are matched approximately: %r", found, name)
 
     def _text_of(self, tokens: Tokens) -> Callable[[list[int]], str]:
         def text_of(ids: list[int]) -> str:

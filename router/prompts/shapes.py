@@ -49,6 +49,7 @@ class Shapes:
     def __init__(self) -> None:
         self.known: dict[str, Shape] = {}
         self.silent: str | None = None  # why its replicas cannot be asked; then tokens are used, and not called exact
+        self._ask_again_s = 0.0
 
     def why_not(self, name: str) -> str | None:
         """The reason why prompts of this shape are not exact; None if they are."""
@@ -70,6 +71,8 @@ class Shapes:
 
     def may_ask(self, name: str, process: str, now_s: float) -> bool:
         """Return whether this process is worth a question about the shape now."""
+        if self.silent is not None and now_s < self._ask_again_s:
+            return False
         shape = self.known.get(name)
         if shape is None:
             return True
@@ -79,6 +82,7 @@ class Shapes:
 
     def verified(self, name: str, process: str) -> None:
         shape = self._shape(name)
+        self.silent = None
         shape.differs.pop(process, None)
         if len(shape.at) < MOST_PROCESSES:
             shape.at.add(process)
@@ -89,6 +93,10 @@ class Shapes:
         shape.differs[process] = difference
         shape.again_s = now_s + min(MOST_RETRY_S, RETRY_S * 2**shape.differences)
         shape.differences = min(shape.differences + 1, 16)
+
+    def unanswered(self, why: str, now_s: float) -> None:
+        """Note that the engine does not say its tokens at all."""
+        self.silent, self._ask_again_s = why, now_s + RETRY_S
 
     def forget(self, process: str) -> None:
         """Forget a replica that has left or restarted."""

@@ -5,7 +5,7 @@ the field's name: its prompt is matched approximately.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ RESERVED = frozenset(
         *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
     )
 )
+SPOKEN = ("user", "assistant")
 DROPPED = (None, "auto")  # values of a template's arguments that count as not given
 PART_FIELDS = frozenset(  # of its types; a template that takes parts sees all others
     (
@@ -197,6 +198,10 @@ class Vllm:
         developer = False
         for message in messages:
             role, content = message.role, message.content
+            if type(content) is str and role in SPOKEN and not parts and _is_plain(message):  # most are
+                seen.append({"role": role, "content": content})
+                turns.append(role)
+                continue
             kinds: list[str] = []
             if role == "system" and content is not None:
                 content = _without_billing(content)
@@ -289,6 +294,16 @@ def _flags(asked: ChatFields, special: bool) -> list[str]:
 
 def _is_token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**32
+
+
+def _is_plain(message: Message) -> bool:
+    return (
+        message.tool_calls is None
+        and message.reasoning is None
+        and message.reasoning_content is None
+        and message.name is None
+        and message.task is None
+    )
 
 
 def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[str], checked: bool) -> None:
@@ -397,37 +412,42 @@ def _tools(tools: list[Any] | None) -> tuple[list[dict[str, Any]], list[str] | N
         return [], None
     if not tools:
         raise invalid("tools is empty, which the engine refuses", "tools")
-    made, kinds = [], []
+    made: list[dict[str, Any]] = []
+    kinds: list[str] = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
             raise invalid("a tool is no function", "tools")
-        made.append(_tool(function, tool.get("defer_loading")))
-        kinds.append(
-            "+".join(["function", *(name for name, value in made[-1]["function"].items() if value is not None)])
-        )
+        shown, kind = _tool(function, tool.get("defer_loading"))
+        made.append(shown)
+        kinds.append(kind)
     return made, kinds
 
 
-_NAMED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("name", lambda value: isinstance(value, str)),
-    ("description", lambda value: value is None or isinstance(value, str)),
-    ("parameters", lambda value: value is None or isinstance(value, dict)),
-    ("strict", lambda value: value is None or isinstance(value, bool)),
-    ("defer_loading", lambda value: value is None or isinstance(value, bool)),
-)
-_ALWAYS = ("name", "description", "parameters")  # shown as null where they are not set
-
-
-def _tool(function: dict[str, Any], deferred: Any) -> dict[str, Any]:
-    if function.get("defer_loading") is None and deferred is not None:
-        function = function | {"defer_loading": deferred}
-    for name, fits in _NAMED:
-        if not fits(function.get(name)):
-            raise invalid(f"a tool's {name} is of another type than the engine's", "tools")
-    shown = {name: function.get(name) for name, _ in _NAMED if name in _ALWAYS or function.get(name) is not None}
+def _tool(function: dict[str, Any], deferred: Any) -> tuple[dict[str, Any], str]:
+    """A tool with null for a description or parameters that it does not have, and a description of it."""
+    get = function.get
+    name, description, parameters, strict = get("name"), get("description"), get("parameters"), get("strict")
+    inner = deferred if get("defer_loading") is None else get("defer_loading")
+    for what, value, type in (
+        ("name", name, str),
+        ("description", description, str),
+        ("parameters", parameters, dict),
+        ("strict", strict, bool),
+        ("defer_loading", inner, bool),
+    ):
+        if not isinstance(value, type) and (value is not None or what == "name"):
+            raise invalid(f"a tool's {what} is of another type than the engine's", "tools")
+    shown = {"name": name, "description": description, "parameters": parameters}
+    kind = f"function{'' if description is None else '+description'}{'' if parameters is None else '+parameters'}"
+    if strict is not None:
+        shown["strict"], kind = strict, f"{kind}+strict"
+    if inner is not None:
+        shown["defer_loading"], kind = inner, f"{kind}+defer_loading"
     made: dict[str, Any] = {"type": "function", "function": shown}
-    return made if deferred is None else made | {"defer_loading": deferred}
+    if deferred is not None:
+        made["defer_loading"] = deferred
+    return made, kind
 
 
 def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -48,6 +48,15 @@ def test_a_replica_that_differed_is_asked_again_ever_later() -> None:
         assert not known.may_ask("chat", "p", wait_s - 1) and known.may_ask("chat", "p", wait_s)
 
 
+def test_an_engine_that_says_nothing_is_asked_now_and_then() -> None:
+    known = Shapes()
+    known.unanswered("it answers 404", 0.0)
+    assert known.silent == "it answers 404"
+    assert not known.may_ask("chat", "p", shapes.RETRY_S - 1) and known.may_ask("chat", "p", shapes.RETRY_S)
+    known.verified("chat", "p")
+    assert known.silent is None
+
+
 def test_shapes_that_nobody_uses_make_room(monkeypatch: Any) -> None:
     monkeypatch.setattr(shapes, "MOST_SHAPES", 8)
     known = Shapes()
