@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 NOT_YET = "its shape is not verified yet"
+NOT_THERE = "its shape is not verified at the chosen replica yet"
 DIFFERS = "its shape has other tokens there"
 MOST_SHAPES = 512  # of one model; the least used one makes room
 MOST_PROCESSES = 4096  # at which one shape is verified

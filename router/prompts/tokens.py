@@ -22,7 +22,7 @@ from router.prompts.engines.asked import Asked, Text
 from router.prompts.engines.vllm import Vllm
 from router.prompts.piece_cache import LookUp, PieceCache, best_cut, difference, tries
 from router.prompts.prompt import Peek, Prompt, approximate
-from router.prompts.shapes import DIFFERS, Shapes
+from router.prompts.shapes import DIFFERS, NOT_THERE, Shapes
 from router.prompts.tokenizer_probe import conversations
 
 log = logging.getLogger(__name__)
@@ -180,6 +180,16 @@ class Tokens:
             return None, None
         silent = self.shapes.silent
         return (why, None) if silent is None or why is DIFFERS else (None, silent)
+
+    def is_verified_at(self, prompt: Prompt, process: str) -> bool:
+        """Tell whether the prompt's shape is verified at the chosen replica; note in the prompt if only at others."""
+        if self.shapes is None or prompt.shape is None or self.shapes.is_verified_at(prompt.shape, process):
+            if prompt.doubt is NOT_THERE:  # it was sent elsewhere first
+                prompt.doubt = None
+            return True
+        if prompt.exact and prompt.doubt is None:
+            prompt.doubt = NOT_THERE
+        return False
 
     def made(self, named: "Named", packed: list[bytes], each: int, shape: str | None) -> Prompt:
         """The prompt of these tokens, as far as its shape is verified."""

@@ -13,10 +13,11 @@ from router.placement.placement import Prediction
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
 from router.prompts.prompt import Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
+from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
 from router.proxy.forwarding import Forwarding
 from router.proxy.headers import session_of
-from router.proxy.request_summary import GenerationSummary, RequestSummary
+from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +35,7 @@ class Conversing(Forwarding):
     model: ServedModel | None = None
     chosen: Member | None = None
     prediction: Prediction | None = None
+    index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
     reported_tokens: int | None = None
     _holder: str | None = None  # the replica that has the response which this one continues
     _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
@@ -95,6 +97,7 @@ class Conversing(Forwarding):
             several = self.api == "batch"
             predicted = router.placement.predict(prompt, member.candidate, member.block_size, matches)
             self.prediction = None if several else predicted
+            self.index_doubt = router.doubt(member)
         return decision
 
     def _only(self, model: ServedModel) -> Member | None:
@@ -104,11 +107,11 @@ class Conversing(Forwarding):
 
     def _send(self, member: Member, decision: Decision) -> bool:
         sent = Forwarding._send(self, member, decision)
-        prompt = self.prompt
-        if isinstance(prompt, Prompt) and prompt.shape is not None and self.model is not None and not member.native:
-            shapes, verification = self.model.tokens.shapes, self.router.verification
-            if shapes is not None and not shapes.is_verified_at(prompt.shape, member.server.process):
-                self.prediction = None
+        prompt, verification = self.prompt, self.router.verification
+        if isinstance(prompt, Prompt) and prompt.shape is not None and not member.native:
+            assert self.model is not None, "the prompt is of this model"
+            if not self.model.tokens.is_verified_at(prompt, member.server.process):
+                self.prediction = None if prompt.doubt is NOT_THERE else self.prediction
                 if verification is not None:
                     verification.sent(member, self.model, prompt, self.api, self._body)
         return sent
@@ -137,7 +140,13 @@ class Conversing(Forwarding):
         summary.why, summary.model = self.why, self.model
         if self.decision is not None and self.peek is not None and isinstance(self.prompt, Prompt):
             summary.generation = GenerationSummary(
-                self.peek, self.prompt, self.decision, self.chosen, self.prediction, self.reported_tokens
+                self.peek,
+                self.prompt,
+                self.decision,
+                self.chosen,
+                self.prediction,
+                self.reported_tokens,
+                exactness(self.prompt, self.prediction, self.index_doubt),
             )
         return summary
 

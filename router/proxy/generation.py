@@ -20,6 +20,7 @@ from router.placement.placement import Prediction
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
+from router.prompts.shapes import NOT_THERE
 from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt, refusal_code
 from router.proxy.exchange import Exchange
@@ -225,13 +226,13 @@ class Generation(Request):
     def _verify(self, member: Member) -> None:
         """Have the shape of the request verified at a replica where it is not; nothing is predicted until then."""
         assert self.model is not None and self.prompt.shape is not None, "the prompt is of this model"
-        shapes, verification = self.model.tokens.shapes, self.router.verification
-        if shapes is None or shapes.is_verified_at(self.prompt.shape, member.server.process):
+        prompt, verification = self.prompt, self.router.verification
+        if self.model.tokens.is_verified_at(prompt, member.server.process):
             return
-        if self.prompt.doubt is None:
+        if prompt.doubt is NOT_THERE:
             self.prediction = None
         if verification is not None:
-            verification.sent(member, self.model, self.prompt, self._api, self._body)
+            verification.sent(member, self.model, prompt, self._api, self._body)
 
     def _compare_length(self, attempt: Attempt, body: bytes) -> None:
         """Compare the prompt's length with the engine's, which costs nothing and covers every field of the request."""

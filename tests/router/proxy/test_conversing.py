@@ -61,7 +61,12 @@ async def test_decisions_name_such_requests() -> None:
         await client.post(MESSAGES, body(MESSAGES, "stars", 1))
         await running.idle()
         [decision] = running.router.decisions
-        assert (decision.model, decision.chosen, decision.exact, decision.status) == (MODEL, "r0", False, 200)
+        assert (decision.model, decision.chosen, decision.exactness.tokens, decision.status) == (
+            MODEL,
+            "r0",
+            False,
+            200,
+        )
         assert running.member("r0").tally(MODEL).statuses == {200: 1}
 
 
@@ -112,7 +117,7 @@ async def test_a_response_whose_replica_has_left_goes_to_another(tmp_path: Any) 
 
 def _remove(running: Served, name: str) -> None:
     upkeep = running.front.upkeep
-    upkeep.apply({member.name: member.spec_as_wanted for member in running.router.members if member.name != name})
+    upkeep.apply({member.name: member.spec for member in running.router.members if member.name != name})
 
 
 @pytest.mark.parametrize(
