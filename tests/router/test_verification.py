@@ -64,7 +64,8 @@ class World:
     def replica(self, name: str) -> Any:
         load = self.placement.add(name)
         slot = load.candidate.slot
-        return SimpleNamespace(name=name, process=f"{name} #1", renders=True, block_size=16, slot=slot)
+        server = SimpleNamespace(name=name, process=f"{name} #1", renders=True)
+        return SimpleNamespace(name=name, server=server, block_size=16, slot=slot)
 
     def prompt(self, **fields: Any) -> tuple[Prompt, bytes]:
         body = json.dumps({"model": "m"} | fields).encode()
@@ -106,12 +107,12 @@ async def test_a_shape_is_verified_at_each_replica(world: World) -> None:
     other = world.replica("r1")
     shapes = world.tokens.shapes
     assert shapes is not None
-    assert not shapes.is_verified_at(world.send(other, messages=[USER]).shape or "", other.process)
+    assert not shapes.is_verified_at(world.send(other, messages=[USER]).shape or "", other.server.process)
     await world.settled()
     asked = len(world.engine.asked)
     for member in (world.member, other):
         prompt = world.send(member, messages=[USER])
-        assert prompt.exact and shapes.is_verified_at(prompt.shape or "", member.process)
+        assert prompt.exact and shapes.is_verified_at(prompt.shape or "", member.server.process)
     assert len(world.engine.asked) == asked, "each was asked once"
 
 
@@ -186,7 +187,7 @@ async def test_another_length_in_an_answer_ends_it(world: World) -> None:
 async def test_few_questions_are_asked_at_once_and_per_second(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "AT_A_STRETCH", 6.0)
     world.verification._allowed = 6.0
-    world.member.renders = False
+    world.member.server.renders = False
     world.engine.wait.clear()
     for number in range(50):
         world.send(messages=[USER | {"role": f"role {number}"}])
@@ -228,7 +229,7 @@ async def test_a_restart_while_it_is_asked_verifies_nothing(world: World) -> Non
     world.engine.wait.clear()
     world.send(messages=[USER])
     await until(lambda: bool(world.engine.asked), "it was asked")
-    world.member.process = "r0 #2"
+    world.member.server.process = "r0 #2"
     world.engine.wait.set()
     await world.settled()
     assert world.send(messages=[USER]).why_not == NOT_YET
@@ -247,8 +248,8 @@ async def test_usual_chats_are_verified_from_the_start(world: World, messages: l
     assert world.tokens.prompts is not None
     asked = probes("m", world.tokens.prompts, world.tokens.engine)
     answers = [(200, json.dumps({"tokens": probe.expected}).encode()) for probe in asked]
-    member: Any = world.member
-    world.verification.probed(member, world.tokens, asked, answers)
+    server: Any = world.member.server
+    world.verification.probed(server, world.tokens, asked, answers)
     assert world.send(messages=messages).exact and world.send(prompt="a b").exact
     assert world.engine.asked == []
 
