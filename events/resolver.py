@@ -268,6 +268,7 @@ class Resolver:
         self.groups.forget()
         self.reports.forget()
         self._hash_chain = HashChain()
+        self.cacheable_blocks = None  # its pool may have another size
 
     def _learn(self, events: list[Event], changes: list[Change]) -> None:
         """Look at all of a batch's groups before any block gets a key: they decide the size of the blocks."""
@@ -650,8 +651,10 @@ class Resolver:
         if self.cacheable_blocks is None or self._pools_before | self.pools.keys() != {("GPU", 0)}:
             return
         pool = self.pools[("GPU", 0)]
-        if len(pool) == self.cacheable_blocks:
+        if len(pool) == self.cacheable_blocks and not pool.spent:
+            self.reports.copies -= sum(pool.doubted.values())
             pool.copies.clear()
+            pool.doubted.clear()
             self.complete = True
             self._all_is_known()
 

@@ -120,3 +120,22 @@ def test_an_event_that_cannot_be_read_may_have_removed_any_block() -> None:
     view.perform(view.stream.live(1, msgspec.msgpack.encode([0.0, [unreadable], None]), 0.0))
     assert view.inexact is not None and "could not be read" in view.inexact
     assert copies(view.resolver) == {}
+
+
+def test_the_size_of_a_pool_is_forgotten_at_a_restart() -> None:
+    view = synchronized()
+    view.resolver.limit(4, 3)
+    view.perform(view.stream.live(0, payload(stored(9)), 0.0))  # another process, perhaps with a larger pool
+    view.perform(view.stream.replayed(5, payload(stored(5), stored(6), stored(7)), 0.0))
+    view.perform(view.stream.replay_ended(0.0))
+    assert view.inexact is not None
+
+
+def test_a_block_that_may_be_gone_does_not_prove_a_full_pool() -> None:
+    view = synchronized()
+    view.resolver.limit(4, 3)
+    view.perform(view.stream.live(3, payload(stored(5), stored(6)), 0.0))
+    let_repairs_fail(view)
+    view.resolver.pools[("GPU", 0)].spent.add(5)
+    view.perform(view.stream.live(4, payload(stored(7)), 99.0))
+    assert view.inexact is not None
