@@ -35,6 +35,10 @@ class NativeStream(Stream):
         return super().doubt or behind
 
     @property
+    def heard_s(self) -> float | None:
+        return None if self._heard_s is None else max(self._heard_s, self._status_s)
+
+    @property
     def must_forget(self) -> bool:
         return self._state is State.OVERSIZED
 

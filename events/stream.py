@@ -164,7 +164,7 @@ class Stream(ABC):
 
     @property
     def heard_s(self) -> float | None:
-        """The time of the last batch or answer; None: not connected yet."""
+        """The time at which the publisher was heard last; None: not connected yet."""
         return self._heard_s
 
     @property

@@ -17,6 +17,7 @@ from router.config import RouterConfig
 from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel, Server
+from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Histogram
 from router.members.upstream import Broken
 from router.placement.cost import NONE_TRIED, Candidate
@@ -33,8 +34,8 @@ from router.proxy.request_summary import (
     GenerationSummary,
     PastDecision,
     RequestSummary,
+    compare,
     count_request,
-    is_as_predicted,
     past_decision,
 )
 from router.proxy.responses import HeldResponses
@@ -77,6 +78,7 @@ class Router:
         self.config = config
         self.members = members
         self.feeds = feeds
+        self.predictions = Predictions(feeds, self._predicted_wrongly)
         self.placement = placement
         self.admission = admission
         self.retry_budget = RetryBudget()
@@ -298,8 +300,13 @@ class Router:
         member = generation.member
         if member is not None:
             count_request(member.tally(peek.model), summary, generation, keys)
-            if not is_as_predicted(member.accuracy, summary, generation) and member.accuracy.differs_too_often:
-                self._resync(member)
+            compare(self.predictions, summary, generation, keys)
+
+    def _predicted_wrongly(self, name: str) -> None:
+        """Read a replica's cache again if predictions of its cached tokens fail too often."""
+        member = self.members.by_name.get(name)
+        if member is not None and member.accuracy.differs_too_often:
+            self._resync(member)
 
     def _resync(self, member: Member) -> None:
         now_s = self.now_s()
@@ -319,6 +326,8 @@ class Router:
                 self._look_at(attempt, now_s)
             except Exception:
                 attempt.crash()
+        self.predictions.settle(now_s)
+        self.feeds.tick()
         for request in self.waiting.expire(now_s):
             request.exchange.guard(request.give_up_waiting)
         self.placement.expire(now_s)

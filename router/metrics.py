@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from router.core import Router
-from router.members.members import Member, Members
+from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Histogram, Tally
 from router.responses import FeedState
 from router.status import is_salted
@@ -56,7 +56,12 @@ MEMBER_COUNTERS: tuple[Metric[Member], ...] = (
     Metric(
         "predictions", "Answers whose cached blocks were compared with the prediction.", lambda m: m.accuracy.compared
     ),
-    Metric("wrong_predictions", "Those that differed.", lambda m: m.accuracy.different),
+    Metric("wrong_predictions", "Those that differed without an explanation.", lambda m: m.accuracy.different),
+    Metric(
+        "overtaken_predictions",
+        "Those that differed by a block that was stored or evicted before the event came.",
+        lambda m: m.accuracy.explained,
+    ),
     Metric("wrong_prediction_blocks", "By how many blocks, added up.", lambda m: m.accuracy.error_blocks),
     Metric("resyncs", "Times its cache was read again because predictions failed.", lambda m: m.resyncs),
     Metric(
@@ -73,7 +78,7 @@ FEED_GAUGES: tuple[Metric[FeedState], ...] = (
 FEED_COUNTERS: tuple[Metric[FeedState], ...] = (
     Metric("event_lost_batches", "Batches lost for good.", lambda f: f.lost_batches),
     Metric("event_gaps", "Gaps seen in its stream.", lambda f: f.gaps),
-    Metric("event_repairs", "Replays and snapshots asked for.", lambda f: f.repairs),
+    Metric("event_repairs", "Replays and snapshots asked for what was missing or doubted.", lambda f: f.repairs),
     Metric("event_restarts", "Restarts with an empty cache.", lambda f: f.restarts),
     Metric("event_digest_mismatches", "Times that its digest differed from the index.", lambda f: f.digest_mismatches),
 )
@@ -178,8 +183,7 @@ def _by_reason(router: Router) -> Iterator[str]:
     yield _head(*REFUSED, "counter") + "".join(_line("refused_total", labels, count) for labels, count in refused)
     approximate = [
         (_labels(model=model, reason=reason), count)
-        for model, served in router.members.models.items()
-        for reason, count in served.tokens.counts.approximate.items()
+        for (model, reason), count in approximate_prompts(router.members.models.values()).items()
     ]
     lines = (_line("approximate_prompts_total", labels, count) for labels, count in approximate)
     yield _head(*APPROXIMATE_PROMPTS, "counter") + "".join(lines)

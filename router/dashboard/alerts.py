@@ -19,7 +19,7 @@ from router.dashboard.rows import Fleet, Row
 from router.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.doctor.findings import Finding
 from router.doctor.rules import RULES, found
-from router.members.members import Member
+from router.members.members import Member, approximate_prompts
 from router.placement.cost import INFINITE
 from router.placement.index import GPU
 from router.proxy.request_summary import PastDecision
@@ -99,8 +99,8 @@ class Alerts:
             gpu_blocks = router.placement.index.blocks(member.slot).get(GPU, 0) if member in router.members else 0
             replicas[member.name] = Seen(member, _counted(router, member), gpu_blocks)
         approximate: Counter[str] = Counter()
-        for model in router.members.models.values():
-            approximate.update(model.tokens.counts.approximate)
+        for (_, reason), count in approximate_prompts(router.members.models.values()).items():
+            approximate[reason] += count
         newest = router.decisions[-1] if router.decisions else None
         return Look(at_s, replicas, router.counts.refused.copy(), approximate, newest)
 

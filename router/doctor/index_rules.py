@@ -8,7 +8,7 @@ LAG_BATCHES = 20  # at every reading: a few seconds of an engine's steps
 LOST_BATCHES = 1  # the index stays wrong until the next snapshot
 GAPS = 2  # one may be a hiccup of the network, and was repaired
 TRUSTED = 1.0  # less means repeated wrong claims, not an eviction in flight
-WRONG = 0.05  # share of predictions; evictions in flight cause one or two per cent
+WRONG = 0.05  # share of predictions that no later event explains
 PREDICTIONS = 20
 SHOWN = 5  # names
 APPROXIMATE = 0.01  # share of prompts: some have parts without tokens (images)
@@ -134,8 +134,7 @@ def wrong_predictions(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
         return None
     return Diagnosis(
         "it reports a different number of cached blocks than its events predict",
-        "give the router the tokenizer and chat template that the replica uses (--model-dir, --chat-template); "
-        "in a nearly full cache, blocks may be evicted while a request is on its way",
+        "give the router the tokenizer and chat template that the replica uses (--model-dir, --chat-template)",
         {
             "predictions": routed.predictions,
             "wrong": routed.wrong_predictions,

@@ -15,7 +15,8 @@ class Accuracy:
     def __init__(self, objective: float = 0.999) -> None:
         self.objective = objective
         self.compared = 0
-        self.different = 0
+        self.different = 0  # without an explanation
+        self.explained = 0  # different, but by what the replica published after the prediction
         self.error_blocks = 0  # sum of the absolute differences
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._recent_different = 0
@@ -37,10 +38,13 @@ class Accuracy:
     def differs_too_often(self) -> bool:
         return self._recent_different >= FEWEST and self.recent < self.objective
 
-    def compare(self, predicted_blocks: int, reported_blocks: int) -> bool:
-        """Compare the blocks of one request; return True if they are the same."""
-        same = predicted_blocks == reported_blocks
+    def compare(self, predicted_blocks: int, reported_blocks: int, *, explained: bool = False) -> bool:
+        """Compare the blocks of one request; return True if they are the same, or the difference is explained."""
+        same = explained or predicted_blocks == reported_blocks
         self.compared += 1
+        self.explained += explained
+        if explained:
+            reported_blocks = predicted_blocks
         self.different += not same
         self.error_blocks += abs(predicted_blocks - reported_blocks)
         if len(self._recent) == WINDOW:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ MOST_SIZES = 16  # block sizes of one replica
 MOST_UNKNOWN = 16  # names of event types and fields that are told of one replica
 REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to be reached
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
+STOOD_STILL = "the router stood still: events of that time have not been read"
 RESYNC = "the replica's reported cached tokens differ from its events"
 REMEMBERED_BLOCKS = 4096  # stored and removed lately, of one replica
 SETTLED_S = 2.0  # after an answer: all that was published before it has come
@@ -90,17 +91,25 @@ class Feeds:
     def known(self, name: str) -> tuple[int, str | None] | None:
         """The last batch applied, and the reason if the state is inexact; None if the replica is not followed."""
         feed = self._feeds.get(name)
-        return None if feed is None else (feed.view.stream.last_seq, feed.view.inexact)
+        if feed is None:
+            return None
+        reason = STOOD_STILL if self._subscriber.stands_still else feed.view.inexact
+        return feed.view.stream.last_seq, reason
 
     def moment(self, name: str) -> Moment | None:
         """Return the present point in the replica's stream; None if it is not followed."""
         feed = self._feeds.get(name)
         return None if feed is None else feed.moment(standstill=self._subscriber.stands_still)
 
-    def has_changed(self, name: str, since: Moment, key: int, *, stored: bool) -> bool | None:
-        """Return whether the block was stored, or removed, since then; None: too much has changed to tell."""
+    def has_changed(self, name: str, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
+        """Return whether one of the blocks was stored, or removed, since then; None: too much has changed to tell."""
         feed = self._feeds.get(name)
-        return None if feed is None else feed.has_changed(since, key, stored=stored)
+        return None if feed is None else feed.has_changed(since, keys, stored=stored)
+
+    def has_groups(self, name: str) -> bool:
+        """Return whether the replica looks for hits in several groups of blocks, or in windows."""
+        feed = self._feeds.get(name)
+        return feed is not None and feed.view.resolver.groups.layout is not None
 
     def is_settled(self, name: str, since_s: float) -> bool:
         """Return whether all that was published by then has come, as far as the stream can tell."""
@@ -228,20 +237,21 @@ class ReplicaFeed:
     def moment(self, *, standstill: bool = False) -> Moment:
         return Moment(self._resets, self._changes, self.view.inexact is None and not standstill)
 
-    def has_changed(self, since: Moment, key: int, *, stored: bool) -> bool | None:
+    def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
         if since.resets != self._resets:
             return None if stored else True
         first = self._recent[0][0] if self._recent else self._changes + 1
         if first > since.changes + 1:
             return None
+        looked_for = frozenset(keys)
         return any(
-            number > since.changes and stored is was_stored and key in keys
-            for number, was_stored, keys in reversed(self._recent)
+            number > since.changes and stored is was_stored and not looked_for.isdisjoint(changed)
+            for number, was_stored, changed in self._recent
         )
 
     def is_settled(self, since_s: float) -> bool:
         heard_s = self.view.stream.heard_s
-        return not self.view.busy and self.view.stream.settled and heard_s is not None and heard_s >= since_s
+        return self.view.inexact is None and heard_s is not None and heard_s >= since_s
 
     def found(self, since: Moment, keys: list[int], now_s: float) -> bool:
         """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""

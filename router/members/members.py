@@ -1,7 +1,8 @@
 """All replicas, the state of each, and the models that they serve."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -252,6 +253,14 @@ class Members:
         self.models = models
         self._once_served.update(dict.fromkeys(models))
         _keep_newest(self._once_served, MOST_REMEMBERED)
+
+
+def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str]]:
+    """Count prompts that were matched by their bytes, by model and reason; adapters share the count of their base."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for tokens in {id(model.tokens): model.tokens for model in models}.values():
+        counts.update({(tokens.model, reason): count for reason, count in tokens.counts.approximate.items()})
+    return counts
 
 
 def _keep_newest(by_name: dict[str, Any], most: int) -> None:

@@ -61,7 +61,8 @@ class Prediction(Struct, frozen=True, gc=False):
     block_size: int
     blocks: int
     claimed_blocks: int  # by its events alone
-    sure: bool  # it rests on events alone, and no request of ours can have changed it
+    sure: bool  # it rests on events alone
+    alone: bool = True  # no request of ours is under way there, which may store and evict blocks meanwhile
 
 
 class Placed(Struct, eq=False, gc=False):
@@ -221,8 +222,7 @@ class Placement:
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
         claimed = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
-        # Other requests in flight may store and evict blocks meanwhile: that is no fault of the index.
-        return Prediction(block_size, min(blocks, most), claimed, blocks == sure and not chosen.in_flight)
+        return Prediction(block_size, min(blocks, most), claimed, blocks == sure, not chosen.in_flight)
 
     # ---- a request at a replica
 

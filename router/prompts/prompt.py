@@ -51,6 +51,13 @@ class Peek(Struct):
     max_completion_tokens: int | None = None
     seed: int | None = None
     temperature: float | None = None
+    echo: bool | None = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+
+    def skips_cache(self, chat: bool) -> bool:
+        """Return whether an engine such as vLLM computes the whole prompt, cached or not, to score its tokens."""
+        return self.prompt_logprobs is not None or (bool(self.echo) and (chat or self.logprobs is not None))
 
 
 _decode = msgspec.json.Decoder(Peek).decode

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from api.errors import ApiError
+from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.placement.placement import Prediction
@@ -36,6 +37,7 @@ class Conversing(Forwarding):
     chosen: Member | None = None
     prediction: Prediction | None = None
     index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
+    predicted_at: Moment | None = None
     reported_tokens: int | None = None
     _holder: str | None = None  # the replica that has the response which this one continues
     _head: bytes | None = field(default=b"")  # the beginning of an answer whose id is not known yet
@@ -98,6 +100,7 @@ class Conversing(Forwarding):
             predicted = router.placement.predict(prompt, member.candidate, member.block_size, matches)
             self.prediction = None if several else predicted
             self.index_doubt = router.doubt(member)
+            self.predicted_at = router.feeds.moment(member.name)
         return decision
 
     def _only(self, model: ServedModel) -> Member | None:
@@ -147,6 +150,7 @@ class Conversing(Forwarding):
                 self.prediction,
                 self.reported_tokens,
                 exactness(self.prompt, self.prediction, self.index_doubt),
+                predicted_at=self.predicted_at,
             )
         return summary
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from api.errors import ApiError
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE, DONE, event
+from router.members.feeds import Moment
 from router.members.members import Member, ServedModel, no_replica
 from router.members.upstream import Broken
 from router.placement.decision import Decision
@@ -71,7 +72,8 @@ class Generation(Request):
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
     chosen: Member | None = None
-    prediction: Prediction | None = None  # of its cached blocks there; None: only guessed
+    prediction: Prediction | None = None  # of its cached blocks there; None: only guessed, or not looked for
+    predicted_at: Moment | None = None  # in the replica's stream
     index_doubt: str | None = None  # why the index may have differed from the chosen replica's cache
     reported_tokens: int | None = None
     attempts: list[Attempt] = field(default_factory=list)
@@ -190,7 +192,10 @@ class Generation(Request):
             self.notes.decided(next(router.order), decision, model.members, router.feeds)
         if decision.chosen is not None:
             member = self.chosen = router.members.by_name[decision.chosen.name]
-            self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+            self.prediction, self.predicted_at = None, None
+            if member.native or not self.peek.skips_cache(self.chat):
+                self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
+                self.predicted_at = router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)
         return decision
 
@@ -540,6 +545,7 @@ class Generation(Request):
                 self.prediction,
                 self.reported_tokens,
                 exactness(self.prompt, self.prediction, self.index_doubt),
+                self.predicted_at,
             ),
             attempts=self.attempts,
             notes=self.notes,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.members.accuracy import Accuracy
+from router.members.feeds import Moment
+from router.members.predictions import Predictions
 from router.members.tally import Tally
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
@@ -32,7 +33,8 @@ class Exactness(Struct, frozen=True, gc=False):
 
 
 ALL_EXACT = Exactness(True, True, True)
-UNSURE = "it rests on prompts just sent there that no event has confirmed, or others were under way there"
+UNSURE = "it rests on prompts just sent there that no event has confirmed"
+UNPREDICTED = "no hit is predicted: engines compute a prompt to score it, or its form is not verified there"
 
 
 def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str | None) -> Exactness:
@@ -41,7 +43,10 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
     known = tokens and index_doubt is None
     if known and prediction is not None and prediction.sure:
         return ALL_EXACT
-    why = UNSURE if known else index_doubt if tokens else prompt.why_not or prompt.doubt
+    if known:
+        why: str | None = UNPREDICTED if prediction is None else UNSURE
+    else:
+        why = index_doubt if tokens else prompt.why_not or prompt.doubt
     return Exactness(tokens, index_doubt is None, False, why)
 
 
@@ -55,11 +60,17 @@ class GenerationSummary(Struct, eq=False, gc=False):
     prediction: Prediction | None  # None: only guessed
     reported_tokens: int | None  # cached, as the replica says
     exactness: Exactness = Exactness()
+    predicted_at: Moment | None = None  # in the replica's stream
 
     @property
     def block_size(self) -> int:
         """The block size of its prompt's keys."""
         return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
+
+    @property
+    def is_comparable(self) -> bool:
+        """True if the report is about the prompt of the prediction, and that alone."""
+        return self.prediction is not None and self.reported_tokens is not None and self.prompt.choices == 1
 
 
 class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
@@ -105,20 +116,22 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
-    if predicted is not None and reported_tokens is not None and not summary.resumes:
+    if generation.is_comparable and not summary.resumes:
+        assert predicted is not None and reported_tokens is not None, "they are compared"
         tally.blocks_predicted += predicted.blocks
         tally.blocks_reported += reported_tokens // predicted.block_size
         tally.compared_tokens += prompt.tokens
 
 
-def is_as_predicted(accuracy: Accuracy, summary: RequestSummary, generation: GenerationSummary) -> bool:
-    """Compare the reported with the predicted cached blocks; return False if a sure prediction was wrong."""
-    predicted, reported_tokens = generation.prediction, generation.reported_tokens
-    if predicted is None or reported_tokens is None or summary.resumes:
-        return True
+def compare(predictions: Predictions, summary: RequestSummary, generation: GenerationSummary, keys: list[int]) -> None:
+    """Compare the reported with the predicted cached blocks, if the report says as much."""
+    member, predicted, reported_tokens = generation.member, generation.prediction, generation.reported_tokens
+    since = generation.predicted_at
+    if member is None or since is None or not generation.is_comparable or summary.resumes:
+        return
+    assert predicted is not None and reported_tokens is not None, "they are compared"
     reported_blocks = reported_tokens // predicted.block_size
-    accuracy.claimed(predicted.claimed_blocks, reported_blocks)
-    return accuracy.compare(predicted.blocks, reported_blocks) or not predicted.sure
+    predictions.compare(member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s)
 
 
 # ---- the list of decisions

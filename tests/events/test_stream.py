@@ -533,3 +533,13 @@ def test_only_what_was_missing_or_doubted_is_a_repair() -> None:
     assert native.stats.repairs == 0
     native.resync("doubted", 1.0)
     assert native.stats.repairs == 1
+
+
+def test_an_idle_replica_is_heard_by_its_status_or_by_a_probe() -> None:
+    native = native_at(3)
+    native.status(7, 3, NOTHING, 9.0)
+    assert native.heard_s == 9.0
+    stream = following(3)
+    stream.tick(2.0)
+    stream.replayed(2, payload(2), 2.5)
+    assert stream.heard_s == 2.5

@@ -8,8 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import metrics
+from router.members.members import ServedModel, approximate_prompts
 from router.members.tally import Histogram
 from router.metrics import metrics_text
+from router.prompts.tokens import Tokens
 from router.proxy.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
@@ -169,3 +171,11 @@ async def test_names_of_any_kind_are_labels() -> None:
         text = (await metrics_text(running.router)).decode()
         [refused] = [one for one in text_string_to_metric_families(text) if one.name == "warmroute_router:refused"]
         assert [(sample.labels, sample.value) for sample in refused.samples] == [({"code": odd}, 7.0)]
+
+
+def test_prompts_matched_by_bytes_are_counted_once_for_a_model_and_its_adapters() -> None:
+    tokens = Tokens("m")
+    tokens.counts.approximate["model"] = 3
+    other = ServedModel("n", None, Tokens("n"))
+    models = [ServedModel("m", None, tokens), ServedModel("a1", "a1", tokens), other]
+    assert approximate_prompts(models) == {("m", "model"): 3}

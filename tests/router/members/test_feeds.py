@@ -320,16 +320,16 @@ async def test_changes_since_a_moment_are_remembered() -> None:
             assert before is not None and before.exact
             publisher.publish([BlockRemoved([KEYS[1]], "GPU"), chain(3, first=2)])
             await router.exact("r", 1)
-            assert router.feeds.has_changed("r", before, KEYS[1], stored=False)
-            assert router.feeds.has_changed("r", before, KEYS[2], stored=True)
-            assert router.feeds.has_changed("r", before, KEYS[0], stored=True) is False
+            assert router.feeds.has_changed("r", before, [KEYS[1]], stored=False)
+            assert router.feeds.has_changed("r", before, [KEYS[2]], stored=True)
+            assert router.feeds.has_changed("r", before, [KEYS[0]], stored=True) is False
             now = router.feeds.moment("r")
             assert now is not None
-            assert router.feeds.has_changed("r", now, KEYS[1], stored=False) is False
+            assert router.feeds.has_changed("r", now, [KEYS[1]], stored=False) is False
             publisher.publish([AllBlocksCleared()])
             await router.exact("r", 2)
-            assert router.feeds.has_changed("r", now, KEYS[0], stored=False)
-            assert router.feeds.has_changed("r", now, KEYS[0], stored=True) is None
+            assert router.feeds.has_changed("r", now, [KEYS[0]], stored=False)
+            assert router.feeds.has_changed("r", now, [KEYS[0]], stored=True) is None
 
 
 def test_more_changes_than_are_remembered_cannot_be_told() -> None:
@@ -338,8 +338,8 @@ def test_more_changes_than_are_remembered_cannot_be_told() -> None:
     before = feed.moment()
     for number in range(3):
         feed._remember(list(range(number * 2000, (number + 1) * 2000)), stored=True)
-    assert feed.has_changed(before, 5, stored=True) is None
-    assert feed.has_changed(Moment(0, 1, True), 5000, stored=True)
+    assert feed.has_changed(before, [5], stored=True) is None
+    assert feed.has_changed(Moment(0, 1, True), [5000], stored=True)
 
 
 def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -> None:

@@ -198,3 +198,21 @@ def test_prompts_do_not_share_their_keys() -> None:
     other = Prompt("m", 16, [pack_tokens(range(1, 17))], True, None, 1, None, None, of)
     assert one.keys(16) != other.keys(16)
     assert msgspec.structs.asdict(one)["tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "chat", "skips"),
+    [
+        ({}, False, False),
+        ({"prompt_logprobs": 0}, False, True),
+        ({"prompt_logprobs": 2}, True, True),
+        ({"echo": True}, False, False),
+        ({"echo": True, "logprobs": 0}, False, True),
+        ({"logprobs": 3}, False, False),
+        ({"echo": True}, True, True),  # vLLM's chat asks for the top 0 log probabilities then
+        ({"echo": False, "logprobs": True}, True, False),
+        ({"echo": "false", "logprobs": 1}, False, False),
+    ],
+)
+def test_requests_that_score_their_prompt_skip_the_cache(fields: dict[str, Any], chat: bool, skips: bool) -> None:
+    assert peek(**fields).skips_cache(chat) is skips

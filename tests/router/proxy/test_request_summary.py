@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from router.members.feeds import Moment
 from router.placement.placement import Prediction
-from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness, past_decision
+from router.proxy.request_summary import GenerationSummary, RequestSummary, compare, exactness, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
 ROUTER = Path(__file__).resolve().parents[3] / "router"
@@ -70,6 +71,7 @@ SURE = Prediction(16, 2, 2, True)
         (KNOWN, Prediction(16, 2, 1, False), None, (True, True, False), "no event has confirmed"),
         (KNOWN, SURE, "not connected", (True, False, False), "not connected"),
         (KNOWN, None, "no events", (True, False, False), "no events"),
+        (KNOWN, None, None, (True, True, False), "to score it"),
         (GUESSED, None, None, (False, True, False), "no tokenizer"),
         (GUESSED, None, "no events", (False, False, False), "no tokenizer"),
     ],
@@ -80,3 +82,30 @@ def test_tokens_index_and_prediction_are_claimed_apart(
     found = exactness(prompt, prediction, doubt)
     assert (found.tokens, found.index, found.prediction) == claims
     assert found.why_not is None if why is None else why in (found.why_not or "")
+
+
+# ---- what is compared
+
+
+@pytest.mark.parametrize(
+    ("choices", "resumes", "reported", "at", "compared"),
+    [
+        (1, 0, 64, Moment(0, 0, True), True),
+        (2, 0, 64, Moment(0, 0, True), False),  # the report is of one of them, or of all
+        (1, 1, 64, Moment(0, 0, True), False),
+        (1, 0, None, Moment(0, 0, True), False),
+        (1, 0, 64, None, False),
+    ],
+)
+def test_a_report_is_compared_if_it_is_about_the_prompt_of_the_prediction(
+    choices: int, resumes: int, reported: int | None, at: Moment | None, compared: bool
+) -> None:
+    some: Any = SimpleNamespace
+    books: Any = some(calls=[])
+    books.compare = lambda *arguments: books.calls.append(arguments)
+    predicted = Prediction(16, 3, 3, sure=True)
+    member, prompt = some(name="r", accuracy=None), some(tokens=160, exact=True, choices=choices)
+    generation = GenerationSummary(some(model="m"), prompt, some(), member, predicted, reported, predicted_at=at)
+    summary = RequestSummary(exchange=some(), admitted=some(), arrived_s=1.0, ended_s=3.0, resumes=resumes)
+    compare(books, summary, generation, [7, 8, 9])
+    assert books.calls == ([("r", None, predicted, at, 4, [7, 8, 9], 3.0)] if compared else [])

@@ -1,0 +1,150 @@
+"""Differences between predictions and reports: explained by later events, or wrong."""
+
+from typing import Any, cast
+
+import pytest
+
+from router.members.accuracy import Accuracy
+from router.members.feeds import Moment
+from router.members.predictions import MOST_OPEN, Predictions
+from router.placement.placement import Prediction
+
+KEYS = list(range(100, 110))
+EXACT, PARTIAL = Moment(0, 5, True), Moment(0, 5, False)
+
+
+class Feeds:
+    """Changes since the prediction, by key."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, bool | None] = {}
+        self.removed: dict[int, bool | None] = {}
+        self.settled = True
+        self.groups = False
+        self.finds: list[list[int]] = []
+
+    def has_changed(self, _name: str, _since: Moment, keys: list[int], *, stored: bool) -> bool | None:
+        changed = [(self.stored if stored else self.removed).get(key, False) for key in keys]
+        return None if None in changed else any(changed)
+
+    def has_groups(self, _name: str) -> bool:
+        return self.groups
+
+    def is_settled(self, _name: str, _since_s: float) -> bool:
+        return self.settled
+
+    def found(self, _name: str, _since: Moment, keys: list[int]) -> None:
+        self.finds.append(keys)
+
+
+class Books:
+    def __init__(self) -> None:
+        self.feeds = Feeds()
+        self.accuracy = Accuracy()
+        self.wrong: list[str] = []
+        self.it = Predictions(cast(Any, self.feeds), self.wrong.append)
+
+    def compare(self, predicted: int, reported: int, *, claimed: int | None = None, since: Moment = EXACT) -> None:
+        claimed = predicted if claimed is None else claimed
+        made = Prediction(16, predicted, claimed, sure=claimed == predicted)
+        self.it.compare("r", self.accuracy, made, since, reported, KEYS, 10.0)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        return self.accuracy.compared, self.accuracy.explained, self.accuracy.different
+
+
+def test_equal_blocks_are_counted_at_once() -> None:
+    books = Books()
+    books.compare(3, 3)
+    assert books.counts == (1, 0, 0)
+
+
+def test_a_difference_without_an_explanation_is_wrong_once_the_events_have_come() -> None:
+    books = Books()
+    books.compare(3, 1)
+    books.it.settle(10.1)
+    assert books.counts == (0, 0, 0)
+    books.feeds.settled = False  # nothing has been heard since
+    books.it.settle(10.6)
+    assert books.counts == (0, 0, 0)
+    books.feeds.settled = True
+    books.it.settle(11.2)
+    assert books.counts == (1, 0, 1)
+    assert books.wrong == ["r"]
+
+
+def test_a_block_evicted_before_its_event_came_explains_fewer_blocks() -> None:
+    books = Books()
+    books.feeds.removed[KEYS[1]] = True
+    books.compare(3, 1)
+    books.it.settle(10.6)
+    assert books.counts == (1, 1, 0)
+    assert books.accuracy.recent == 1.0
+
+
+def test_a_block_stored_before_its_event_came_explains_more_blocks() -> None:
+    books = Books()
+    books.feeds.stored[KEYS[1]] = True
+    books.compare(1, 3)
+    books.it.settle(10.6)
+    assert books.counts == (1, 1, 0)
+
+
+def test_another_block_explains_nothing() -> None:
+    books = Books()
+    books.feeds.removed[KEYS[2]] = books.feeds.stored[KEYS[1]] = True
+    books.compare(3, 1)
+    books.it.settle(10.6)
+    assert books.counts == (1, 0, 1)
+
+
+def test_with_groups_any_of_the_blocks_that_were_found_may_explain_it() -> None:
+    books = Books()
+    books.feeds.groups, books.feeds.removed[KEYS[2]] = True, True
+    books.compare(3, 1)
+    books.it.settle(10.6)
+    assert books.counts == (1, 1, 0)
+
+
+def test_blocks_that_were_only_hoped_for_are_no_wrong_claim() -> None:
+    books = Books()
+    books.compare(5, 3, claimed=2)
+    books.compare(5, 1, claimed=2)  # less than its events claim
+    books.it.settle(10.6)
+    assert books.counts == (2, 1, 1)
+    assert books.wrong == []  # it was not sure of it
+
+
+def test_after_a_new_start_of_the_index_nothing_is_judged() -> None:
+    books = Books()
+    books.feeds.stored[KEYS[1]] = None
+    books.compare(1, 3)
+    books.it.settle(10.6)
+    assert books.counts == (0, 0, 0)
+
+
+def test_an_index_that_was_not_exact_claims_nothing_and_learns() -> None:
+    books = Books()
+    books.compare(1, 3, since=PARTIAL)
+    books.it.settle(20.0)
+    assert books.counts == (0, 0, 0)
+    assert books.feeds.finds == [KEYS[:3]]
+
+
+def test_a_replica_that_fell_silent_is_not_judged() -> None:
+    books = Books()
+    books.feeds.settled = False
+    books.compare(3, 1)
+    for half_seconds in range(40):
+        books.it.settle(10.0 + half_seconds / 2)
+    assert books.counts == (0, 0, 0)
+
+
+@pytest.mark.parametrize("reported", [1, 7])
+def test_open_differences_are_bounded(reported: int) -> None:
+    books = Books()
+    for _ in range(3 * MOST_OPEN):
+        books.compare(3, reported)
+    books.it.settle(10.6)
+    assert books.accuracy.compared == MOST_OPEN
