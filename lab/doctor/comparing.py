@@ -124,6 +124,7 @@ def _routed(known: ReplicaStatus, readings: Sequence[Samples], change: MetricsDe
         overclaim=None if known.events is None else known.events.overclaim,
         unknown={} if known.events is None else known.events.unknown,
         has_events=known.events is not None and not known.events.unreached,
+        predictions_ever=change.last.total(f"{ROUTER}predictions_total", replica=name) or 0.0,
         lag_batches=int(min((gauge(one, "event_lag_batches") for one in there), default=0)),
         refused=change.added(f"{ROUTER}requests_total", replica=name, status="429"),
         index_blocks=change.last.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0,

@@ -25,8 +25,26 @@ def summary(figures: Figures) -> str:
         parts.append(f"at most {max(usages):.0%} of a KV cache held by requests")
     states = sorted({one.routed.state for one in replicas if one.routed is not None})
     if states:
-        parts.append(f"index {' and '.join(states)}")
+        unproved = " by its events alone" if unproved_indexes(figures) else ""
+        parts.append(f"index {' and '.join(states)}{unproved}")
     return ", ".join(parts)
+
+
+def unproved_indexes(figures: Figures) -> list[str]:
+    """Replicas whose index is called exact, but no answer has been compared with it."""
+    return [
+        one.name
+        for one in figures.replicas
+        if one.routed is not None and one.routed.state == "exact" and not one.routed.predictions_ever
+    ]
+
+
+def unseen(figures: Figures) -> Iterator[str]:
+    """Name what could not be judged, as nothing of it was seen."""
+    if not _requests(figures):
+        yield "no requests came: rules that need load were not checked"
+    if unproved := unproved_indexes(figures):
+        yield f"no answer has been compared with the index of {', '.join(unproved)} yet"
 
 
 def _requests(figures: Figures) -> float:
@@ -34,10 +52,10 @@ def _requests(figures: Figures) -> float:
 
 
 def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
+    gaps = list(unseen(figures))
     if not found:
-        yield f"nothing wrong: {summary(figures)}"
-        if not _requests(figures):
-            yield "no requests came: rules that need load were not checked"
+        yield f"nothing wrong{' in what was seen' if gaps else ''}: {summary(figures)}"
+        yield from gaps
     else:
         yield f"{count(len(found), 'finding')}: {summary(figures)}"
     for rule, same in groupby(found, key=lambda finding: finding.rule):

@@ -65,6 +65,7 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     index_blocks: float = 0
     busy: tuple[float, ...] = ()  # running and waiting requests, per reading
     queued_tokens: tuple[float, ...] = ()  # prefill ahead of a new request, per reading
+    predictions_ever: float = 0
 
 
 class ReplicaFigures(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from router.doctor.rules import findings
 from router.doctor.samples import BadMetrics, Samples
 from router.responses import FeedState, ReplicaStatus
 from router.top.responses import Candidate, Decision
+from tests.router.doctor.snapshots import replica
 
 URL = "http://10.0.0.1:8000"
 
@@ -212,6 +213,17 @@ def test_without_requests_a_message_says_what_was_not_judged() -> None:
     idle = replace(alone(metrics(VLLM), metrics(VLLM)), notes=("a note",))
     assert list(lines(idle, []))[1:] == ["no requests came: rules that need load were not checked", "note: a note"]
     assert "hit" not in summary(idle)
+
+
+def test_an_index_that_no_answer_was_compared_with_is_not_called_exact_without_saying_so() -> None:
+    quiet = replica(predictions_ever=0.0)
+    told = list(lines(Figures(window_s=10.0, replicas=(quiet,)), []))
+    assert told[0].startswith("nothing wrong in what was seen: ") and told[0].endswith(
+        "index exact by its events alone"
+    )
+    assert told[1:] == ["no answer has been compared with the index of r0 yet"]
+    proved = Figures(window_s=10.0, replicas=(replica(predictions_ever=1.0),))
+    assert [line.endswith("index exact") for line in lines(proved, [])] == [True]
 
 
 def test_figures_are_reported_in_words() -> None:
