@@ -1,0 +1,199 @@
+"""Print how long the router takes to be exact again after losses, and what it claims meanwhile.
+
+`python -m tests.live.losses [EVENT...]`: a small cache, a replay buffer of a few batches, and requests one at a time.
+"""
+
+import argparse
+import asyncio
+import math
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx2
+from msgspec import Struct
+
+from router.members.predictions import JUDGED_WITHIN_S
+from tests.chaos.routers import RouterProcess, router
+from tests.live import traffic
+from tests.live.engine import Engine, missing, ready
+from tests.live.judge import Tally, drive, judge
+from tests.live.traffic import Asked, requests
+
+BLOCKS = 420
+BUFFER, HWM = 5, 10
+AT_ONCE = 5  # requests between two looks at the router
+MOST_REQUESTS = 1500  # until it has to be exact again
+AFTERWARDS = 100  # more requests, once it is
+MANY = 600  # long prompts of another client: enough to fill every queue between engine and router
+
+
+class Scene(Struct):
+    """An engine, a router, and the requests that go through it."""
+
+    engine: Engine
+    front: RouterProcess
+    asked: Iterator[Asked]
+    elsewhere: Iterator[Asked]  # other clients' requests, past the router
+
+    def through(self, count: int) -> list[str]:
+        return asyncio.run(drive(self.front.url, self.asked, count, 1))
+
+    def past(self, count: int, clients: int = 4) -> None:
+        asyncio.run(drive(self.engine.url, self.elsewhere, count, clients))
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.front.get("/replicas").json["replicas"][0]["state"] == "exact")
+
+    @property
+    def lost_batches(self) -> int:
+        return int(self.front.get("/replicas").json["replicas"][0]["events"]["lost_batches"])
+
+    def counter(self, name: str) -> int:
+        """The router's own count."""
+        text = httpx2.get(f"{self.front.url}/metrics").text
+        found = re.search(rf"^warmroute_router:{name}_total{{.*}} (.+)$", text, re.M)
+        return int(float(found[1])) if found else 0
+
+
+def late_join(scene: Scene) -> None:
+    """Nothing: the router has come late."""
+
+
+def overflow(scene: Scene) -> None:
+    """The router stands still while another client fills every queue."""
+    scene.front.process.send_signal(signal.SIGSTOP)
+    try:
+        asyncio.run(drive(scene.engine.url, long_prompts(1), MANY, 4))
+        scene.past(20)  # after these, the replay buffer holds only a small part of the cache
+    finally:
+        scene.front.process.send_signal(signal.SIGCONT)
+
+
+def standstill(scene: Scene) -> None:
+    """The router stands still for a moment, and all that was sent meanwhile is waiting for it."""
+    scene.front.process.send_signal(signal.SIGSTOP)
+    try:
+        scene.past(8)
+    finally:
+        scene.front.process.send_signal(signal.SIGCONT)
+
+
+def kill(scene: Scene) -> None:
+    """The engine dies with all of its processes, and is started again."""
+    scene.engine.restart()
+
+
+def reset(scene: Scene) -> None:
+    """Somebody empties the cache, which vLLM announces with its next step."""
+    answer = httpx2.post(f"{scene.engine.url}/reset_prefix_cache", timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
+EVENTS: dict[str, Callable[[Scene], None]] = {
+    "late join": late_join,
+    "overflow": overflow,
+    "standstill": standstill,
+    "reset": reset,
+    "kill -9": kill,
+}
+HEADING = f"{'exact after':>12} {'requests':>9} {'claims':>7} {'differ':>7} {'late':>5} {'wrong':>6} {'lost':>6}"
+
+
+def long_prompts(seed: int) -> Iterator[Asked]:
+    """Prompts that nearly fill the model's length, with nothing in common."""
+    number = seed
+    while True:
+        number += 1
+        prompt = [(number * 7919 + position * 31) % 4000 + 300 for position in range(3800)]
+        yield Asked("/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2}, traffic.unremembered)
+
+
+class Measured(Struct):
+    """`tally` is of all predictions; `late` and `wrong` are the router's own counts of those that differed."""
+
+    took_s: float
+    requests: int
+    tally: Tally
+    late: int
+    wrong: int
+    lost_batches: int
+
+    @property
+    def line(self) -> str:
+        took = f"{self.took_s:.1f} s" if self.took_s < math.inf else "never"
+        differ = self.tally.exact - self.tally.equal
+        return (
+            f"{took:>12} {self.requests:9} {self.tally.exact:7} {differ:7} {self.late:5} {self.wrong:6}"
+            f" {self.lost_batches:6}"
+        )
+
+
+def measure(name: str, running: Engine, seed: int) -> Measured:
+    """Let the event happen, and send requests until the router is exact again, and some more."""
+    event = EVENTS[name]
+    options = ("--replica", f"url={running.url},engine=vllm,events={running.events},replay={running.replay}")
+    options += ("--model-dir", f"m={running.folder / 'model'}", "--decisions", "4000")
+    ours, others = requests(seed, traffic.chat), requests(seed + 100, traffic.chat)
+    if event is late_join:
+        asyncio.run(drive(running.url, others, AFTERWARDS, 4))
+    with router(*options) as front:
+        scene = Scene(running, front, ours, others)
+        sent, failed = 0, []
+        if event is not late_join:
+            while not scene.is_exact and sent < MOST_REQUESTS:
+                sent, failed = sent + AT_ONCE, failed + scene.through(AT_ONCE)
+            sent, failed = sent + AFTERWARDS, failed + scene.through(AFTERWARDS)
+        event(scene)
+        since_s, before = time.monotonic(), sent
+        sent, failed = sent + 1, failed + scene.through(1)
+        while not scene.is_exact and sent - before < MOST_REQUESTS:
+            sent, failed = sent + AT_ONCE, failed + scene.through(AT_ONCE)
+        took_s, needed = time.monotonic() - since_s if scene.is_exact else math.inf, sent - before
+        sent, failed = sent + AFTERWARDS, failed + scene.through(AFTERWARDS)
+        time.sleep(JUDGED_WITHIN_S)
+        return Measured(
+            took_s,
+            needed,
+            judge(sent, front.decisions(4000), running.hits(), failed),
+            scene.counter("overtaken_predictions"),
+            scene.counter("wrong_predictions"),
+            scene.lost_batches,
+        )
+
+
+def small_engine(folder: Path) -> AbstractContextManager[Engine]:
+    """An engine with a small cache that keeps few batches for replay."""
+    events = {"buffer_steps": BUFFER, "hwm": HWM}
+    return ready(Engine(folder / "hits.jsonl", {}, (), blocks=BLOCKS, events=events))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.live.losses", description=__doc__)
+    parser.add_argument("events", nargs="*", metavar="EVENT", help=f"by default all of: {', '.join(EVENTS)}")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    args = parser.parse_args()
+    if unknown := [name for name in args.events if name not in EVENTS]:
+        parser.error(f"{unknown[0]!r} is no event; the events are {', '.join(EVENTS)}")
+    if reason := missing():
+        parser.error(reason)
+    print(f"{'':12} {HEADING}", flush=True)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder, small_engine(Path(folder)) as running:
+        for name in args.events or EVENTS:
+            measured = measure(name, running, args.seed)
+            print(f"{name:12} {measured.line}", flush=True)
+            for line in measured.tally.wrong:
+                print(f"    {line}", flush=True)
+            wrong += measured.wrong
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Losses in the stream of a real engine: nothing wrong is claimed without an event that explains it later."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live.engine import Engine, missing
+from tests.live.losses import EVENTS, measure, small_engine
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with small_engine(tmp_path_factory.mktemp("engine")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_after_a_loss_the_router_is_exact_again_and_has_claimed_nothing_wrong(name: str, running: Engine) -> None:
+    measured = measure(name, running, 1)
+    assert measured.took_s < math.inf
+    assert measured.wrong == 0, measured.tally.wrong
