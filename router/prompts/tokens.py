@@ -34,6 +34,8 @@ QUICK_TEXT_BYTES = 3 * 1024  # to encode
 QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
 
+UNFOLLOWED = "how its engine builds a prompt of more than plain messages is not known here"
+
 Found: TypeAlias = LookUp | Text
 
 
@@ -191,9 +193,10 @@ class Tokens:
             prompt.doubt = NOT_THERE
         return False
 
-    def made(self, named: "Named", packed: list[bytes], each: int, shape: str | None) -> Prompt:
+    def made(self, named: "Named", packed: list[bytes], asked: Asked) -> Prompt:
         """The prompt of these tokens, as far as its shape is verified."""
-        why, doubt = self.verdict(shape)
+        why, doubt = self.verdict(asked.shape)
+        doubt = doubt or asked.doubt
         if why is not None:
             prompt = self._approximate(named.peek, named.lora, named.salt, why, "shape")
             prompt.unverified = packed[0]
@@ -202,9 +205,9 @@ class Tokens:
                 self.counts.exact += 1
             else:
                 self.counts.approximate["unverified"] += 1
-            length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * each
+            length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
-        prompt.shape, prompt.doubt = shape, doubt
+        prompt.shape, prompt.doubt = asked.shape, doubt
         return prompt
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
@@ -294,7 +297,7 @@ class Encoding:
             self._compare_with_whole(packed)
         if not all(packed):
             return self._of_nothing(packed.index(b""))
-        return self._tokens.made(self._named, packed, self._asked.choices, self._asked.shape)
+        return self._tokens.made(self._named, packed, self._asked)
 
     def _packed(self, found: Found) -> bytes:
         if isinstance(found, str):
@@ -328,8 +331,21 @@ def _asked(prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_le
     if not strict:
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):
-        return Asked([prompts.chat_text(request, max_model_len)], request.n, bool(request.add_special_tokens))
+        asked = Asked([prompts.chat_text(request, max_model_len)], request.n, bool(request.add_special_tokens))
+        if not (strict or _is_plain(request)):
+            asked.doubt = UNFOLLOWED
+        return asked
     return Asked(prompts.completion_texts(request, max_model_len), request.n, request.add_special_tokens is not False)
+
+
+def _is_plain(request: ChatRequest) -> bool:
+    """Tell whether a chat uses nothing but what the check of a replica's tokenizer covers."""
+    if request.tools or request.chat_template_kwargs or request.reasoning_effort is not None:
+        return False
+    return not any(
+        message.tool_calls or message.name or message.reasoning_content or isinstance(message.content, list)
+        for message in request.messages
+    )
 
 
 def _unknown_bytes(found: Found) -> int:

@@ -65,5 +65,5 @@ def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) ->
         read_apart=True,
         shape=made.shape,
         unverified=made.packed[0] if made.exact and not exact else None,
-        doubt=doubt,
+        doubt=doubt or made.doubt,
     )

@@ -23,6 +23,7 @@ class Asked(Struct):
     choices: int = 1  # of each prompt
     special_tokens: bool = False  # to be added around a text
     shape: str | None = None  # None: there is nothing to verify, as in a prompt of token ids
+    doubt: str | None = None  # why its tokens are not called exact, for an engine whose prompts are not followed
 
 
 class Question(Struct, frozen=True):

@@ -73,6 +73,7 @@ class Made(Struct, tag=True):
     text_bytes: int = 0
     beginning: str = ""
     shape: str | None = None  # of the request, if it has to be verified
+    doubt: str | None = None  # why its tokens are not called exact
     counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
 
 

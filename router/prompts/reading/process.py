@@ -156,6 +156,7 @@ class Process:
             text_bytes=prompt.text_bytes if reads_text else 0,
             beginning=beginning_of(peek, TEXT_BYTES).decode(errors="replace") if reads_text else "",
             shape=prompt.shape,
+            doubt=prompt.doubt,
             counts=tokens.counts,
         )
 

@@ -178,6 +178,22 @@ def test_a_foreign_engine_does_not_see_our_own_fields(qwen: Prompts) -> None:
     assert prompt(Tokens("m", qwen, strict=False), **fields).packed == of_replica(qwen, messages=TURNS)
 
 
+def test_more_than_a_plain_chat_is_not_called_exact_where_the_engines_prompts_are_not_followed(qwen: Prompts) -> None:
+    foreign = Tokens("m", qwen, strict=False, engine="sglang")
+    assert prompt(foreign, messages=TURNS).doubt is None and prompt(foreign, prompt="a").doubt is None
+    unusual: list[dict[str, Any]] = [
+        {"messages": TURNS, "tools": [TOOL]},
+        {"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [USER | {"content": [{"type": "text", "text": "a"}]}]},
+        {"messages": [USER | {"name": "bob"}]},
+    ]
+    for fields in unusual:
+        made = prompt(foreign, **fields)
+        assert made.exact and made.doubt is not None and made.packed == of_replica(qwen, **fields)
+    assert (foreign.counts.exact, foreign.counts.approximate) == (2, {"unverified": len(unusual)})
+    assert prompt(Tokens("m", qwen), messages=TURNS, tools=[TOOL]).doubt is None, "our own replicas get the tokens"
+
+
 # ---- quick prompts
 
 
