@@ -339,6 +339,8 @@ class ReplicaFeed:
             self._remember(change.keys, stored=False)
         else:
             self._forget_changes()
+            if isinstance(change, Cleared):  # nothing is claimed now that a loss could have made wrong
+                self._losses = self._losses_of_stream()
 
     def _sized(self, size: int) -> None:
         if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say

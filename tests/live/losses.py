@@ -138,14 +138,15 @@ class Measured(Struct):
 def measure(name: str, running: Engine, seed: int) -> Measured:
     """Let the event happen, and send requests until the router is exact again, and some more."""
     event = EVENTS[name]
-    options = ("--replica", f"url={running.url},engine=vllm,events={running.events},replay={running.replay}")
-    options += ("--model-dir", f"m={running.folder / 'model'}", "--decisions", "4000")
+    source = f"url={running.url},engine=vllm,events={running.events},replay={running.replay}"
+    options = ("--replica", source, "--model-dir", f"m={running.folder / 'model'}", "--decisions", "4000")
     ours, others = requests(seed, traffic.chat), requests(seed + 100, traffic.chat)
     if event is late_join:
         asyncio.run(drive(running.url, others, AFTERWARDS, 4))
     with router(*options) as front:
         scene = Scene(running, front, ours, others)
-        sent, failed = 0, []
+        sent = 0
+        failed: list[str] = []
         if event is not late_join:
             while not scene.is_exact and sent < MOST_REQUESTS:
                 sent, failed = sent + AT_ONCE, failed + scene.through(AT_ONCE)

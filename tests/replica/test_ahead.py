@@ -224,7 +224,7 @@ def test_a_penalized_request_draws_when_all_its_tokens_are_known(penalty: str) -
 def test_an_engine_that_does_not_look_at_penalties_draws_by_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Request, "needs_results", False)
     one, _ = ahead_engine()
-    with pytest.raises(AssertionError, match="draws by tokens that are not known"):
+    with pytest.raises(AssertionError, match="samples from unknown tokens"):
         generate(one, PROMPT, 5, presence_penalty=0.5)
 
 

@@ -59,8 +59,8 @@ def test_a_request_alone_writes_its_fields() -> None:
 # ---- what is exact
 
 
-KNOWN: Any = SimpleNamespace(exact=True, why_not=None)
-GUESSED: Any = SimpleNamespace(exact=False, why_not="no tokenizer")
+KNOWN: Any = SimpleNamespace(doubt=None, exact=True, why_not=None)
+GUESSED: Any = SimpleNamespace(doubt=None, exact=False, why_not="no tokenizer")
 SURE = Prediction(16, 2, 2, True)
 
 
