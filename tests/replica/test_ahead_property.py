@@ -180,7 +180,7 @@ def always(_: Scheduler) -> bool:
             Scheduler,
             "may_run_ahead",
             always,
-            "preempted while it is computed|samples from unknown tokens|mixes up its scores",
+            "preempted while it is computed|from unknown tokens|mixes up its scores",
         ),
         (Request, "needs_results", property(never_needs_results), "samples from unknown tokens|mixes up its scores"),
         (Request, "decodes", property(lambda request: request.remaining == 1), "continues after its last token|lacks"),
