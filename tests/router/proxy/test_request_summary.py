@@ -60,6 +60,7 @@ def test_a_request_alone_writes_its_fields() -> None:
 
 
 KNOWN: Any = SimpleNamespace(doubt=None, exact=True, why_not=None)
+UNVERIFIED: Any = SimpleNamespace(doubt="not verified", exact=True, why_not=None)
 GUESSED: Any = SimpleNamespace(doubt=None, exact=False, why_not="no tokenizer")
 SURE = Prediction(16, 2, 2, True)
 
@@ -72,6 +73,7 @@ SURE = Prediction(16, 2, 2, True)
         (KNOWN, SURE, "not connected", (True, False, False), "not connected"),
         (KNOWN, None, "no events", (True, False, False), "no events"),
         (KNOWN, None, None, (True, True, False), "to score it"),
+        (UNVERIFIED, SURE, None, (False, True, False), "not verified"),
         (GUESSED, None, None, (False, True, False), "no tokenizer"),
         (GUESSED, None, "no events", (False, False, False), "no tokenizer"),
     ],
