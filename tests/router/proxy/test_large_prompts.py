@@ -1,0 +1,80 @@
+"""Prompts made in a reading process are exact as far as the router has verified their shapes."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.prompts import Prompts
+from router.members.members import ServedModel
+from router.prompts.prompt import APPROXIMATE, Peek, Prompt, read_peek
+from router.prompts.reading import process
+from router.prompts.shapes import DIFFERS, NOT_YET, Difference
+from router.prompts.tokens import Tokens
+from router.proxy.large_prompts import make_for, prompt_from
+from tests.router.families import prompts
+
+BODY = json.dumps(
+    {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Say something about bees. " * 40}],
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+    }
+).encode()
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Prompts:
+    return prompts("qwen", tmp_path)
+
+
+def read(tokens: Tokens, monkeypatch: pytest.MonkeyPatch, ours: Prompts) -> Prompt:
+    """The prompt of BODY by way of a reading process."""
+    monkeypatch.setattr(process, "limit_memory", lambda _: None)
+    monkeypatch.setattr(process, "_prompts", lambda _: ours)
+    model = ServedModel("m", None, tokens)
+    apart: Any = process.take_apart(BODY)
+    found = process.found_in(apart)
+    reader = process.Process(io.BytesIO(), io.BytesIO())
+    made = reader._made(BODY, apart, found, make_for(model, found.chat, None))
+    return prompt_from(made, model, Peek(**found.fields), None)
+
+
+def test_a_large_prompt_is_that_of_the_event_loop(ours: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens("m", ours, strict=False, engine="vllm")
+    here = tokens.prompt(True, BODY, read_peek(BODY))
+    apart = read(tokens, monkeypatch, ours)
+    for one in (here, apart):
+        assert not one.exact and one.packed == [] and one.why_not == NOT_YET
+    assert here.shape == apart.shape and here.unverified == apart.unverified is not None
+    assert here.keys(APPROXIMATE) == apart.keys(APPROXIMATE) and here.tokens == apart.tokens
+    assert (tokens.counts.exact, tokens.counts.approximate) == (0, {"shape": 2})
+
+
+def test_a_large_prompt_of_a_verified_shape_is_exact(ours: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens("m", ours, strict=False, engine="vllm")
+    shape = read(tokens, monkeypatch, ours).shape
+    assert shape is not None and tokens.shapes is not None
+    tokens.shapes.verified(shape, "r0 #1")
+    known = read(tokens, monkeypatch, ours)
+    assert known.exact and known.doubt is None
+    assert known.packed == tokens.prompt(True, BODY, read_peek(BODY)).packed
+    tokens.shapes.differed(shape, "r1 #1", Difference("r1", 0, "", ""), 0.0)
+    assert read(tokens, monkeypatch, ours).why_not == DIFFERS
+    assert (tokens.counts.exact, tokens.counts.approximate) == (2, {"shape": 2})
+
+
+def test_a_large_prompt_of_an_engine_that_says_nothing_is_not_called_exact(
+    ours: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens("m", ours, strict=False, engine="vllm")
+    assert tokens.shapes is not None
+    tokens.shapes.unanswered("it answers 404", 0.0)
+    silent = read(tokens, monkeypatch, ours)
+    assert silent.exact and silent.doubt == "it answers 404"
+    other = read(Tokens("m", ours, strict=False, engine="sglang"), monkeypatch, ours)
+    assert other.exact and other.doubt is not None, "its engine's way with tools is not followed"
+    native = read(Tokens("m", ours), monkeypatch, ours)
+    assert native.exact and native.doubt is None
