@@ -9,10 +9,13 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+from xxhash import xxh3_64_hexdigest
 
 Text: TypeAlias = str | list[int]  # token ids need no encoding
 
 MOST_SHAPE = 400  # characters of a name; a longer one is cut and numbered, so that it stays one shape
+MOST_REMEMBERED = 1024  # names of usual shapes
+MOST_TURNS, MOST_TURN = 64, 64  # pairs of turns, and characters of one, in a shape whose name is remembered
 MOST_VALUE = 24  # characters of a template's argument; longer ones are texts, and only their type counts
 
 
@@ -45,10 +48,10 @@ def chat_shape(
     followed = frozenset(zip(("", *turns), (*turns, ""), strict=True))
     given = frozenset(tools) if tools is not None else None
     with_arguments = tuple(sorted(map(_argument, arguments.items()))) if arguments else ()
-    return _named(api, followed, given, tuple(flags), with_arguments)
+    usual = len(followed) <= MOST_TURNS and all(len(turn) <= MOST_TURN for turn in (*set(turns), *with_arguments))
+    return (_remembered if usual else _named)(api, followed, given, tuple(flags), with_arguments)
 
 
-@lru_cache(4096)
 def _named(
     api: str,
     followed: frozenset[tuple[str, str]],
@@ -63,7 +66,14 @@ def _named(
     if arguments:
         parts.append(f"arguments {' '.join(arguments)}")
     name = "; ".join(parts)
-    return name if len(name) <= MOST_SHAPE else f"{name[:MOST_SHAPE]}... #{hash(name) & 0xFFFFFFFF:08x}"
+    return (
+        name
+        if len(name) <= MOST_SHAPE
+        else f"{name[:MOST_SHAPE]}... #{xxh3_64_hexdigest(name.encode('utf-8', 'surrogatepass'))}"
+    )
+
+
+_remembered = lru_cache(MOST_REMEMBERED)(_named)
 
 
 def _argument(item: tuple[str, Any]) -> str:

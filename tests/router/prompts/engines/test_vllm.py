@@ -8,6 +8,7 @@ import pytest
 from api.errors import ApiError
 from api.prompts import Prompts
 from api.tokenizer import ByteTokenizer
+from router.prompts.engines import asked
 from router.prompts.engines.vllm import Vllm
 
 SHOWN = ("messages", "tools", "documents", "add_generation_prompt", "enable_thinking", "reasoning_effort", "foo")
@@ -195,6 +196,9 @@ def test_a_shape_is_what_a_template_may_branch_on() -> None:
 def test_the_name_of_a_shape_is_short() -> None:
     long = shape(messages=[U | {"role": f"role {n}" * 50} for n in range(100)])
     assert long is not None and len(long) < 500
+    asked._remembered.cache_clear()
+    assert long == shape(messages=[U | {"role": f"role {n}" * 50} for n in range(100)])
+    assert asked._remembered.cache_info().currsize == 0, "what clients make long is not remembered"
     assert long != shape(messages=[U | {"role": f"role {n}" * 50} for n in range(99)])
 
 
