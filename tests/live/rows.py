@@ -84,7 +84,6 @@ ROWS: dict[str, Row] = {
     "full + sliding": Row(environment={"FAKE_KV": "hybrid"}),
     "sliding": Row(environment={"FAKE_KV": "sliding"}),
     "sliding, cbor": Row(environment={"FAKE_KV": "sliding"}, algorithm="sha256_cbor"),
-    "full + 2 windows": Row(environment={"FAKE_KV": "windows"}),
     "blocks of 16 and 32": Row(environment={"FAKE_KV": "sizes"}),
     "full + mamba": Row(environment={"FAKE_KV": "mamba"}),
     "mamba of 64": Row(environment={"FAKE_KV": "mamba sizes"}),

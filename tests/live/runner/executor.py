@@ -5,7 +5,7 @@ from os import environ
 
 import torch
 from fakevllm import FakeExecutor
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 
 class Executor(FakeExecutor):  # type: ignore[misc]
@@ -26,12 +26,10 @@ class Executor(FakeExecutor):  # type: ignore[misc]
             "full": (full,),
             "sliding": (slide,),
             "hybrid": (full, slide),
-            "windows": (full, slide, replace(slide, sliding_window=3 * window)),
             "sizes": (full, replace(slide, block_size=2 * block, head_size=8)),
             "mamba": (full, state),
             "mamba sizes": (full, replace(state, block_size=4 * block)),
             "all": (full, slide, state),
-            "chunked": (full, ChunkedLocalAttentionSpec(attention_chunk_size=window, **common)),
         }
         if "mamba" in kinds or kinds == "all":
             self.vllm_config.cache_config.mamba_cache_mode = "align"
