@@ -76,7 +76,8 @@ def test_block_that_only_a_report_kept_goes_with_the_first_that_tells() -> None:
 
 
 def test_more_copies_than_the_pool_has_room_for_are_reports() -> None:
-    resolver = held(*[[stored(0, 3)]] * 5, gpu_blocks=10)
+    batches: list[list[Event]] = [[stored(0, 3)] for _ in range(5)]
+    resolver = held(*batches, gpu_blocks=10)
     resolver.apply([removed(2)])
     assert resolver.keys() == set(KEYS[:2])
 
