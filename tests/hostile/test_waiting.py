@@ -277,9 +277,8 @@ async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped()
     async with served(named("a")) as running, connect(running.port) as client:
         members = running.router.members
         added = [running.router.placement.add(f"x{number}").candidate for number in range(600)]
-        others = {
-            one.name: SimpleNamespace(name=one.name, candidate=one, block_size=0, why_no_events="") for one in added
-        }
+        known: dict[str, Any] = {"block_size": 0, "native": True, "why_no_events": ""}
+        others = {one.name: SimpleNamespace(name=one.name, candidate=one, **known) for one in added}
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Generation, "_send", cannot)
             patched.setattr(members.models[MODEL], "candidates", added)
