@@ -56,9 +56,9 @@ class Probe:
             queue = scraped_queues(await self._get("/metrics")).get(None)
         except (httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        waiting, running = queue or (0, 0)
-        load = Load(running=int(running), waiting=int(waiting))
-        return {"load": load, "open_requests": int(running + waiting), "measured_at": time.time()}
+        running, waiting = queue or (0, 0)
+        load = Load(running=running, waiting=waiting)
+        return {"load": load, "open_requests": running + waiting, "measured_at": time.time()}
 
     async def _get(self, path: str) -> bytes:
         answer = await self._http.get(path)

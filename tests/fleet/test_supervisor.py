@@ -235,6 +235,7 @@ async def test_another_engine_that_crashes_while_it_drains_is_not_waited_for(
     async with supervised(tmp_path, **{**vllm, "model": "busy"}) as supervisor:
         ready = await seen(supervisor, "ready", starts=None)
         assert ready.pid is not None and ready.open_requests == 1
+        assert ready.load is not None and (ready.load.running, ready.load.waiting) == (1, 0)
         stopping = asyncio.create_task(supervisor.stop(600.0))
         await seen(supervisor, "draining", starts=None)
         os.kill(ready.pid, signal.SIGKILL)
