@@ -4,15 +4,18 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from api.errors import ApiError
+import msgspec
+from msgspec import Struct
+
+from api.errors import ApiError, quoted
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
 from router.placement.placement import Prediction
 from router.prompts.canonical import MOST_TEXT_BYTES, peek_of
-from router.prompts.prompt import Peek, Prompt, by_text
+from router.prompts.prompt import UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
@@ -25,8 +28,35 @@ if TYPE_CHECKING:
 
 _CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
-_PREVIOUS_ID = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[\w-]{1,128})"')
 HEAD_BYTES = 4096  # of an answer, in which its id stands
+
+
+class _Continued(Struct):
+    previous_response_id: Any = None
+
+
+_decode_continued = msgspec.json.Decoder(_Continued).decode
+
+
+def _previous_in(body: bytes) -> str | None:
+    """The response that a request continues."""
+    if b"previous_response_id" not in body and b"\\" not in body:  # most bodies are not parsed for it
+        return None
+    try:
+        found = _decode_continued(body).previous_response_id
+    except UNREADABLE:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _holder(request: Forwarding, response_id: str) -> str | None:
+    """The replica that made this response; raise ApiError 404 if it did so for a key of another tenant."""
+    held = request.router.responses.get(response_id)
+    if held is None:
+        return None
+    if held.salt != request.admitted.cache_salt(None):
+        raise ApiError(404, f"there is no response {quoted(response_id)}", code="not_found")
+    return held.replica
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +84,8 @@ class Conversing(Forwarding):
             self.place()
             return
         model = self.model = self.router.members.model(name)
-        if self.api == "responses" and (previous := _PREVIOUS_ID.findall(body)):
-            self._holder = self.router.responses.get(previous[-1])
+        if self.api == "responses" and (previous := _previous_in(body)) is not None:
+            self._holder = _holder(self, previous)
         peek = peek_of(self.api, body, name) if is_quick(body) else None
         if peek is None:
             self.peek = Peek(name)
@@ -134,7 +164,7 @@ class Conversing(Forwarding):
         head = (self._head or b"") + body[:HEAD_BYTES]
         found = _RESPONSE_ID.search(head)
         if found is not None and attempt.status < 400:
-            self.router.responses.add(found[1], attempt.member.name)
+            self.router.responses.add(found[1].decode(), attempt.member.name, self.admitted.cache_salt(None))
         self._head = None if found is not None or len(head) >= HEAD_BYTES else head
 
     def summary(self) -> RequestSummary:
@@ -159,10 +189,15 @@ class Conversing(Forwarding):
 class OfResponse(Forwarding):
     """A request about a response by its id, for the replica that holds it."""
 
-    def _choose(self) -> Decision:
+    _holder: str | None = None
+
+    def _make_ready(self) -> None:
         parts = self.exchange.scope["path"].split("/")  # /v1/responses/ID, and perhaps /cancel
-        name = self.router.responses.get(parts[3].encode("utf-8", "replace")) if len(parts) > 3 else None
-        member = None if name is None else self.router.members.by_name.get(name)
+        self._holder = _holder(self, parts[3]) if len(parts) > 3 else None
+        self.place()
+
+    def _choose(self) -> Decision:
+        member = None if self._holder is None else self.router.members.by_name.get(self._holder)
         if member is None or member.name in self.tried:
             return Forwarding._choose(self)
         question, _ = self.router.placement.question(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.proxy.responses import HeldResponses
+from router.proxy.keys import Key, digest_of
+from router.proxy.responses import Held, HeldResponses
 from tests.router.scripted import MODEL, QUEUE_FULL, Call, Scripted, Served, connect, drops, says, served
 
 MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
@@ -86,7 +87,7 @@ async def test_bodies_and_streams_go_on_unchanged(path: str) -> None:
         answer = await client.post(path, sent)
         assert answer.body == b"".join(stream)
         assert one.calls[0].body == sent
-        assert running.router.responses.get(b"resp_9") == ("one" if path == RESPONSES else None)
+        assert running.router.responses.get("resp_9") == (Held("one", None) if path == RESPONSES else None)
 
 
 async def test_a_response_is_continued_and_read_where_it_is_kept() -> None:
@@ -104,6 +105,38 @@ async def test_a_response_is_continued_and_read_where_it_is_kept() -> None:
         unknown = body(RESPONSES, "stars", 1, previous_response_id="resp_unknown")
         assert replica_of(await client.post(RESPONSES, unknown)) in ("r0", "r1", "r2")
         assert (await client.get(f"{RESPONSES}/resp_unknown")).status == 200
+
+
+OWNER, SIBLING, OTHER = (
+    Key(name=name, digest=digest_of(name), salt=salt)
+    for name, salt in (("owner", "a"), ("sibling", "a"), ("other", "b"))
+)
+
+
+def with_key(key: Key) -> dict[str, str]:
+    return {"authorization": f"Bearer {key.name}"}
+
+
+async def test_nobody_sees_or_continues_a_response_of_another_tenant() -> None:
+    [one] = replicas(1)
+    async with (
+        served(one, keys=(OWNER, SIBLING, OTHER), demand_key=True, **COST) as running,
+        connect(running.port) as client,
+    ):
+        await client.post(RESPONSES, body(RESPONSES, "stars", 1), **with_key(OWNER))
+        calls = len(one.calls)
+        decoy = {"metadata": {"previous_response_id": "resp_unknown"}}
+        plain = json.dumps(body(RESPONSES, "x", 1, previous_response_id="resp_r0", **decoy))
+        for sent in (plain, plain.replace("previous_response_id", "previous_response_\\u0069d", 1)):
+            answer = await client.post(RESPONSES, sent.encode(), **with_key(OTHER))
+            assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert (await client.get(f"{RESPONSES}/resp_r0", **with_key(OTHER))).status == 404
+        assert (await client.get(f"{RESPONSES}/resp%5Fr0", **with_key(OTHER))).status == 404
+        assert (await client.post(f"{RESPONSES}/resp_r0/cancel", b"", **with_key(OTHER))).status == 404
+        assert len(one.calls) == calls
+        for key in (OWNER, SIBLING):
+            assert (await client.get(f"{RESPONSES}/resp_r0", **with_key(key))).status == 200
+            assert (await client.post(RESPONSES, plain.encode(), **with_key(key))).status == 200
 
 
 async def test_a_response_whose_replica_has_left_goes_to_another(tmp_path: Any) -> None:  # noqa: ARG001
@@ -163,5 +196,5 @@ async def test_a_replica_that_is_lost_with_the_request_is_said() -> None:
 def test_the_newest_responses_are_remembered() -> None:
     held = HeldResponses(3)
     for n in range(5):
-        held.add(b"resp_%d" % n, f"r{n}")
-    assert len(held) == 3 and held.get(b"resp_1") is None and held.get(b"resp_4") == "r4"
+        held.add(f"resp_{n}", f"r{n}", "salt")
+    assert len(held) == 3 and held.get("resp_1") is None and held.get("resp_4") == ("r4", "salt")
