@@ -214,7 +214,7 @@ def leave_a_thread(kept: list[Any], upkeep: Upkeep, name: str) -> None:  # noqa:
     [
         (leave_a_task, "tasks leaked"),
         (leave_a_connection, "files leaked"),
-        (leave_what_it_held, "blocks of memory were left"),
+        (leave_what_it_held, "blocks of memory leaked"),
         (leave_a_thread, "threads leaked"),
     ],
 )
