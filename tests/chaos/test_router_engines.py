@@ -62,8 +62,8 @@ def view_of(payloads: Iterable[bytes]) -> CacheView:
     return view
 
 
-def keys_of(view: CacheView) -> dict[str, set[int]]:
-    return {medium: view.resolver.keys(medium) for medium, _, _ in view.resolver.held()}
+def keys_of(view: CacheView) -> dict[tuple[str, int], set[int]]:
+    return {(medium, group): set(keys) for medium, group, keys in view.resolver.held()}
 
 
 # ---- recorded payloads
@@ -151,10 +151,11 @@ async def routed(recordings: list[tuple[str, Path]], **config: Any) -> AsyncIter
         yield await stack.enter_async_context(front(specs, **config))
 
 
-def indexed(running: Front, name: str) -> dict[str, set[int]]:
-    slot = running.router.members.by_name[name].slot
-    by_medium = {medium: set(holders.of(slot)) for medium, holders in running.router.placement.index._media.items()}
-    return {medium: keys for medium, keys in by_medium.items() if keys}
+def indexed(running: Front, name: str) -> dict[tuple[str, int], set[int]]:
+    """The keys of a replica by medium and group."""
+    slot, index = running.router.members.by_name[name].slot, running.router.placement.index
+    places = {(medium, 0): holders for medium, holders in index._media.items()} | index._groups
+    return {place: keys for place, holders in places.items() if (keys := set(holders.of(slot)))}
 
 
 def expected_of(capture: Path) -> CacheView:
