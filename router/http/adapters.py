@@ -18,7 +18,7 @@ from router.upkeep import Upkeep
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk
 MOST_AT_ONCE = 32
 MOST_SHOWN = 300  # characters of an engine's answer
-SUCCESS = 200
+SUCCESS, BAD_GATEWAY = 200, 502
 
 
 class AdapterRequest(Struct, frozen=True):
@@ -35,10 +35,20 @@ class AdapterAtReplica(Struct, frozen=True):
     message: str
 
 
-class AdapterReport(Struct, frozen=True):
+class Failure(Struct, frozen=True):
+    """An error, in the form that clients know."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None = None
+
+
+class AdapterReport(Struct, frozen=True, omit_defaults=True):
     lora_name: str
     model: str
     replicas: list[AdapterAtReplica]
+    error: Failure | None = None  # if not all replicas are as wanted
 
 
 _decode = msgspec.json.Decoder(AdapterRequest).decode
@@ -47,7 +57,8 @@ _decode = msgspec.json.Decoder(AdapterRequest).decode
 async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: bool) -> tuple[int, AdapterReport]:
     """Send the request to every replica that it concerns; return a status and what each has now.
 
-    The status is 502 if a replica does not have the adapter that should, or the other way round.
+    If a replica does not have the adapter that should, or the other way round, the status is 400 or 404 where all of
+    these answer so, and 502 otherwise.
     """
     try:
         asked = _decode(body)
@@ -72,8 +83,16 @@ async def change_adapter(router: Router, upkeep: Upkeep, body: bytes, *, load: b
             return await _change(upkeep, server, asked.lora_name, body, load=load)
 
     found = await asyncio.gather(*map(at, concerned))
-    done = all(one.has_it == load for one in found)
-    return (SUCCESS if done else 502), AdapterReport(asked.lora_name, model, found)
+    status, failure = SUCCESS, None
+    if failed := [one for one in found if one.has_it != load]:
+        status = failed[0].status or BAD_GATEWAY
+        if status not in (400, 404) or any(one.status != status for one in failed):
+            status = BAD_GATEWAY
+        what = f"{len(failed)} of {len(found)} replicas {'do not have' if load else 'still have'} the adapter"
+        message = f"{what}; {failed[0].name} says: {failed[0].message}"
+        kind = "server_error" if status == BAD_GATEWAY else "invalid_request_error"
+        failure = Failure(message, kind, "adapter_not_changed")
+    return status, AdapterReport(asked.lora_name, model, found, failure)
 
 
 async def _change(upkeep: Upkeep, server: Server, adapter: str, body: bytes, *, load: bool) -> AdapterAtReplica:

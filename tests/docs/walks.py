@@ -80,6 +80,7 @@ QWEN = (
     simulated("10.0.0.1", 8000, name="Qwen/Qwen3-8B"),
     simulated("10.0.0.2", 8000, name="Qwen/Qwen3-8B"),
 )
+IDLE = Ends((0, 2))  # 2: the replica has sent nothing meanwhile
 VLLM: dict[str, How] = {"vllm serve": NO_GPU, "warmroute fetch Qwen/Qwen3-8B": NO_HUB}
 
 WALKS = {
@@ -89,9 +90,13 @@ WALKS = {
         ("make up", "for ask", "warmroute explain"),
     ),
     "docs/quickstart.md": Walk({}, (), ("warmroute status", "for ask", "warmroute explain")),
-    "docs/vllm.md": Walk(VLLM | {"python -m sglang": NO_GPU}, (Scene("", QWEN),)),
+    "docs/vllm.md": Walk(VLLM | {"python -m sglang": NO_GPU, "warmroute events conform": IDLE}, (Scene("", QWEN),)),
     "docs/events.md": Walk(
-        {"warmroute events replay": Serves("waiting for a subscriber"), "warmroute events view": Serves(" at http")},
+        {
+            "warmroute events replay": Serves("waiting for a subscriber"),
+            "warmroute events view": Serves(" at http"),
+            "warmroute events conform": IDLE,
+        },
         (Scene("", TWO),),
     ),
     "docs/explain.md": Walk({}, (Scene("", (*ROUTED, asked(2))),)),

@@ -75,6 +75,16 @@ async def test_a_replica_that_fails_is_named_with_the_reason() -> None:
         have = {one["name"]: one for one in answer.json["replicas"]}
         assert have["a"]["has_it"] and not have["lost"]["has_it"]
         assert have["lost"]["status"] is None and "ended the connection" in have["lost"]["message"]
+        assert answer.error["message"].startswith("1 of 2 replicas do not have the adapter; lost says: ")
+
+
+async def test_an_engine_that_loads_no_adapters_gives_the_status() -> None:
+    one = engine("a")
+    one.handler = says(b"{}", 404)
+    async with served(one) as running, connect(running.port) as client:
+        answer = await client.post(LOAD, SQL, **HERE)
+        assert (answer.status, answer.error["code"]) == (404, "adapter_not_changed")
+        assert answer.json["replicas"][0]["status"] == 404
 
 
 @pytest.mark.parametrize(
