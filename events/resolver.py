@@ -327,13 +327,8 @@ class Resolver:
         elif not event.token_ids:
             self._store_without_tokens(event, pool, changes)
             return None
-        elif pool.medium != "GPU" and None not in (known := [self._key(block_hash) for block_hash in hashes]):
-            parent = event.parent_block_hash  # vLLM leaves salts and images out of the events of lower media
-            above = self._root(event) if parent is None else self._key(parent)
-            found = [key for key in known if key is not None]
-            if isinstance(event, StoredPiece):
-                event.whole.named_blocks, event.whole.last_key = event.start + len(found), found[-1]
-            return above or 0, found
+        elif pool.medium != "GPU" and (found := self._resolve_below(event)) is not None:
+            return found
         elif self.groups.sparse:
             self._store_hashed(event, pool, changes)
             return None
@@ -361,6 +356,37 @@ class Resolver:
                 self.stats.unpaired_blocks += len(hashes)
         self._announce(pool, hashes)
         return None
+
+    def _resolve_below(self, event: BlockStored) -> tuple[int, list[int]] | None:
+        """The same in a lower medium, whose events leave salts and images out: a hash that is known names its block.
+
+        Only a block that is not known by its hash is named by the one before and by its tokens.
+        """
+        size, hashes = event.block_size, event.block_hashes
+        if len(event.token_ids) != size * len(hashes):
+            return None
+        parent = event.parent_block_hash
+        if isinstance(event, StoredPiece) and event.start:
+            if event.whole.named_blocks != event.start:
+                return None
+            above: int | None = event.whole.last_key
+        else:
+            above = self._root(event) if parent is None else self._key(parent)
+        named: dict[Hash, int] = {}
+        keys: list[int] = []
+        last = above
+        for index, block_hash in enumerate(hashes):
+            key = self._key(block_hash) or named.get(block_hash)
+            if key is None:
+                made = None if last is None else self._chain(_block(event, index), last)
+                if not made:
+                    return None
+                key = named[block_hash] = made[0]
+            keys.append(key)
+            last = key
+        if isinstance(event, StoredPiece):
+            event.whole.named_blocks, event.whole.last_key = event.start + len(keys), keys[-1]
+        return above or 0, keys
 
     def _chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
         """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
@@ -733,6 +759,19 @@ class Resolver:
             assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
             assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
         self._orphans.check()
+
+
+def _block(event: BlockStored, index: int) -> BlockStored:
+    """One block of an event."""
+    here, size = slice(index, index + 1), event.block_size
+    return replace(
+        event,
+        block_hashes=event.block_hashes[here],
+        token_ids=event.token_ids[index * size : (index + 1) * size],
+        extra_keys=event.extra_keys[here] if event.extra_keys else None,
+        mm_keys=event.mm_keys[here] if event.mm_keys else None,
+        lookahead_token_ids=event.lookahead_token_ids[here] if event.lookahead_token_ids else None,
+    )
 
 
 def _can_be_keys(hashes: list[Hash]) -> bool:
