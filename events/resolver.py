@@ -527,7 +527,7 @@ class Resolver:
             return False
         if len(event.token_ids) != event.block_size * len(hashes):
             return False
-        needed = max(1, *(group.blocks for group in layout.groups if group.group == pool.group))
+        needed = max([1, *(group.blocks for group in layout.groups if group.group == pool.group)])
         return pool.named.keys() >= set(hashes[-needed:])
 
     def _doubtful_reports(self) -> str | None:
