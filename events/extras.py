@@ -36,37 +36,50 @@ def chain_root(event: BlockStored, model: str, block_size: int | None = None) ->
 
 def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
     """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
+    pairs = has_pairs(event)
     try:
-        packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
+        packed = b"" if pairs else pack_tokens(event.token_ids)  # type: ignore[arg-type]
     except ValueError:
-        packed = packed_tokens(event) or b""
+        packed = b""
+    packed = packed or packed_tokens(event) or b""
     if event.block_size < 1 or len(packed) != TOKEN_BYTES * event.block_size * len(event.block_hashes):
         return None
     extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
-    if event.lookahead_token_ids:
+    if pairs or event.lookahead_token_ids:
         return _keys_ahead(event, parent_key, packed, event.block_size, extras)
     return extend_keys(parent_key, packed, event.block_size, extras)
+
+
+def has_pairs(event: BlockStored) -> bool:
+    """True if it names tokens as pairs (token, next token), as SGLang does with EAGLE."""
+    tokens = event.token_ids
+    return isinstance(tokens, list) and bool(tokens) and isinstance(tokens[0], tuple)  # undecoded where hashes are keys
 
 
 def lookahead_of(event: BlockStored) -> int:
     """Tokens after each of its blocks that the engine's hashes cover."""
     ahead = event.lookahead_token_ids
-    return len(ahead[0]) if ahead else 0
+    return len(ahead[0]) if ahead else int(has_pairs(event))
 
 
 def _keys_ahead(
     event: BlockStored, parent_key: int, packed: bytes, block_size: int, extras: Extras | None = None
 ) -> list[int] | None:
     """The keys of the event's tokens in blocks of this size; None if those after the last block are not all there."""
-    ahead = event.lookahead_token_ids or []
-    lookahead = lookahead_of(event)
-    if len(ahead) != len(event.block_hashes) or not 1 <= lookahead == len(ahead[-1]) <= MOST_LOOKAHEAD:
+    ahead, last = event.lookahead_token_ids or [], event.token_ids[-1]
+    if ahead:
+        if len(ahead) != len(event.block_hashes) or not 1 <= len(ahead[0]) == len(ahead[-1]) <= MOST_LOOKAHEAD:
+            return None
+        after = ahead[-1]
+    elif isinstance(last, tuple):
+        after = [last[1]]
+    else:
         return None
     try:
-        packed += pack_tokens(ahead[-1])
+        packed += pack_tokens(after)
     except ValueError:
         return None
-    return extend_keys_ahead(parent_key, packed, block_size, lookahead, extras)
+    return extend_keys_ahead(parent_key, packed, block_size, len(after), extras)
 
 
 def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | None:
@@ -78,9 +91,7 @@ def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | Non
     if size < 1 or size % unit or len(packed) != TOKEN_BYTES * size * len(event.block_hashes) or block_extras(event):
         return None  # extras do not say which of the small blocks they belong to
     keys = (
-        _keys_ahead(event, parent_key, packed, unit)
-        if event.lookahead_token_ids
-        else extend_keys(parent_key, packed, unit)
+        _keys_ahead(event, parent_key, packed, unit) if lookahead_of(event) else extend_keys(parent_key, packed, unit)
     )
     return None if keys is None else keys[size // unit - 1 :: size // unit]
 

@@ -17,7 +17,7 @@ from math import gcd, lcm
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
-from events.extras import MOST_LOOKAHEAD, lookahead_of
+from events.extras import MOST_LOOKAHEAD, has_pairs, lookahead_of
 from events.messages import BlockStored
 
 FULL, WINDOW, STATE = "full", "window", "state"
@@ -38,8 +38,8 @@ MOST_BLOCK = 2**20  # tokens
 MasksOf: TypeAlias = Callable[[int, Sequence[int]], list[int]]
 
 
-# What an event says about its group: medium, number, kind, window, block size, and nothing about tokens ahead.
-Said: TypeAlias = tuple[str | None, int | None, str | None, int | None, int, bool]
+# What an event says about its group: medium, number, kind, window, block size, tokens ahead or none, and pairs or none.
+Said: TypeAlias = tuple[str | None, int | None, str | None, int | None, int, bool, bool]
 
 
 def said_of(event: BlockStored) -> Said:
@@ -50,6 +50,7 @@ def said_of(event: BlockStored) -> Said:
         event.kv_cache_spec_sliding_window,
         event.block_size,
         event.lookahead_token_ids is None,
+        has_pairs(event),
     )
 
 
@@ -69,6 +70,7 @@ class Layout(NamedTuple):
     groups: tuple[Group, ...]
     parts: bool = False
     lookahead: int = 0  # tokens after a block that its key covers, too
+    pairs: bool = False  # a prompt is looked up without its last token, and every block by the token after it
 
     @property
     def step(self) -> int:
@@ -107,6 +109,7 @@ class Groups:
         self._specs: dict[int, Spec] = {}
         self.known: set[Said] = set()  # what needs no second look
         self._lookahead = 0
+        self._pairs = False
         self._unit = 0  # divides every size that was ever seen; 0: none was
         self._too_many: str | None = None
 
@@ -134,6 +137,7 @@ class Groups:
         self._specs.clear()
         self.known.clear()
         self._lookahead = 0
+        self._pairs = False
         self.doubt = self._too_many = None
         self.sparse = False
 
@@ -148,7 +152,7 @@ class Groups:
             self.doubt = self._too_many = f"it has over {MOST_GROUPS} groups, or one with over {MOST_SIZES} block sizes"
             return False
         if event.block_hashes:
-            self._lookahead = min(lookahead_of(event), MOST_LOOKAHEAD)
+            self._lookahead, self._pairs = min(lookahead_of(event), MOST_LOOKAHEAD), has_pairs(event)
         if old is not None and kind is None:
             kind, window = old.kind, old.window
         self._specs[number] = Spec(kind, window, sizes)
@@ -163,7 +167,8 @@ class Groups:
             if not self._lookahead:
                 return None, None
             self._unit = gcd(self._unit, *first.sizes)
-            return Layout(self._unit, (Group(0, FULL, first.size // self._unit),), lookahead=self._lookahead), None
+            only = Group(0, FULL, first.size // self._unit)
+            return Layout(self._unit, (only,), lookahead=self._lookahead, pairs=self._pairs), None
         self._unit = gcd(self._unit, *(size for spec in self._specs.values() for size in spec.sizes))
         groups, doubts = [], []
         for number, spec in sorted(self._specs.items()):
@@ -175,7 +180,8 @@ class Groups:
         if not groups:  # the least that can be claimed
             groups = [Group(number, FULL, spec.size // self._unit) for number, spec in sorted(self._specs.items())]
         groups.sort(key=lambda group: group.rule != FULL)  # they end the search early
-        return Layout(self._unit, tuple(groups), self._has_parts(), self._lookahead), doubts[0] if doubts else None
+        layout = Layout(self._unit, tuple(groups), self._has_parts(), self._lookahead, self._pairs)
+        return layout, doubts[0] if doubts else None
 
     def _group(self, number: int, spec: Spec) -> Group | str:
         """The group, or the reason for which its part in a hit is not known."""

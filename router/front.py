@@ -53,7 +53,11 @@ class Front:
         )
         self._watched_keys = WatchedKeys(config.api_keys_file, config.keys) if config.api_keys_file else None
         keys = (self._watched_keys and self._watched_keys.look()) or config.keys
-        feeds = Feeds(placement.index, lambda name, status: self.upkeep.heard(name, status))
+        feeds = Feeds(
+            placement.index,
+            lambda name, status: self.upkeep.heard(name, status),
+            lambda name: self.upkeep.sized(name),
+        )
         members = Members(tokenizers.of)
         self.router = Router(config, members, feeds, placement, Admission(keys, demand_key=config.demand_key))
         self.upkeep = Upkeep(self.router, tokenizers)

@@ -35,6 +35,7 @@ from router.placement.placement import APPROXIMATE
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code
+from router.responses import FeedState
 from router.status import isolation
 from router.verification import Verification
 
@@ -565,8 +566,16 @@ class Upkeep:
         if overclaims is not None:  # None while the cache is read anew: the last value stays
             member.overclaims = overclaims
         self._router.trust(member, 0.0 if member.overclaims else member.accuracy.trust)
-        if state is None:
-            return
+        if state is not None:
+            self._set_block_size(member, state)
+
+    def sized(self, name: str) -> None:
+        """Take a replica's block size from its events at once: keys of another size would find nothing there."""
+        member, state = self._router.members.by_name.get(name), self._router.feeds.state(name)
+        if member is not None and state is not None:
+            self._set_block_size(member, state)
+
+    def _set_block_size(self, member: Member, state: FeedState) -> None:
         block_size = member.block_size
         if state.unreached:
             block_size = APPROXIMATE

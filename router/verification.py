@@ -7,13 +7,14 @@ not asked about now stays approximate, and the next request of its shape asks ag
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from api.native import unpack_ids
-from events.blocks import TOKEN_BYTES, block_keys, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_tokens, root_key
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.members.upstream import Broken
@@ -205,8 +206,10 @@ class Verification:
         size = member.block_size
         if size == APPROXIMATE:
             return 0
-        keys = block_keys(packed, size, root_key(prompt.model, prompt.lora, prompt.salt, size))
-        return self._placement.index.match(keys, 1 << member.slot).sure.get(member.slot, 0)
+        root = root_key(prompt.model, prompt.lora, prompt.salt, size)
+        ahead = partial(extend_keys_ahead, root, packed, size)
+        matches = self._placement.index.match(block_keys(packed, size, root), 1 << member.slot, ahead=ahead)
+        return matches.sure.get(member.slot, 0)
 
     async def _is_stored(self, member: Member, prompt: Prompt, packed: bytes, before: int) -> bool:
         """Return whether the engine stores all full blocks of these tokens, some of them only now."""

@@ -51,19 +51,27 @@ class Moment(NamedTuple):
 class Feeds:
     """All feeds and their subscriber; create and use it on the thread of the event loop.
 
-    `on_status` may add and remove replicas, the one it was called for included.
+    `on_status` may add and remove replicas, the one it was called for included. `on_sizes` gets the name of a replica
+    whose blocks turn out to have another size; it is called while a batch is being applied.
     """
 
-    def __init__(self, index: PrefixIndex, on_status: Callable[[str, Status], None]) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        on_status: Callable[[str, Status], None],
+        on_sizes: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._index = index
         self._on_status = on_status
+        self._on_sizes = on_sizes
         self._subscriber = Subscriber()
         self._feeds: dict[str, ReplicaFeed] = {}
         self._finding: set[str] = set()  # replicas whose reused blocks are to be taken
 
     def follow(self, name: str, slot: int, source: Source) -> None:
         """Follow a replica's events; raise ValueError if the name is taken or an address cannot be followed."""
-        feed = ReplicaFeed(self._index, slot, msgspec.structs.replace(source, name=name))
+        source = msgspec.structs.replace(source, name=name)
+        feed = ReplicaFeed(self._index, slot, source, on_sizes=lambda: self._on_sizes(name))
 
         def heard(status: Status) -> None:
             if not feed.left:
@@ -190,9 +198,18 @@ class Feeds:
 class ReplicaFeed:
     """One replica's view, and the slot it fills."""
 
-    def __init__(self, index: PrefixIndex, slot: int, source: Source, *, hashes_are_keys: bool | None = None) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        slot: int,
+        source: Source,
+        *,
+        hashes_are_keys: bool | None = None,
+        on_sizes: Callable[[], None] = lambda: None,
+    ) -> None:
         """`hashes_are_keys`: by default true for a native source."""
         self.source = source
+        self._on_sizes = on_sizes
         self.left = False
         native = source.native if hashes_are_keys is None else hashes_are_keys
         self.view = CacheView(
@@ -341,6 +358,8 @@ class ReplicaFeed:
             self._forget_changes()
             if isinstance(change, Cleared):  # nothing is claimed now that a loss could have made wrong
                 self._losses = self._losses_of_stream()
+            else:
+                self._on_sizes()
 
     def _sized(self, size: int) -> None:
         if not 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
@@ -350,6 +369,7 @@ class ReplicaFeed:
             self._sizes_are_old = False
         if len(self._block_sizes) < MOST_SIZES:
             self._block_sizes.add(size)
+            self._on_sizes()
 
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):

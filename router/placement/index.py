@@ -157,16 +157,16 @@ class PrefixIndex:
         self,
         keys: Sequence[int],
         slots: int,
-        most: int | None = None,
+        usable: int | None = None,
         ahead: Callable[[int], list[int]] | None = None,
     ) -> Matches:
         """Count the leading blocks of a prompt that each of these replicas holds (`slots`: a mask).
 
-        `most`: blocks that can be a hit at all. It matters to groups that keep only the end of a prefix.
+        `usable`: tokens that can be a hit at all. It matters to groups that keep only the end of a prefix.
         `ahead`: gives the prompt's keys that also cover so many tokens after their block.
         """
         if self._grouped & slots:
-            return self._match_grouped(keys, slots, most, ahead)
+            return self._match_grouped(keys, slots, usable, ahead)
         held = _masks(self._media[GPU].masks, keys)
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
@@ -183,7 +183,7 @@ class PrefixIndex:
         return Matches(hoped, lower, sure)
 
     def _match_grouped(
-        self, keys: Sequence[int], slots: int, most: int | None, ahead: Callable[[int], list[int]] | None
+        self, keys: Sequence[int], slots: int, usable: int | None, ahead: Callable[[int], list[int]] | None
     ) -> Matches:
         """Match those with a layout one layout at a time, and the others as ever.
 
@@ -198,7 +198,8 @@ class PrefixIndex:
             own = mask & slots
             if own:
                 named = ahead(layout.lookahead) if layout.lookahead and ahead is not None else keys
-                named = named if most is None else named[:most]
+                if usable is not None:
+                    named = named[: (usable - layout.pairs) // layout.unit]
                 held = hits(layout, named, partial(self._masks_of, (GPU,)), own)
                 sure |= held
                 if layout.whole and self.optimistic.holders:

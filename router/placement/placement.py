@@ -158,8 +158,8 @@ class Placement:
         by_size: dict[int, Matches] = {}
         for size, mask in slots.items():
             index = self.guesses if size == APPROXIMATE else self.index
-            most = (prompt.tokens - 1) // size if size else None  # the last token is always computed
-            matches = by_size[size] = index.match(prompt.keys(size), mask, most, partial(prompt.keys, size))
+            usable = prompt.tokens - 1 if size else None  # the last token is always computed
+            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, partial(prompt.keys, size))
             if matches.lower:
                 tokens = size or prompt.approximate_block_tokens
                 if matches.lower is not matches.gpu and lower is matched:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import pairwise
 from math import lcm
 from typing import Any
 
@@ -350,6 +351,22 @@ def test_keys_cover_the_tokens_that_the_hashes_look_ahead_to(lookahead: int) -> 
     whole = (4 - lookahead) // 2  # blocks that end so many tokens before the fork
     assert resolver.matched(block_keys_ahead(fork, lookahead)) == whole
     assert not resolver.keys() & set(block_keys(TOKENS, 2, root))
+
+
+def test_pairs_name_a_block_by_the_token_after_it_too() -> None:
+    resolver, pairs = Resolver(MODEL), list(pairwise(TOKENS))
+    changes = resolver.apply([stored([1, 2], pairs[:4], 0, None), stored([3], pairs[4:6], 0, None, parent=2)])
+    assert changes[0] == Grouped(Layout(2, (Group(0, FULL, 1),), lookahead=1, pairs=True))
+    assert resolver.keys() == set(block_keys_ahead(TOKENS, 1)[:3])
+    assert resolver.matched(block_keys_ahead([*TOKENS[:4], 99, *TOKENS[5:]], 1)) == 1
+
+
+@pytest.mark.parametrize("pairs", [[(1, 2), 3], [(1, 2), (2, -1)]])
+def test_pairs_that_are_none_are_declared(pairs: list[Any]) -> None:
+    resolver = Resolver(MODEL)
+    resolver.apply([stored([1], pairs, 0, None)])
+    assert resolver.keys() == set()
+    assert resolver.stats.unpaired_blocks == 1
 
 
 def block_keys_ahead(tokens: Sequence[int], lookahead: int) -> list[int]:

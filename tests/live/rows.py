@@ -103,4 +103,6 @@ ROWS: dict[str, Row] = {
     "SGLang, pages of 1": Row(sglang=True, block_size=1, blocks=8192),
     "SGLang, pages of 64": Row(sglang=True, block_size=64, blocks=128),
     "SGLang, bigrams": Row(sglang=True, options=("eagle",)),
+    "SGLang, bigrams, 1": Row(sglang=True, options=("eagle",), block_size=1, blocks=8192),
+    "SGLang, bigrams, 64": Row(sglang=True, options=("eagle",), block_size=64, blocks=128),
 }

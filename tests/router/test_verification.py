@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from api.prompts import Prompts
-from events.blocks import block_keys, pack_tokens, root_key
+from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.groups import FULL, Group, Layout
 from router import verification
 from router.members.fetch import Fetched
 from router.members.upstream import Broken
@@ -153,13 +154,19 @@ async def test_an_engine_that_does_not_say_its_tokens_is_used_and_not_called_exa
     assert world.tokens.counts.approximate == {"shape": 1, "unverified": 1} and world.tokens.counts.exact == 0
 
 
-async def test_what_the_answer_does_not_cover_is_verified_by_the_stored_blocks(world: World) -> None:
+@pytest.mark.parametrize("lookahead", [0, 1])
+async def test_what_the_answer_does_not_cover_is_verified_by_the_stored_blocks(world: World, lookahead: int) -> None:
+    if lookahead:
+        layout = Layout(16, (Group(0, FULL, 1),), lookahead=lookahead)
+        world.placement.index.arrange(world.member.slot, layout)
     fields: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}
     first = world.send(**fields)
     await until(lambda: "/tokenize" in world.engine.asked, "it was asked")
     assert not world.send(**fields).exact
     assert first.unverified is not None
-    keys = block_keys(first.unverified, 16, root_key("m", None, None, 16))
+    root = root_key("m", None, None, 16)
+    keys = extend_keys_ahead(root, first.unverified, 16, lookahead)
+    assert lookahead or keys == block_keys(first.unverified, 16, root)
     world.placement.index.store(world.member.slot, keys)
     await world.settled()
     assert world.send(**fields).exact

@@ -373,8 +373,18 @@ def test_a_replica_with_groups_is_matched_in_their_common_unit() -> None:
     state = feed.state(0.0)
     assert (state.block_sizes, state.unknown, index.blocks(0)) == ((16,), {}, {"GPU": 6})
     keys = block_keys(range(64), 16, root_key("m", block_size=16))
-    assert index.match(keys, 1, 4).gpu == {0: 4}
-    assert index.match(keys, 1, 3).gpu == {0: 2}, "a hit ends where blocks of all groups do"
+    assert index.match(keys, 1, 4 * 16).gpu == {0: 4}
+    assert index.match(keys, 1, 3 * 16).gpu == {0: 2}, "a hit ends where blocks of all groups do"
+
+
+def test_another_block_size_is_told_within_the_batch_that_shows_it() -> None:
+    index, source = PrefixIndex(), Source("r0", "tcp://127.0.0.1:1", model="m")
+    told: list[tuple[int, ...]] = []
+    feed = ReplicaFeed(index, index.add(), source, on_sizes=lambda: told.append(feed.state(0.0).block_sizes))
+    for number, (kind, size) in enumerate([("full_attention", 32), ("full_attention", 32), ("sliding_window", 16)]):
+        event = grouped([number + 1], int(kind != "full_attention"), kind, size)
+        feed.view.perform([Apply(number, encode_batch(EventBatch(0.0, [event])))])
+    assert told[0] == (32,) and told[-1] == (16,) and len(told) == 3  # a size, groups, and their common unit
 
 
 def test_what_is_not_read_of_a_replicas_events_is_told() -> None:

@@ -246,8 +246,8 @@ def test_groups_are_asked_together_and_the_others_as_ever() -> None:
         index.apply(slot, Stored("GPU", list(window), list(window), 0, EVENT, 1))
     index.check()
     assert index.match(PROMPT, 0b111).gpu == {0: 5, 1: 5, 2: 2}
-    assert index.match(PROMPT, 0b111, 4).gpu == {0: 5, 2: 2}, "what ends at the fourth is not in the window of 1"
-    assert index.match(PROMPT, 0b001) == index.match(PROMPT, 0b001, 4)
+    assert index.match(PROMPT, 0b111, 4 * 16).gpu == {0: 5, 2: 2}, "what ends at the fourth is not in the window of 1"
+    assert index.match(PROMPT, 0b001) == index.match(PROMPT, 0b001, 4 * 16)
     assert index.blocks(2) == {"GPU": 8}
     index.apply(2, Removed("GPU", [PROMPT[0]], 1))
     assert index.match(PROMPT, 0b110).gpu == {1: 5}
@@ -257,6 +257,20 @@ def test_groups_are_asked_together_and_the_others_as_ever() -> None:
     index.drop(2)
     index.check()
     assert not index._groups and index.match(PROMPT, 0b001).gpu == {0: 5}
+
+
+def test_pairs_are_looked_up_without_the_last_token() -> None:
+    """As SGLang does with EAGLE: of a prompt of two blocks and one token the second is no hit."""
+    index = PrefixIndex()
+    slot = index.add()
+    index.apply(slot, Grouped(Layout(16, (Group(0, "full", 1),), lookahead=1, pairs=True)))
+    index.apply(slot, Stored("GPU", PROMPT[:2], PROMPT[:2], 0, EVENT))
+
+    def found(tokens: int) -> int:
+        named = PROMPT[: (tokens - 1) // 16]
+        return index.match([], 1 << slot, tokens - 1, lambda _: named).gpu.get(slot, 0)
+
+    assert [found(tokens) for tokens in (16, 17, 18, 33, 34, 64)] == [0, 0, 1, 1, 2, 2]
 
 
 def test_groups_in_lower_media_add_to_those_in_gpu_memory() -> None:
