@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov
 TRITON := build/triton/.installed
+SLOWEST := --durations 15 --durations-min 4
 SLOW := chaos or browser or peers or grid
 HARDWARE := bench or gpu or live
 # Tests wait for other processes half of the time.
@@ -53,14 +54,14 @@ coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly 
 test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
 
 test-busy: $(INSTALLED)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --timeout 180 -m "($(SLOW)) and not ($(HARDWARE))" \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --timeout 180 $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" \
 		$(addprefix --ignore ,$(PATIENT) $(CLOCKED))
 
 test-patient: $(INSTALLED)
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
+	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
 
 test-clocked: $(INSTALLED)
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(CLOCKED)
+	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(CLOCKED)
 
 test-greedy: $(INSTALLED)
 	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(GREEDY)

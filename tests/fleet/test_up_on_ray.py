@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
+RAY_STARTS_S = 60.0  # beside other tests, on a machine that has not read its files yet
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc writes 127.0.0.1 and ::ffff:127.0.0.1
 SYSTEM = "You are a patient librarian who answers in one short sentence, and who never invents a book. " * 8
 
@@ -28,7 +29,7 @@ SYSTEM = "You are a patient librarian who answers in one short sentence, and who
 @contextmanager
 def up_on_ray(*options: str) -> Iterator[Up]:
     with starting("--port", "0", *options) as running:
-        running.wait_for("Ctrl-C ends everything")
+        running.wait_for("Ctrl-C ends everything", within_s=RAY_STARTS_S)
         yield running
 
 
