@@ -57,14 +57,18 @@ def main() -> int:
     names = sorted(args.rows or ROWS, key=lambda name: [*map(repr, ROWS[name].engine)])
     for _, shared in groupby(names, key=lambda name: ROWS[name].engine):
         rows = {name: ROWS[name] for name in shared}
-        with tempfile.TemporaryDirectory() as folder, engine_of(next(iter(rows.values())), Path(folder)) as running:
-            for name, row in rows.items():
-                began_s = time.monotonic()
-                tally = run(row, running, args.requests, args.seed, typed=args.typed)
-                print(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", flush=True)
-                for line in tally.wrong:
-                    print(f"    {line}", flush=True)
-                wrong += tally.exact - tally.equal
+        try:
+            with tempfile.TemporaryDirectory() as folder, engine_of(next(iter(rows.values())), Path(folder)) as running:
+                for name, row in rows.items():
+                    began_s = time.monotonic()
+                    tally = run(row, running, args.requests, args.seed, typed=args.typed)
+                    print(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", flush=True)
+                    for line in tally.wrong:
+                        print(f"    {line}", flush=True)
+                    wrong += tally.exact - tally.equal
+        except (RuntimeError, AssertionError) as error:  # its engine did not start, or has ended
+            wrong += 1
+            print(f"{', '.join(rows)}: {error}", flush=True)
     return 1 if wrong else 0
 
 
