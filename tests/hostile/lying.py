@@ -1,6 +1,7 @@
 """The sockets of one replica, driven by hand: a test chooses its claims."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -91,11 +92,24 @@ class Liar:
     async def answer_replay(self, *replies: tuple[int, bytes]) -> int:
         """Answer the next request for a replay; from where it was to begin."""
         await until(lambda: bool(self.replay.poll(0)))
-        peer, _, start = self.replay.recv_multipart()
-        for seq, payload in replies:
+        return self._replay(lambda _: replies)
+
+    async def keep_answering(self, payloads: Sequence[bytes]) -> None:
+        """Answer every request, as a publisher does: a reader that stood still asks once more."""
+        while True:
+            if self.snapshot.poll(0):
+                await self.answer_snapshot(*payloads)
+            if self.replay.poll(0):
+                self._replay(lambda start: list(enumerate(payloads))[start:])
+            await asyncio.sleep(0.002)
+
+    def _replay(self, replies_from: Callable[[int], Sequence[tuple[int, bytes]]]) -> int:
+        peer, _, asked = self.replay.recv_multipart()
+        start = int.from_bytes(asked, "big")
+        for seq, payload in replies_from(start):
             self.replay.send_multipart([peer, b"", b"", seq.to_bytes(8, "big"), payload])
         self.replay.send_multipart([peer, b"", b"", b"\xff" * 8, b""])
-        return int.from_bytes(start, "big")
+        return start
 
     def close(self) -> None:
         for socket in (self.events, self.status, self.snapshot, self.replay):

@@ -181,7 +181,7 @@ async def test_an_answer_longer_than_what_may_wait_is_read_whole(native: bool, m
     with zmq.Context() as context, closing(Liar(context, native=native)) as liar:
         async with routing() as router:
             router.follow("r", liar.source)
-            await (liar.answer_snapshot(*batches) if native else liar.answer_replay(*enumerate(batches)))
+            answering = asyncio.create_task(liar.keep_answering(batches))
             feed = router.feeds._subscriber._sockets["r"]
             longest = max(map(len, batches)) + 20
 
@@ -190,6 +190,7 @@ async def test_an_answer_longer_than_what_may_wait_is_read_whole(native: bool, m
                 return router.state("r").exact and router.state("r").seq == (-1 if native else 29)
 
             await until(followed)
+            answering.cancel()
             assert feed._feed.view.resolver.resident_blocks() == 90_000
             assert router.state("r").lost_batches == 0
 
