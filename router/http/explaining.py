@@ -14,6 +14,7 @@ from router.placement.placement import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt, read_peek
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
+from router.prompts.tokens import TokenCounts
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.request_summary import Exactness, exactness
@@ -91,12 +92,12 @@ async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, 
 
     made = await router.reading.read(body, want)
     assert made is not None, "it was wanted"
-    return peek, prompt_from(made, model, peek, salt)
+    return peek, prompt_from(made, model, peek, salt, TokenCounts())
 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:
-    chat = peek.messages is not None
-    return model.tokens.draft(chat, body, peek, model.lora, salt, max_model_len=model.max_model_len).finish()
+    chat, counts = peek.messages is not None, TokenCounts()  # no request is served
+    return model.tokens.draft(chat, body, peek, model.lora, salt, model.max_model_len, counts).finish()
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:

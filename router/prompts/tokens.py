@@ -130,12 +130,16 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
+        counts: TokenCounts | None = None,
     ) -> "Draft":
-        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica."""
+        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
+
+        `counts`: to count it elsewhere than among the model's requests.
+        """
         prompts, cache = self.prompts, self.cache
+        named = Named(self.model, peek, lora, salt, counts or self.counts)
         if self.why_not is not None or prompts is None:
-            return ready(self._approximate(peek, lora, salt, self.why_not or ""))
-        named = Named(self.model, peek, lora, salt)
+            return ready(self._approximate(named, self.why_not or ""))
         try:
             if self.engine is not None:
                 asked = self.engine.read("chat" if chat else "completions", body, max_model_len)
@@ -158,13 +162,12 @@ class Tokens:
         max_model_len: int | None = None,
     ) -> "Draft":
         """Draft the prompt of another API's request; `peek` is its conversation as a chat."""
-        prompts = self.prompts
+        prompts, named = self.prompts, Named(self.model, peek, lora, salt, self.counts)
         if self.why_not is not None or prompts is None:
-            return ready(self._approximate(peek, lora, salt, self.why_not or ""))
+            return ready(self._approximate(named, self.why_not or ""))
         if self.engine is None:
             why = f"how its engine builds a prompt of /v1/{api} is not known here"
-            return ready(self._approximate(peek, lora, salt, why, f"api: {api}"))
-        named = Named(self.model, peek, lora, salt)
+            return ready(self._approximate(named, why, f"api: {api}"))
         try:
             asked = self.engine.read(api, body, max_model_len)
         except ApiError as error:
@@ -172,9 +175,9 @@ class Tokens:
         encoding = Encoding(self, prompts, named, asked, True, self.cache, False)
         return Draft(encoding.unknown_bytes, encoding.finish)
 
-    def _approximate(self, peek: Peek, lora: str | None, salt: str | None, why: str, reason: str = "model") -> Prompt:
-        self.counts.approximate[reason] += 1
-        return approximate(self.model, peek, lora, salt, why)
+    def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
+        named.counts.approximate[reason] += 1
+        return approximate(self.model, named.peek, named.lora, named.salt, why)
 
     def verdict(self, shape: str | None) -> tuple[str | None, str | None]:
         """The reason why prompts of this shape are approximate, or else why they are not called exact."""
@@ -198,13 +201,13 @@ class Tokens:
         why, doubt = self.verdict(asked.shape)
         doubt = doubt or asked.doubt
         if why is not None:
-            prompt = self._approximate(named.peek, named.lora, named.salt, why, "shape")
+            prompt = self._approximate(named, why, "shape")
             prompt.unverified = packed[0]
         else:
             if doubt is None:
-                self.counts.exact += 1
+                named.counts.exact += 1
             else:
-                self.counts.approximate["unverified"] += 1
+                named.counts.approximate["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
         prompt.shape, prompt.doubt = asked.shape, doubt
@@ -218,7 +221,7 @@ class Tokens:
                 del error  # its traceback makes a cycle, which would keep the body until it is collected
         param = re.match(r"\w*", error.param or "")
         reason = f"refused: {param[0] if param else ''}"
-        return self._approximate(named.peek, named.lora, named.salt, error.message, reason)
+        return self._approximate(named, error.message, reason)
 
     def distrust_cache(self, tokenizer: Tokenizer, text: str) -> None:
         self.counts.different += 1
@@ -229,12 +232,13 @@ class Tokens:
 
 
 class Named(Struct, frozen=True):
-    """The parts of a prompt's root key (model, adapter, salt), and the fields read of the request."""
+    """The parts of a prompt's root key (model, adapter, salt), the fields read of the request, and where it counts."""
 
     model: str
     peek: Peek
     lora: str | None
     salt: str | None
+    counts: TokenCounts
 
 
 class Draft(Struct, frozen=True):
@@ -285,7 +289,7 @@ class Encoding:
         return self._cache.look_up(text) if self._cache is not None and isinstance(text, str) else text
 
     def _count(self) -> None:
-        counts = self._tokens.counts
+        counts = self._named.counts
         counts.text_bytes += sum(len(text) for text in self._asked.texts if isinstance(text, str))
         counts.encoded_bytes += self.unknown_bytes
         if self._compare:
@@ -314,7 +318,7 @@ class Encoding:
 
     def _compare_with_whole(self, packed: list[bytes]) -> None:
         """Encode each text as a whole; on a difference, use that and stop using the cache."""
-        self._tokens.counts.compared += 1
+        self._named.counts.compared += 1
         for i, text in enumerate(self._asked.texts):
             if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
                 packed[i] = whole

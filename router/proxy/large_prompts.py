@@ -6,6 +6,7 @@ from api.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
 from router.prompts.prompt import APPROXIMATE, BYTES_PER_TOKEN, Peek, Prompt
 from router.prompts.reading.messages import Made, Make
+from router.prompts.tokens import TokenCounts
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
@@ -37,14 +38,16 @@ def is_bytes(tokenizer: object) -> bool:
     return isinstance(tokenizer, ByteTokenizer)
 
 
-def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) -> Prompt:
-    """The prompt; `peek` is updated to describe the body that replicas get."""
+def prompt_from(
+    made: Made, model: ServedModel, peek: Peek, salt: str | None, counts: TokenCounts | None = None
+) -> Prompt:
+    """The prompt; `peek` is updated to describe the body that replicas get. `counts`: by default the model's."""
     tokens = model.tokens
     why, doubt = tokens.verdict(made.shape) if made.exact else (made.why_not, None)
     if made.exact and (why or doubt):
         made.counts.exact -= 1
         made.counts.approximate["shape" if why else "unverified"] += 1
-    tokens.counts.add(made.counts)
+    (counts or tokens.counts).add(made.counts)
     peek.prompt = made.beginning
     if made.salted:
         peek.cache_salt = salt

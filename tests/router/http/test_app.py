@@ -8,6 +8,7 @@ import pytest
 
 from router.http.routes import APP_ROUTES
 from router.members.spec import ReplicaSpec
+from router.prompts.tokens import TokenCounts
 from router.proxy.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -346,6 +347,17 @@ async def test_a_decision_is_explained_without_being_made() -> None:
         matched = {one["name"]: one["matched_tokens"] for one in after["candidates"]}
         assert matched[went] > 0 and sum(matched.values()) == matched[went]
         assert after["hits"][went] and len(script.calls) == 1
+
+
+@pytest.mark.parametrize("text", ["short", "long" * 1_000_000], ids=["short", "long"])
+async def test_an_explained_prompt_is_not_counted(text: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        counts = running.router.members.model(MODEL).tokens.counts
+        assert (await client.post("/explain", chat(text), **LOCAL)).json["exact"] is False
+        assert counts == TokenCounts()
+        assert b"approximate_prompts_total{" not in (await client.get("/metrics", **LOCAL)).body
+        assert (await client.post(CHAT, chat(text))).status == 200
+        assert counts.approximate == {"model": 1}
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"{}", 400), (b'{"model":"none","prompt":"x"}', 404)])

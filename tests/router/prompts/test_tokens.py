@@ -15,7 +15,7 @@ from api.requests import ChatRequest, CompletionRequest, read
 from api.tokenizer import ByteTokenizer, HfTokenizer
 from events.blocks import block_keys, pack_tokens, root_key
 from router.prompts.prompt import Prompt, read_peek
-from router.prompts.tokens import QUICK_BODY_BYTES, Tokens
+from router.prompts.tokens import QUICK_BODY_BYTES, TokenCounts, Tokens
 from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import TEXTS
 from tests.api.trained import FAMILIES
@@ -159,6 +159,15 @@ def test_a_model_without_a_tokenizer_is_approximate() -> None:
     assert not made.exact and made.why_not == tokens.why_not == "it has no tokenizer here"
     assert len(made.keys(0)) == 3 and made.tokens == 251
     assert tokens.counts.approximate == {"model": 1}
+
+
+def test_a_draft_is_counted_where_it_is_asked_to_be(qwen: Prompts) -> None:
+    tokens, elsewhere = Tokens("m", qwen, strict=False), TokenCounts()
+    for text in ("a" * 100, ""):
+        sent = body(prompt=text)
+        tokens.draft(False, sent, read_peek(sent), counts=elsewhere).finish()
+    assert (elsewhere.exact, elsewhere.approximate, elsewhere.text_bytes) == (1, {"refused: prompt": 1}, 100)
+    assert tokens.counts == TokenCounts()
 
 
 def test_a_model_whose_replica_has_other_tokens_becomes_approximate(
