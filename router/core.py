@@ -293,13 +293,14 @@ class Router:
     def _generated(self, summary: RequestSummary, generation: GenerationSummary) -> None:
         self.decisions.append(past_decision(summary, generation))
         peek, size = generation.peek, generation.block_size
-        keys = generation.prompt.keys(size)
+        member = generation.member
+        lookahead = self.placement.index.lookahead(member.slot) if member is not None and size else 0
+        keys = generation.prompt.keys(size, lookahead)
         if summary.first_byte_s and self.config.recent_prompts:
             text = beginning_of(peek, TEXT_BYTES) or None if self.shows_prompts else None
-            self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text))
-        member = generation.member
+            self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
-            count_request(member.tally(peek.model), summary, generation, keys)
+            count_request(member.tally(peek.model), summary, generation, generation.prompt.keys(size))
             compare(self.predictions, summary, generation, keys)
 
     def _predicted_wrongly(self, name: str) -> None:

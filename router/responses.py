@@ -20,8 +20,9 @@ class Load(Struct, frozen=True):
 
 
 class Index(Struct, frozen=True):
-    blocks: dict[str, int] = {}  # by medium
+    blocks: dict[str, int] = {}  # by medium, of all KV-cache groups
     accuracy: float = 1.0
+    prompt_blocks: dict[str, int] | None = None  # of these, what prompts can use, whichever groups hold it
 
 
 class FeedState(Struct, frozen=True):

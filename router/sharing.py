@@ -8,6 +8,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from router.core import Router
+from router.members.members import Member
+from router.placement.index import Matched
 from router.placement.placement import APPROXIMATE
 from router.prompts.prefixes.recent import RecentPrompt
 from router.prompts.prefixes.shared import Prefix, Shared
@@ -24,10 +26,11 @@ _ROLE = re.compile("\0([^\0]*)\0")
 
 
 class KeySpace(NamedTuple):
-    """The model and block size of block keys; only keys of one kind can be compared."""
+    """The kind of block keys; only keys of one kind can be compared."""
 
     model: str
     block_size: int
+    lookahead: int = 0  # tokens after a block that its key covers, too
 
     @property
     def block_tokens(self) -> int:
@@ -70,7 +73,7 @@ async def shared(router: Router, limit: int) -> Shared:
 def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[dict[Run, KeySpace], list[Run]]:
     trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
-        kind = KeySpace(one.model, one.block_size)
+        kind = KeySpace(one.model, one.block_size, one.lookahead)
         tree = trees.get(kind)
         if tree is None:
             tree = trees[kind] = Tree()
@@ -104,16 +107,24 @@ def prefix_of(router: Router, kind: KeySpace, path: Sequence[Run], now_s: float)
 
 
 def _holders(router: Router, kind: KeySpace, keys: list[int]) -> list[str]:
-    """Names of the replicas that hold all blocks in any medium, by their events or by the prompts sent to them."""
+    """Names of the replicas that hold the prefix in any medium, by their events or by the prompts sent to them."""
     model = router.members.models.get(kind.model)
     if model is None:
         return []
-    if kind.block_size == APPROXIMATE:
-        index, slots = router.placement.guesses, model.all_slots[APPROXIMATE]
-    else:
-        index, slots = router.placement.index, model.slots.get(kind.block_size, 0)
-    held = index.match(keys, slots).lower
-    return sorted(member.name for member in model.members if held.get(member.slot, 0) == len(keys))
+    slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
+    held = usable_blocks(router, kind, keys, slots.get(kind.block_size, 0))
+    return sorted(one.name for one in model.members if is_held(router, kind, len(keys), one, held.get(one.slot, 0)))
+
+
+def usable_blocks(router: Router, kind: KeySpace, keys: list[int], slots: int) -> Matched:
+    """The leading blocks that a longer prompt could use in any medium, by slot."""
+    index = router.placement.index_of(kind.block_size)
+    return index.match(keys, slots, ahead=lambda lookahead: keys if lookahead == kind.lookahead else []).lower
+
+
+def is_held(router: Router, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
+    """Return whether the member holds as much of a prefix of this length as its groups can ever use."""
+    return 0 < usable == router.placement.index_of(kind.block_size).longest_hit(member.slot, blocks)
 
 
 def text_of(path: Sequence[Run]) -> str | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from router.core import Router
 from router.members.members import Member
+from router.placement.index import PrefixIndex
 from router.placement.placement import APPROXIMATE
 from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
@@ -40,7 +41,11 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
             empty_tokens=candidate.empty_tokens,
             total_blocks=member.load.total_blocks or None,
         ),
-        index=Index(blocks_of(router, member, feed), round(member.accuracy.recent, 5)),
+        index=Index(
+            blocks_of(router, member, feed),
+            round(member.accuracy.recent, 5),
+            _index_of(router, feed).prompt_blocks(member.slot),
+        ),
         events=feed,
         heard_age_s=member.health.heard_age_s(router.now_s()),
         served=Served(
@@ -77,8 +82,11 @@ def is_salted(member: Member) -> bool:
 
 
 def blocks_of(router: Router, member: Member, feed: FeedState | None) -> dict[str, int]:
-    index = router.placement.guesses if feed is None else router.placement.index
-    return index.blocks(member.slot)
+    return _index_of(router, feed).blocks(member.slot)
+
+
+def _index_of(router: Router, feed: FeedState | None) -> PrefixIndex:
+    return router.placement.guesses if feed is None else router.placement.index
 
 
 def index_status(router: Router) -> dict[str, Any]:

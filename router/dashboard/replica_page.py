@@ -17,7 +17,7 @@ from router.members.members import Member
 from router.placement.placement import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
-from router.sharing import KeySpace, Told, prefix_of, text_of
+from router.sharing import KeySpace, Told, is_held, prefix_of, text_of, usable_blocks
 from router.status import replica_status
 
 MOST_PREFIXES = 50
@@ -129,8 +129,7 @@ async def held_prefixes(router: Router, member: Member, told: Told) -> list[Held
 def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -> HeldPrefix:
     prefix = prefix_of(router, kind, path, router.now_s())
     keys = list(chain.from_iterable(each.keys for each in path))
-    index = router.placement.guesses if kind.block_size == APPROXIMATE else router.placement.index
-    blocks = index.match(keys, 1 << member.slot).lower.get(member.slot, 0)
+    blocks = usable_blocks(router, kind, keys, 1 << member.slot).get(member.slot, 0)
     if kind.block_size not in (APPROXIMATE, member.block_size):  # keys of another block size never match
         blocks = 0
     return HeldPrefix(
@@ -138,7 +137,7 @@ def _held(router: Router, member: Member, kind: KeySpace, path: Sequence[Run]) -
         exact=prefix.exact,
         tokens=len(keys) * kind.block_tokens,
         held_tokens=blocks * kind.block_tokens,
-        held=blocks == len(keys),
+        held=is_held(router, kind, len(keys), member, blocks),
         prompts=prefix.prompts,
         idle_s=prefix.idle_s,
         held_by=prefix.held_by,

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from events.groups import Layout, hits
+from events.groups import FULL, Layout, hits
 from events.resolver import Change, Cleared, Grouped, Stored
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
@@ -44,7 +44,7 @@ class PrefixIndex:
         self._groups: dict[tuple[str, int], Holders] = {}  # beyond the first, likewise
         self._layouts: dict[Layout, int] = {}  # masks of the slots that have one
         self._grouped = 0  # all of these
-        self._blocks: dict[int, dict[str, int]] = {}  # slot -> medium -> blocks
+        self._blocks: dict[int, dict[tuple[str, int], int]] = {}  # slot -> medium and group -> blocks
         self._free: list[int] = []
         self.optimistic = Optimistic(self._media[GPU].masks)
 
@@ -102,10 +102,17 @@ class PrefixIndex:
 
     def lookahead(self, slot: int) -> int:
         """Tokens after a block that the replica's keys cover, too."""
+        layout = self._layout(slot)
+        return 0 if layout is None else layout.lookahead
+
+    def longest_hit(self, slot: int, blocks: int) -> int:
+        """Return how many of these blocks can be a hit: some groups accept only whole steps of several."""
+        layout = self._layout(slot)
+        return blocks if layout is None else blocks // layout.step * layout.step
+
+    def _layout(self, slot: int) -> Layout | None:
         bit = 1 << slot
-        if not self._grouped & bit:
-            return 0
-        return next(layout.lookahead for layout, mask in self._layouts.items() if mask & bit)
+        return next((one for one, mask in self._layouts.items() if mask & bit), None) if self._grouped & bit else None
 
     def arrange(self, slot: int, layout: Layout | None) -> None:
         """Set the groups of a replica; None: one that keeps whole prefixes."""
@@ -137,14 +144,16 @@ class PrefixIndex:
                 self._groups[medium, group] = holders
             else:
                 self._media[medium] = holders
-        blocks[medium] = blocks.get(medium, 0) + holders.add(slot, keys)
+        pool = medium, group
+        blocks[pool] = blocks.get(pool, 0) + holders.add(slot, keys)
 
     def _discard(self, slot: int, keys: Iterable[int], medium: str, group: int = 0) -> None:
         holders = self._groups.get((medium, group)) if group else self._media.get(medium)
         if holders is None:
             return
         blocks = self._blocks[slot]
-        blocks[medium] = blocks.get(medium, 0) - holders.discard(slot, keys)
+        pool = medium, group
+        blocks[pool] = blocks.get(pool, 0) - holders.discard(slot, keys)
         if not holders:
             if group:
                 del self._groups[medium, group]
@@ -229,8 +238,25 @@ class PrefixIndex:
         return held
 
     def blocks(self, slot: int) -> dict[str, int]:
-        """Number of blocks by medium."""
-        return {medium: blocks for medium, blocks in self._blocks[slot].items() if blocks}
+        """Number of blocks by medium, those of every group."""
+        found: dict[str, int] = {}
+        for (medium, _), blocks in self._blocks[slot].items():
+            if blocks:
+                found[medium] = found.get(medium, 0) + blocks
+        return found
+
+    def prompt_blocks(self, slot: int) -> dict[str, int]:
+        """Number of blocks by medium that prompts can use: one that several groups hold counts once.
+
+        A hit needs its blocks in every group that keeps whole prefixes, so the group with the fewest counts.
+        """
+        layout, held = self._layout(slot), self.blocks(slot)
+        if layout is None:
+            return held
+        pools = self._blocks[slot]
+        whole = [group for group in layout.groups if group.rule == FULL] or layout.groups
+        fewest = {one: min(pools.get((one, group.group), 0) * group.units for group in whole) for one in held}
+        return {medium: blocks for medium, blocks in fewest.items() if blocks}
 
     def bytes_used(self) -> int:
         """An estimate, without the resolvers' memory."""
@@ -241,17 +267,17 @@ class PrefixIndex:
         assert sorted([*self._blocks, *self._free]) == list(range(len(self._blocks) + len(self._free))), (
             f"slots {sorted(self._blocks)} are in use and {sorted(self._free)} free"
         )
-        counts: dict[str, Counter[int]] = {}
+        counts: dict[tuple[str, int], Counter[int]] = {}
         for (medium, group), holders in [
             *(((medium, 0), own) for medium, own in self._media.items()),
             *self._groups.items(),
         ]:
             assert holders or (medium, group) == (GPU, 0), f"nobody holds anything in group {group} of {medium}"
             assert 0 not in holders.masks.values(), f"{medium}: a key that nobody holds"
-            counts.setdefault(medium, Counter()).update(holders.counts())
-        for medium, found in counts.items():
-            counted = {slot: blocks[medium] for slot, blocks in self._blocks.items() if blocks.get(medium)}
-            assert found == counted, f"{medium}: {found} blocks by slot, {counted} counted"
+            counts[medium, group] = Counter(holders.counts())
+        for pool, found in counts.items():
+            counted = {slot: blocks[pool] for slot, blocks in self._blocks.items() if blocks.get(pool)}
+            assert found == counted, f"{pool}: {found} blocks by slot, {counted} counted"
         assert self._grouped == sum(self._layouts.values()), "a slot with two layouts"
         assert all(self._layouts.values()), "a layout that no slot has"
 

@@ -66,7 +66,10 @@ def cache_use(replica: ReplicaStatus) -> float | None:
 
 
 def cached_tokens(replica: ReplicaStatus) -> int:
-    return sum(replica.index.blocks.values()) * (replica.block_size or 0)
+    """The tokens that prompts can use; of an older router, those in the blocks of all groups."""
+    index = replica.index
+    blocks = index.blocks if index.prompt_blocks is None else index.prompt_blocks
+    return sum(blocks.values()) * (replica.block_size or 0)
 
 
 # ---- prefixes

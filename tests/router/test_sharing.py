@@ -7,6 +7,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from events.groups import Group, Layout
+from events.resolver import Grouped
 from router.cli import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.proxy.keys import keys_from_options
@@ -142,6 +144,51 @@ async def test_nothing_is_kept_where_nothing_shall_be() -> None:
     async with served(*Script(says(GOOD)).replicas(1), recent_prompts=0) as running:
         await routed(running, *[chat("a long prompt " * 200)] * 2)
         assert (await told(running))["prompts"] == 0
+
+
+SHARED = [1, 2, 3, 4, 5]
+
+
+def holding(
+    running: Served, name: str, layout: Layout | None, lookahead: int, held: list[int], prefix: list[int] = SHARED
+) -> None:
+    """Let a replica hold blocks by its events, and remember two prompts with its kind of keys that share a prefix."""
+    member, router = running.member(name), running.router
+    member.block_size = 16
+    router.members.arrange()
+    router.placement.index.apply(member.slot, Grouped(layout))
+    router.placement.index.store(member.slot, held)
+    for question in (6, 7):
+        router.recent.add(RecentPrompt(MODEL, 16, [*prefix, question], 0.0, None, lookahead))
+
+
+@pytest.mark.parametrize(
+    ("layout", "lookahead", "held", "names"),
+    [
+        (None, 0, SHARED, ["r0"]),
+        (Layout(16, (Group(0, "full", 1),), lookahead=1), 1, SHARED, ["r0"]),
+        (Layout(16, (Group(0, "full", 1),), lookahead=1), 1, SHARED[:4], []),
+        (Layout(16, (Group(0, "full", 1),), lookahead=1), 0, SHARED, []),  # keys of another kind mean other blocks
+        (Layout(16, (Group(0, "full", 2),)), 0, SHARED, ["r0"]),  # no prompt could use the fifth
+        (Layout(16, (Group(0, "full", 2),)), 0, SHARED[:2], []),
+        (Layout(16, (Group(0, "full", 1), Group(1, "window", 1, 2))), 0, SHARED, []),  # it has lost the window
+    ],
+)
+async def test_a_prefix_is_held_where_a_longer_prompt_could_use_it(
+    layout: Layout | None, lookahead: int, held: list[int], names: list[str]
+) -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        holding(running, "r0", layout, lookahead, held)
+        [found] = (await told(running))["prefixes"]
+        assert (found["replicas"], found["tokens"], found["prompts"]) == (names, 5 * 16, 2)
+
+
+async def test_keys_of_different_kinds_are_not_compared() -> None:
+    async with served(*Script(says(GOOD)).replicas(2)) as running:
+        holding(running, "r0", Layout(16, (Group(0, "full", 1),), lookahead=1), 1, SHARED)
+        holding(running, "r1", None, 0, [11, 12], [11, 12])
+        found = (await told(running))["prefixes"]
+        assert sorted(one["replicas"] for one in found) == [["r0"], ["r1"]]
 
 
 async def test_an_answer_is_bounded_however_large_the_fleet() -> None:

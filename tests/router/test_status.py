@@ -1,22 +1,40 @@
 """The router's beliefs in its status, and its readiness."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import pytest
 
+from events.blocks import extend_keys_ahead, pack_tokens, root_key
+from events.groups import Group, Layout
 from events.native import Load
 from events.publisher import Publisher
+from events.resolver import Grouped, Stored
 from router.core import INDEX_WITHIN_S
 from router.metrics import metrics_text
 from router.proxy.keys import keys_from_options
 from router.status import index_status, not_ready, replica_status, state_of
 from tests.events.replicas import prompt, replica
 from tests.router.loopback import until
-from tests.router.members.test_feeds import chain, config
-from tests.router.scripted import CHAT, MODEL, Scripted, Served, chat, connect, named, refused_port, says, served, up
+from tests.router.members.test_feeds import KEYS, chain, config
+from tests.router.scripted import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Call,
+    Scripted,
+    Served,
+    chat,
+    connect,
+    named,
+    refused_port,
+    says,
+    served,
+    up,
+)
 
 GOOD = b'{"choices":[]}'
 
@@ -56,6 +74,46 @@ async def test_a_replica_is_exact_when_its_whole_cache_is_known() -> None:
             assert (await client.get("/ready")).status == 200
             shown = index_status(running.router)
             assert shown["replicas"] == {"ours": {"GPU": 3}} and shown["models"][MODEL]["block_sizes"] == [4]
+
+
+async def test_blocks_that_several_groups_hold_are_of_use_once() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3)])
+        async with served(ours(publisher)) as running:
+            await exact(running, publisher)
+            index, slot = running.router.placement.index, running.member("ours").slot
+            index.apply(slot, Grouped(Layout(4, (Group(0, "full", 1), Group(1, "window", 1, 2)))))
+            index.apply(slot, Stored("GPU", [KEYS[1], KEYS[2]], [], 0, chain(3), 1))
+            told = replica_status(running.router, running.member("ours")).index
+            assert (told.blocks, told.prompt_blocks) == ({"GPU": 5}, {"GPU": 3})
+
+
+async def test_a_prompt_is_remembered_and_compared_by_the_keys_that_its_replica_gives_its_blocks() -> None:
+    with Publisher(config()) as publisher:
+        publisher.publish([chain(3)])
+        scripted = ours(publisher)
+        scripted.handler = reports(4)
+        async with served(scripted) as running, connect(running.port) as client:
+            await exact(running, publisher)
+            await until(lambda: running.member("ours").block_size == 4, "its blocks are known")
+            layout = Layout(4, (Group(0, "full", 1),), lookahead=1)
+            running.router.placement.index.apply(running.member("ours").slot, Grouped(layout))
+            tokens = list(range(1, 11))
+            sent = {"model": MODEL, "prompt": tokens, "stream": True}
+            assert (await client.post(COMPLETIONS, sent)).status == 200
+            keys = extend_keys_ahead(root_key(MODEL, None, None, 4), pack_tokens(tokens), 4, 1)
+            [recent] = running.router.recent.all()
+            assert (recent.keys, recent.lookahead) == (keys, 1)
+            [difference] = running.router.predictions._open
+            assert list(difference.keys) == keys[:1]
+
+
+def reports(tokens: int) -> Callable[[Call], None]:
+    def answer(call: Call) -> None:
+        call.begin_frames(x_warmroute_cached_tokens=str(tokens))
+        call.end()
+
+    return answer
 
 
 async def test_a_replica_that_was_met_while_it_loaded_is_listened_to_when_it_has() -> None:

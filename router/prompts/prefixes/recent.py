@@ -15,6 +15,7 @@ class RecentPrompt(Struct, frozen=True, gc=False):
     keys: list[int]
     at_s: float
     text: bytes | None
+    lookahead: int = 0  # tokens after a block that its key covers, too
 
 
 class RecentPrompts:

@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+from events.groups import Group, Layout
 from router.dashboard.replica_page import held_prefixes
 from router.dashboard.sampling import REPLICA_SERIES
 from router.proxy.keys import keys_from_options
@@ -23,7 +26,7 @@ from tests.router.scripted import (
     says,
     served,
 )
-from tests.router.test_sharing import asked
+from tests.router.test_sharing import SHARED, asked, holding
 
 GOOD = b'{"choices":[]}'
 SYSTEM = "You are a helpful assistant that answers shortly. " * 20
@@ -123,6 +126,21 @@ async def test_a_part_that_is_held_is_counted() -> None:
         running.router.placement.guesses.remove(running.member("r0").slot, routed_keys[5:])
         [one] = (await page_of(running))["cache"]["prefixes"]
         assert not one["held"] and one["held_tokens"] == 5 * one["tokens"] // len(routed_keys)
+
+
+@pytest.mark.parametrize(("held", "tokens"), [(SHARED, 5 * 16), (SHARED[:3], 3 * 16), ([], 0)])
+async def test_a_part_is_counted_by_keys_of_the_replicas_own_kind(held: list[int], tokens: int) -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        holding(running, "r0", Layout(16, (Group(0, "full", 1),), lookahead=1), 1, held)
+        [one] = (await page_of(running))["cache"]["prefixes"]
+        assert (one["held_tokens"], one["held"]) == (tokens, held == SHARED)
+
+
+async def test_what_no_prompt_can_use_of_a_prefix_is_not_missing() -> None:
+    async with served(*Script(says(GOOD)).replicas(1)) as running:
+        holding(running, "r0", Layout(16, (Group(0, "full", 2),)), 0, SHARED)
+        [one] = (await page_of(running))["cache"]["prefixes"]
+        assert (one["held_tokens"], one["tokens"], one["held"]) == (4 * 16, 5 * 16, True)
 
 
 async def test_prompts_are_for_administrators_and_hidden_where_they_are_to_be() -> None:

@@ -259,6 +259,33 @@ def test_groups_are_asked_together_and_the_others_as_ever() -> None:
     assert not index._groups and index.match(PROMPT, 0b001).gpu == {0: 5}
 
 
+def test_blocks_that_several_groups_hold_are_used_once() -> None:
+    index = holding(4, 5)
+    layout = Layout(16, (Group(0, "full", 1), Group(2, "full", 2), Group(1, "window", 1, 2)))
+    index.apply(0, Grouped(layout))
+    index.apply(0, Stored("GPU", PROMPT[2:4], PROMPT[2:4], 0, EVENT, 1))
+    index.apply(0, Stored("GPU", [PROMPT[1]], [PROMPT[1]], 0, EVENT, 2))
+    index.apply(0, Stored("CPU", PROMPT[:2], PROMPT[:2], 0, EVENT))
+    assert (index.blocks(0), index.prompt_blocks(0)) == ({"GPU": 7, "CPU": 2}, {"GPU": 2})
+    index.apply(0, Stored("CPU", [PROMPT[1]], [PROMPT[1]], 0, EVENT, 2))
+    assert index.prompt_blocks(0) == {"GPU": 2, "CPU": 2}
+    assert index.blocks(1) == index.prompt_blocks(1) == {"GPU": 5}
+    index.check()
+
+
+def test_without_a_group_of_whole_prefixes_the_group_with_the_fewest_blocks_counts() -> None:
+    index = holding(4)
+    index.apply(0, Grouped(Layout(16, (Group(0, "window", 1, 2), Group(1, "state", 2)))))
+    index.apply(0, Stored("GPU", [PROMPT[1]], [PROMPT[1]], 0, EVENT, 1))
+    assert (index.blocks(0), index.prompt_blocks(0)) == ({"GPU": 5}, {"GPU": 2})
+
+
+def test_a_hit_ends_where_every_group_accepts_it() -> None:
+    index = holding(5, 5)
+    index.apply(0, Grouped(Layout(16, (Group(0, "full", 2), Group(1, "window", 1, 1)))))
+    assert [index.longest_hit(slot, 5) for slot in (0, 1)] == [4, 5]
+
+
 def test_pairs_are_looked_up_without_the_last_token() -> None:
     """As SGLang does with EAGLE: of a prompt of two blocks and one token the second is no hit."""
     index = PrefixIndex()

@@ -12,7 +12,7 @@ from router.top.columns import BAD, decision_table, event_table, prefix_table, r
 from router.top.heading import empty_text, heading
 from router.top.history import Rates
 from router.top.poller import DECISIONS, PREFIXES, REPLICAS, Poller
-from router.top.rows import Branch, Row, branches_of, natural, rows_of, saved_tokens
+from router.top.rows import Branch, Row, branches_of, cached_tokens, natural, rows_of, saved_tokens
 from router.top.table import Table
 from tests.router.top.samples import a_decision, a_prefix, a_replica
 
@@ -245,6 +245,13 @@ def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
         ["r9", "0", "ineligible"],
     ]
     assert "less than predicted" in lines_of(details.decision_lines(a_decision(reported_cached_tokens=0), 80))
+
+
+def test_tokens_are_those_that_prompts_can_use() -> None:
+    blocks = {"GPU": 300, "CPU": 100}
+    assert cached_tokens(a_replica(index=Index(blocks, 1.0, {"GPU": 100, "CPU": 40}), block_size=16)) == 140 * 16
+    assert cached_tokens(a_replica(index=Index(blocks, 1.0, {}), block_size=16)) == 0
+    assert cached_tokens(a_replica(index=Index(blocks), block_size=16)) == 400 * 16, "of an older router"
 
 
 def test_a_cache_is_never_shown_as_more_than_full() -> None:
