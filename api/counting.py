@@ -49,7 +49,7 @@ def check_body(body: bytes, max_model_len: int | None, *, chat: bool) -> None:
 
 
 def check_counts(counted: Countable, max_model_len: int | None, *, chat: bool) -> None:
-    """Raise ApiError 400 or 413 with the number of entries and the limit, for the fields of such a request."""
+    """Raise ApiError 400 with the number of entries and the limit, for the fields of such a request."""
     _check_most(_commas(counted.logit_bias), MAX_LOGIT_BIAS, "logit_bias")
     _check_most(_commas(counted.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids")
     if chat:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 QUOTED_CHARACTERS = 100
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -69,7 +70,12 @@ def method_not_allowed(method: str, path: str, allowed: Iterable[str]) -> ApiErr
 
 
 def too_long(message: str, param: str | None = None) -> ApiError:
-    return ApiError(413, message, param=param, code="context_length_exceeded")
+    return invalid(message, param, CONTEXT_LENGTH_EXCEEDED)
+
+
+def context_length(limit: int) -> str:
+    """The sentence by which clients recognize a prompt that is too long."""
+    return f"This model's maximum context length is {limit} tokens."
 
 
 def queue_full(message: str, retry_after_s: float) -> ApiError:

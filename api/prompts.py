@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api import chatml
-from api.errors import ApiError, invalid, too_long
+from api.errors import ApiError, context_length, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, SamplingFields, TokenizeRequest
 from api.special_tokens import SpecialTokensInText, SpelledTokens
 from api.templates import ChatTemplate, Conversation
@@ -46,7 +46,7 @@ class Prompts:
         self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
 
     def chat(self, request: ChatRequest, max_model_len: int | None = None) -> list[int]:
-        """The prompt's token ids; raise ApiError 413 early if the prompt leaves no room in the model's length."""
+        """The prompt's token ids; raise ApiError 400 early if the prompt leaves no room in the model's length."""
         text = self.chat_text(request, max_model_len)
         return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
 
@@ -61,7 +61,7 @@ class Prompts:
         return self._conversation_text(request, max_model_len)
 
     def completion(self, request: CompletionRequest, max_model_len: int | None = None) -> list[list[int]]:
-        """The token ids of each prompt; raise ApiError 413 as `chat` does."""
+        """The token ids of each prompt; raise ApiError 400 as `chat` does."""
         add_special_tokens = request.add_special_tokens is not False
         texts = self.completion_texts(request, max_model_len)
         return [
@@ -177,13 +177,12 @@ def _too_deep() -> ApiError:
 
 
 def check_room(prompt_tokens: int, max_model_len: int | None, param: str, *, exact: bool = True) -> None:
-    """Raise ApiError 413 if a prompt leaves no room for a response; without a limit there always is."""
+    """Raise ApiError 400 if a prompt leaves no room for a response; without a limit there always is."""
     if max_model_len is None or prompt_tokens < max_model_len:
         return
     found = f"{prompt_tokens}" if exact else f"{prompt_tokens} or more"
-    fix = f"send at most {max_model_len - 1}"
-    message = f"the prompt has {found} tokens; {fix}: the model's length is {max_model_len}, answer included"
-    raise too_long(message, param)
+    what = f"However, the prompt has {found} tokens; send at most {max_model_len - 1}, to leave room for an answer"
+    raise too_long(f"{context_length(max_model_len)} {what}", param)
 
 
 def _compiled(source: str | None, tokenizer: Tokenizer, name: str) -> ChatTemplate | None:

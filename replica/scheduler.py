@@ -69,7 +69,8 @@ class Scheduler:
     def _check_length(self, request: Request) -> None:
         tokens, limit = len(request.chain), self.limits.max_model_len
         if tokens >= limit:
-            raise TooLong(f"the prompt has {tokens} tokens and leaves no room for an answer: the model takes {limit}")
+            found = f"the prompt has {tokens} tokens and leaves no room for an answer"
+            raise TooLong(f"This model's maximum context length is {limit} tokens. However, {found}")
         longest = max(tokens, request.limit)
         capacity = self.pool.num_blocks * self.pool.block_size
         if longest > capacity:

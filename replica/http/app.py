@@ -257,7 +257,7 @@ ERRORS = {
     401: "The API key is missing or wrong",
     404: "The model is not served here",
     409: "The cache is in use",
-    413: "The body, or the prompt, is too long",
+    413: "The body is too long",
     429: "Too many requests wait; Retry-After says when to try again",
     500: "The server failed",
     503: "Loading, draining, or the engine stopped",

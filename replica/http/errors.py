@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api.errors import ApiError, internal
+from api.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, internal
 from api.http.responses import error_response
 from replica.client import EngineDied
 from replica.http.metrics import Metrics
@@ -23,6 +23,8 @@ def refusal(error: ApiError) -> str | None:
         case 429:
             return "full"
         case 413:
+            return "too_long"
+        case 400 if error.code == CONTEXT_LENGTH_EXCEEDED:
             return "too_long"
         case 503 if error.code in ("draining", "loading"):
             return error.code

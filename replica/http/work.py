@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from api.errors import invalid
+from api.errors import context_length, invalid, too_long
 from api.native import Native, pack_ids
 from api.prompts import check_room
 from api.requests import ChatRequest
@@ -164,12 +164,8 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: i
         limit_name = "max_tokens"
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
             limit_name = "max_completion_tokens"
-        raise invalid(
-            f"{limit_name} is {wanted} and the prompt has {prompt_tokens} tokens, together {wanted + prompt_tokens}; "
-            f"the model's length is {max_model_len}: ask for at most {room}",
-            limit_name,
-            "context_length_exceeded",
-        )
+        both = f"{limit_name} is {wanted} and the prompt has {prompt_tokens} tokens, together {wanted + prompt_tokens}"
+        raise too_long(f"{context_length(max_model_len)} However, {both}; ask for at most {room}", limit_name)
     return wanted
 
 

@@ -26,7 +26,7 @@ ERRORS = {
     403: "Only an administrator may do this",
     404: "There is no such model, replica, decision or path",
     409: "Discovery names this replica: it would be back at once",
-    413: "The body, or the prompt, is too long",
+    413: "The body is too long",
     429: "The key's limit is reached, or every replica is at its own; Retry-After says when to try again",
     500: "The server failed",
     502: "The replica was lost while it answered",

@@ -97,7 +97,8 @@ class Decision(Struct, eq=False):
             return "no replica serves this model"
         if self.rejection == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
-            return f"the prompt has {self.question.tokens:,} tokens; the longest that a replica takes is {longest:,}"
+            found = f"the prompt has {self.question.tokens} tokens; send at most {longest - 1}"
+            return f"This model's maximum context length is {longest} tokens. However, {found}"
         obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MOST_TOLD])
         reasons = "; ".join(f"{name}: {why or 'has room by now'}" for name, why in obstacles)
         if (more := len(self.candidates) - MOST_TOLD) > 0:

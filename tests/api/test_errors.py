@@ -25,7 +25,7 @@ def test_the_body_has_the_shape_of_openai() -> None:
         (errors.not_found("/x"), 404, "not_found"),
         (errors.unknown_model("gpt-9", ["demo"]), 404, "model_not_found"),
         (errors.method_not_allowed("PUT", "/v1/models", ["GET", "HEAD"]), 405, "method_not_allowed"),
-        (errors.too_long("9000 tokens; at most 8192 fit", "prompt"), 413, "context_length_exceeded"),
+        (errors.too_long("9000 tokens; at most 8192 fit", "prompt"), 400, "context_length_exceeded"),
         (errors.queue_full("1024 requests wait", 2.5), 429, "queue_full"),
         (errors.draining(), 503, "draining"),
         (errors.internal(), 500, "internal_error"),

@@ -248,9 +248,11 @@ class NeverEncodes(ByteTokenizer):
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(request_: Any, template: str | None) -> None:
     prompts = Prompts(NeverEncodes(), template)
     is_chat = isinstance(request_, ChatRequest)
-    with pytest.raises(ApiError, match="send at most 9: the model's length is 10") as caught:
+    with pytest.raises(
+        ApiError, match=r"This model's maximum context length is 10 tokens\. However, .*; send at most 9"
+    ) as caught:
         (prompts.chat if is_chat else prompts.completion)(request_, 10)
-    assert (caught.value.status, caught.value.param) == (413, "messages" if is_chat else "prompt")
+    assert (caught.value.status, caught.value.param) == (400, "messages" if is_chat else "prompt")
 
 
 def test_a_prompt_that_may_fit_is_encoded() -> None:

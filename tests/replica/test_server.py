@@ -249,7 +249,7 @@ def test_a_chat_without_max_tokens_may_use_what_is_left() -> None:
         assert (too_much.status, too_much.error["param"]) == (400, "max_completion_tokens")
         assert "100" in too_much.error["message"] and "90" in too_much.error["message"]
         too_long = small.post("/v1/completions", completion(prompt="x" * 200))
-        assert (too_long.status, too_long.error["code"]) == (413, "context_length_exceeded")
+        assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
         fitting = small.post("/v1/completions", completion(prompt="x" * 89, max_tokens=None)).json
         assert fitting["usage"]["total_tokens"] == 100, "the default of 16 tokens is cut to the remaining context"
 
@@ -285,7 +285,7 @@ def test_a_long_prompt_is_read_beside_the_event_loop(served: Replica) -> None:
         ("/v1/completions", completion(resume_token_ids=[[1], [2]]), 400, "resume_token_ids", None),
         ("/v1/completions", completion(resume_token_ids=[[999]]), 400, "resume_token_ids[0]", None),
         ("/v1/completions", completion(max_tokens=9000), 400, "max_tokens", "context_length_exceeded"),
-        ("/v1/completions", completion(prompt="x" * 9000), 413, "prompt", "context_length_exceeded"),
+        ("/v1/completions", completion(prompt="x" * 9000), 400, "prompt", "context_length_exceeded"),
         ("/v1/chat/completions", chat(messages=[{"role": "king", "content": ""}]), 400, "messages[0].role", None),
         ("/v1/chat/completions", b"{", 400, None, None),
         ("/v1/chat/completions", b"\xff\xfe", 400, None, None),
@@ -449,7 +449,7 @@ def test_a_long_text_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     with replica(http={"tokenizer": str(tmp_path)}, vocabulary=(0, 300), max_model_len=100) as small:
         answer = small.post("/v1/completions", completion(prompt="the fox " * 100_000))
-        assert (answer.status, answer.error["code"]) == (413, "context_length_exceeded")
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
         assert "or more tokens" in answer.error["message"]
         assert 'refused_total{model_name="demo",reason="too_long"} 1.0' in small.get("/metrics").body.decode()
 

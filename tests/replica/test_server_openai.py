@@ -127,7 +127,7 @@ def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.APIStatusError) as long:
         client.completions.create(model=MODEL, prompt="x" * 9000)
-    assert (long.value.status_code, long.value.code) == (413, "context_length_exceeded")
+    assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
 
 
 def test_a_wrong_key_and_a_full_queue() -> None:

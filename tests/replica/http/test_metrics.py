@@ -125,7 +125,7 @@ def test_refused_requests_are_counted_as_refused_and_as_nothing_else() -> None:
     refusals: list[tuple[dict[str, Any], int]] = [
         ({"n": 0}, 400),
         ({"model": "other"}, 404),
-        ({"prompt": "x" * 99}, 413),
+        ({"prompt": "x" * 99}, 400),
         ({"n": 2}, 429),
         ({"n": 2, "stream": True}, 429),
     ]

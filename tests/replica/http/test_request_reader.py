@@ -141,14 +141,14 @@ async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) 
     client = Client(json.dumps({"model": "demo", "prompt": prompt}).encode())
     with pytest.raises(ApiError) as caught:
         await reader.generation(client.request, CompletionRequest, 100)
-    assert (caught.value.status, caught.value.code) == (413, "context_length_exceeded")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
 async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> None:
     body = envelope(Native(prompts=[pack_ids([1] * 100)])) + b'{"model": "demo", "prompt": "x"}'
     with pytest.raises(ApiError) as caught:
         await reader.generation(Client(body, REQUEST_TYPE).request, CompletionRequest, 100)
-    assert (caught.value.status, caught.value.param) == (413, "prompt")
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
 async def test_the_log_says_once_that_calls_of_tools_are_not_read(

@@ -149,7 +149,7 @@ def test_a_prompt_longer_than_the_model_is_refused_before_it_is_encoded(qwen: Pr
     tokens = Tokens("m", qwen)
     with pytest.raises(ApiError, match="50 tokens; send at most 49") as caught:
         tokens.draft(False, sent, read_peek(sent), max_model_len=50)
-    assert caught.value.status == 413
+    assert caught.value.status == 400
     assert tokens.draft(False, sent, read_peek(sent), max_model_len=51).finish().tokens == 50
 
 
