@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from api.counting import check_body
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
+from api.http.inflater import inflated
 from api.native import REQUEST_TYPE, Native, unpack_ids, unwrap
 from api.prompts import Prompts, check_room
 from api.requests import ChatRequest, CompletionRequest, read
@@ -63,7 +64,7 @@ class Reader:
         received = bytearray()
         size = held = 0
         try:
-            async for piece in request.stream():
+            async for piece in inflated(request.scope["headers"], request.stream()):
                 size += len(piece)
                 _check_size(size, self.max_body_bytes)
                 if size <= limit:

@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
 from api.http.bodies import Bodies, declared_size
+from api.http.inflater import inflated
 from api.http.responses import json_response
 from api.responses import Model, ModelList
 from router.core import Router
@@ -220,7 +221,7 @@ async def body_of(request: Request, limit: int, bodies: Bodies) -> AsyncIterator
     bodies.check(min(declared_size(request.headers.get("content-length", "")) or 0, limit))
     received, held = bytearray(), 0
     try:
-        async for piece in request.stream():
+        async for piece in inflated(request.scope["headers"], request.stream()):
             if len(received) + len(piece) > limit:
                 raise too_large(len(received) + len(piece), limit)
             held = bodies.claim(len(received) + len(piece), held)

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.errors import ApiError, internal
 from api.http.bodies import SMALL_BYTES, Bodies, declared_size
+from api.http.inflater import Inflater, inflater_for
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,9 @@ class Exchange(Struct, eq=False):
     _head: bytes | None = None  # written with the first part of the body
     _chunked: bool = False
     _bodiless: bool = False
+    _inflater: Inflater | None = None  # while a compressed body comes; then `body` has what is not fed to it yet
+    _plain: bytearray | None = None  # inflated so far
+    _goes_on: bool = False  # with inflating, in the next iteration of the loop
 
     @property
     def message_event(self) -> "Exchange":
@@ -103,6 +107,14 @@ class Exchange(Struct, eq=False):
                 if size > max_body_bytes:
                     raise too_large(size, max_body_bytes)
                 bodies.check(size)
+            elif name == b"content-encoding":
+                self._expect_compressed()
+
+    def _expect_compressed(self) -> None:
+        """Prepare to inflate the body; replicas get it as it was before."""
+        headers = self.scope["headers"]
+        self._inflater, self._plain = inflater_for(headers), bytearray()
+        self.scope["headers"] = [header for header in headers if header[0] != b"content-encoding"]
 
     def set(self) -> None:
         """Handle a change: part of the body has come, or the client has left."""
@@ -116,12 +128,41 @@ class Exchange(Struct, eq=False):
             return
         if self._served is None:
             return
+        if self._inflater is not None and not self._inflate(self._inflater):
+            return
         size = len(self.body)
         if size > self._uncounted_bytes and not self._has_room(size):
             return
         if not self.more_body:
             serve, self._served = self._served, None
             self.guard(serve, self)
+
+    def _inflate(self, inflater: Inflater) -> bool:
+        """Inflate a slice of what has come; return whether the whole body is there."""
+        assert self._plain is not None, "it is made with the inflater"
+        inflater.feed(self.body)
+        self.body = bytearray()
+        try:
+            self._plain += inflater.take()
+            size = len(self._plain) + inflater.waiting_bytes
+            if size > self._uncounted_bytes and not self._has_room(size):
+                return False
+            if not (inflater.waiting_bytes or self.more_body):
+                inflater.finish()
+        except ApiError as error:
+            self.refuse(error)
+            return False
+        if inflater.waiting_bytes and not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self.guard, self._go_on)
+        if inflater.waiting_bytes or self.more_body:
+            return False
+        self.body, self._plain, self._inflater = self._plain, None, None
+        return True
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.set()
 
     def _has_room(self, size: int) -> bool:
         """Count the bytes that have come; refuse the request if they are too many."""
@@ -256,7 +297,7 @@ class Exchange(Struct, eq=False):
         if self.response_complete:
             return
         self.response_complete = True
-        self.body = bytearray()  # an idle connection keeps its last exchange
+        self.body, self._plain, self._inflater = bytearray(), None, None  # an idle connection keeps its last exchange
         self._served = None
         if self._held_bytes:
             self._bodies.release(self._held_bytes)

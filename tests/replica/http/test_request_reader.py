@@ -1,9 +1,11 @@
 """Long requests wait for their turn; those whose clients leave never get one."""
 
 import asyncio
+import gzip
 import json
 import logging
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ from starlette.types import Message
 
 from api.errors import ApiError
 from api.http.bodies import Bodies
+from api.http.inflater import SLICE_BYTES
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest
@@ -26,10 +29,11 @@ LIMIT_S = 10.0
 class Client:
     """A client as the server sees it: a body, and whether it has left."""
 
-    def __init__(self, body: bytes = b"", content_type: str = "application/json") -> None:
+    def __init__(self, body: bytes = b"", content_type: str = "application/json", encoding: str = "identity") -> None:
         self.left = asyncio.Event()
         self._messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        scope = {"type": "http", "headers": [(b"content-type", content_type.encode())]}
+        headers = [(b"content-type", content_type.encode()), (b"content-encoding", encoding.encode())]
+        scope = {"type": "http", "headers": headers}
         self.request = Request(scope, self._receive)
 
     async def _receive(self) -> Message:
@@ -142,6 +146,29 @@ async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) 
     with pytest.raises(ApiError) as caught:
         await reader.generation(client.request, CompletionRequest, 100)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+async def test_a_compressed_body_is_inflated(reader: Reader) -> None:
+    body = gzip.compress(json.dumps({"model": "demo", "prompt": "hello"}).encode())
+    parsed = await reader.generation(Client(body, encoding="gzip").request, CompletionRequest, 100)
+    assert parsed.prompts == [ByteTokenizer().encode("hello", add_special_tokens=True)]
+    assert reader.bodies.used_bytes == 0
+
+
+async def test_a_small_body_that_grows_beyond_the_limit_is_refused_on_its_way(reader: Reader) -> None:
+    bomb = gzip.compress(bytes(200 * reader.max_body_bytes))
+    assert len(bomb) < reader.max_body_bytes
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            async with reader.body(Client(bomb, encoding="gzip").request):
+                pytest.fail("it was taken")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+    assert peak < 4 * reader.max_body_bytes + 4 * SLICE_BYTES
+    assert reader.bodies.used_bytes == 0
 
 
 async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> None:
