@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 
 from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
-from api.unsupported import Unsupported
+from api.unsupported import Unsupported, check_neutral
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class SamplingFields(Unsupported, kw_only=True):
     ] = field(default_factory=dict)
     seed: Seed | None = None
     n: Nullable[Annotated[int, Meta(ge=1, le=128)]] = 1
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None  # so many are generated, and the likeliest n answered
     min_tokens: Nullable[Annotated[int, Meta(ge=0, le=MAX_INT)]] = 0
     ignore_eos: Nullable[bool] = False
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
@@ -82,10 +82,11 @@ class SamplingFields(Unsupported, kw_only=True):
         _fill_nulls(self)
         if self.top_k == -1:
             self.top_k = 0
-        if self.best_of is not None and self.best_of != self.n:
-            raise invalid(
-                f"best_of is {self.best_of} and n is {self.n}; leave best_of out or make them equal", "best_of"
-            )
+        if self.candidates < self.n:
+            raise invalid(f"best_of is {self.best_of} and n is {self.n}; best_of must be at least n", "best_of")
+        if self.candidates > self.n and self.stream:
+            fix = "the best are known at the end: unset stream or best_of"
+            raise invalid(f"best_of is {self.best_of}, n is {self.n} and stream is set; {fix}", "best_of")
         if self.stream_options is not None and not self.stream:
             raise invalid(
                 "stream_options is set and stream is not; set stream or leave stream_options out", "stream_options"
@@ -95,7 +96,7 @@ class SamplingFields(Unsupported, kw_only=True):
                 f"prompt_logprobs is {self.prompt_logprobs} and stream is set; a stream has none: unset one of them",
                 "prompt_logprobs",
             )
-        limit = self.output_limit or self.usual_output
+        limit = self.usual_output if self.output_limit is None else self.output_limit
         if limit is not None and self.min_tokens > limit:
             raise invalid(f"min_tokens is {self.min_tokens}; the most that may be generated is {limit}", "min_tokens")
 
@@ -113,6 +114,16 @@ class SamplingFields(Unsupported, kw_only=True):
     def alternatives(self) -> int | None:
         """The number of alternatives beside each token's log probability; None: no log probabilities."""
         raise NotImplementedError
+
+    @property
+    def scored(self) -> int | None:
+        """The number of alternatives beside each prompt token's log probability; None: the prompt is not scored."""
+        return self.prompt_logprobs
+
+    @property
+    def candidates(self) -> int:
+        """The completions generated for each prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -133,7 +144,8 @@ class SamplingFields(Unsupported, kw_only=True):
 
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[str | TokenId | TokenIds]
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0: only the prompt is echoed
+    echo: Nullable[bool] = False  # begin the text, and the log probabilities, with the prompt's
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     # One per prompt; used instead of tokenizing.
     prompt_token_ids: Annotated[list[TokenIds], Meta(min_length=1)] | None = None
@@ -144,7 +156,20 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if self.prompt_token_ids is not None and len(self.prompt_token_ids) != prompts:
             given = len(self.prompt_token_ids)
             raise invalid(f"prompt_token_ids has {given} lists; there are {prompts} prompts", "prompt_token_ids")
-        self._check_resumed(prompts * self.n)
+        self._check_echo()
+        self._check_resumed(prompts * self.candidates)
+
+    def _check_echo(self) -> None:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens is 0; ask for at least 1, or set echo to score the prompt alone", "max_tokens")
+        if self.echo and self.stream and self.logprobs is not None:
+            fix = "a stream has no log probabilities of its prompt: unset one of them"
+            raise invalid(f"echo and stream are set, and logprobs is {self.logprobs}; {fix}", "echo")
+
+    @property
+    def scored(self) -> int | None:
+        found = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in found if count is not None), default=None)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -237,6 +262,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
     max_tokens: Count | None = None
+    echo: Any = None  # in chats vLLM's own; it changes the prompt
     max_completion_tokens: Count | None = None  # wins over max_tokens, its old name
     logprobs: Nullable[bool] = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -250,9 +276,10 @@ class ChatRequest(SamplingFields, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true", "top_logprobs")
+        check_neutral("echo", self.echo, (False,))
         check_tools(self.tools)
         check_conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
-        self._check_resumed(self.n)
+        self._check_resumed(self.candidates)
 
     @property
     def output_limit(self) -> int | None:

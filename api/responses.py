@@ -49,9 +49,9 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 
 class CompletionLogprobs(Struct):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # null for the first token of an echoed prompt
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -211,15 +211,29 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, fl
 def completion_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice], text_offset: int) -> CompletionLogprobs:
     """`text_offset` is the length of the text before these tokens."""
     logprobs = CompletionLogprobs([], [], [], [])
-    for token_id, logprob, top in chosen:
-        text = _legacy_text(tokenizer, token_id)
-        logprobs.text_offset.append(text_offset)
-        logprobs.token_logprobs.append(_finite(logprob))
-        logprobs.tokens.append(text)
-        alternatives = {_legacy_text(tokenizer, other): _finite(of_other) for other, of_other in top}
-        logprobs.top_logprobs.append(alternatives | {text: _finite(logprob)})
-        text_offset += len(text)
+    for one in chosen:
+        text_offset += len(add_logprob(logprobs, tokenizer, one, text_offset))
     return logprobs
+
+
+def add_logprob(logprobs: CompletionLogprobs, tokenizer: Tokenizer, chosen: TokenChoice, text_offset: int) -> str:
+    """Add a token, and return its text."""
+    token_id, logprob, top = chosen
+    text = _legacy_text(tokenizer, token_id)
+    logprobs.text_offset.append(text_offset)
+    logprobs.token_logprobs.append(_finite(logprob))
+    logprobs.tokens.append(text)
+    alternatives = {_legacy_text(tokenizer, other): _finite(of_other) for other, of_other in top}
+    logprobs.top_logprobs.append(alternatives | {text: _finite(logprob)})
+    return text
+
+
+def add_first_token(logprobs: CompletionLogprobs, tokenizer: Tokenizer, token_id: int) -> None:
+    """Add the first token of a prompt, which has no probability."""
+    logprobs.text_offset.append(0)
+    logprobs.token_logprobs.append(None)
+    logprobs.tokens.append(_legacy_text(tokenizer, token_id))
+    logprobs.top_logprobs.append(None)
 
 
 def prompt_logprob(

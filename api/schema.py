@@ -50,6 +50,8 @@ def _components() -> dict[str, Any]:
     for name in (ChatRequest.__name__, TokenizeRequest.__name__):
         schemas[name]["properties"]["tools"] |= {"anyOf": _TOOLS}
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
+    schemas["CompletionRequest"]["allOf"] += [_ONLY_ECHO, _NO_STREAM_OF_ECHOES]
+    schemas["ChatRequest"]["properties"]["echo"] = {"enum": [None, False], "default": None}
     schemas["ChatRequest"]["allOf"] += [_ONE_ENDING, _when(("top_logprobs", "integer"), logprobs=True)]
     schemas["TokenizeRequest"] |= {"oneOf": [_given("prompt", "messages"), _given("messages", "prompt")]}
     schemas["TokenizeRequest"]["allOf"] = [_ONE_ENDING]
@@ -102,6 +104,13 @@ _NO_STREAM_OF_PROMPTS = {
     "not": {
         "properties": {"prompt_logprobs": {"type": "integer"}, "stream": {"const": True}},
         "required": ["prompt_logprobs", "stream"],
+    }
+}
+_ONLY_ECHO = {"if": _has("max_tokens", {"const": 0}), "then": _has("echo", {"const": True})}
+_NO_STREAM_OF_ECHOES = {
+    "not": {
+        "properties": {"echo": {"const": True}, "stream": {"const": True}, "logprobs": {"type": "integer"}},
+        "required": ["echo", "stream", "logprobs"],
     }
 }
 # A conversation cannot both go on with its last message and begin a new one.

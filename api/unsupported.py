@@ -13,7 +13,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "chat_template": (),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -47,8 +46,12 @@ class Unsupported(_Fields, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, neutral in UNSUPPORTED.items():
-            value = getattr(self, name)
-            if value is not None and not any(type(value) is type(none) and value == none for none in neutral):
-                accepted = " or ".join(map(quoted, neutral))
-                fix = f"send {accepted}, or leave it out" if accepted else "leave it out"
-                raise invalid(f"{name} is {quoted(value)}, which is not supported; {fix}", name, "unsupported")
+            check_neutral(name, getattr(self, name), neutral)
+
+
+def check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
+    """Raise ApiError 400 unless the value asks for nothing."""
+    if value is not None and not any(type(value) is type(none) and value == none for none in neutral):
+        accepted = " or ".join(map(quoted, neutral))
+        fix = f"send {accepted}, or leave it out" if accepted else "leave it out"
+        raise invalid(f"{name} is {quoted(value)}, which is not supported; {fix}", name, "unsupported")

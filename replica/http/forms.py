@@ -6,10 +6,12 @@ returns it at the end.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, UnsetType
 
+from api.detokenize import Detokenizer
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
     ChatChoice,
@@ -19,6 +21,7 @@ from api.responses import (
     ChatMessage,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     FinishReason,
     PromptLogprobs,
     Usage,
@@ -31,6 +34,7 @@ from api.responses import (
 from api.responses import Delta as ChatDelta
 from api.sse import DONE, event
 from api.tokenizer import Tokenizer
+from replica.http.echo import echoed_logprobs, echoed_text, joined
 from replica.http.generation import Choice, Delta
 from replica.http.work import Work
 from replica.messages import TokenLogprobs
@@ -59,12 +63,12 @@ class Form(ABC):
     def begin(self, choice: Choice, cached_tokens: int) -> None:
         """Note the start of a choice, with its number of cached prompt tokens."""
         self._cached_tokens[choice.index] = cached_tokens
-        if choice.index % self.request.n == 0:
+        if choice.index % self.request.candidates == 0:
             self._cached_in_prompts += cached_tokens
 
     def tell_prompt(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take the log probabilities of this choice's prompt."""
-        self._told[choice.index // self.request.n] = logprobs
+        self._told[choice.index // self.request.candidates] = logprobs
 
     def prepare(self) -> Iterator[None]:
         """Make the slow parts of `end`, in small steps."""
@@ -100,7 +104,7 @@ class Form(ABC):
         return list(delta.token_ids) if self.request.return_token_ids else UNSET
 
     def prompt_token_ids(self, index: int) -> list[int] | UnsetType:
-        return list(self.work.prompts[index // self.request.n]) if self.request.return_token_ids else UNSET
+        return list(self.work.prompts[index // self.request.candidates]) if self.request.return_token_ids else UNSET
 
     def logprobs(self, delta: Delta) -> Any:
         """As a choice of this kind has them."""
@@ -152,11 +156,12 @@ class StreamedCompletion(StreamedForm):
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         first = self.is_first(choice)
-        if self.is_silent(delta):
+        echo = echo_of(self, choice.index) if first else ""
+        if self.is_silent(delta) and not echo:
             return b""
         shown = CompletionChoice(
             index=choice.index,
-            text=delta.text,
+            text=echo + delta.text,
             logprobs=self.logprobs(delta),
             finish_reason=finish_reason(delta),
             stop_reason=self.stop_reason(choice),
@@ -198,22 +203,42 @@ class WholeForm(Form):
         self._said = [[part.resumed] for part in work.parts]
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
+    @property
+    def pause_every(self) -> int:
+        """The tokens of a prompt that are put into words at once."""
+        return max(1, AT_ONCE // ((self.request.scored or 0) + 1))
+
     def prepare(self) -> Iterator[None]:
-        steps = max(1, AT_ONCE // ((self.request.prompt_logprobs or 0) + 1))
-        for index, told in self._told.items():
+        wanted = self.request.prompt_logprobs
+        for index, told in self._told.items() if wanted is not None else ():
             shown: PromptLogprobs = [None]
             self._prompt_logprobs[index] = shown
             for token_id, of_token in zip(self.work.prompts[index][1:], told, strict=True):
-                shown.append(prompt_logprob(self.tokenizer, token_id, of_token.logprob, of_token.rank, of_token.top))
-                if len(shown) % steps == 0:
+                top = of_token.top[:wanted]
+                shown.append(prompt_logprob(self.tokenizer, token_id, of_token.logprob, of_token.rank, top))
+                if len(shown) % self.pause_every == 0:
                     yield
 
     def prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
-        return self._prompt_logprobs.get(index // self.request.n, UNSET)
+        return self._prompt_logprobs.get(index // self.request.candidates, UNSET)
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         self._said[choice.index].append(delta)
         return b""
+
+    def answered(self) -> list[Choice]:
+        """The choices for the client: of more candidates, the likeliest ones of each prompt."""
+        choices, each = [part.choice for part in self.work.parts], self.request.candidates
+        if each == self.request.n:
+            return choices
+        groups = [choices[start : start + each] for start in range(0, len(choices), each)]
+        ranked = [sorted(group, key=self._likelihood, reverse=True) for group in groups]
+        return [choice for group in ranked for choice in group[: self.request.n]]
+
+    def _likelihood(self, choice: Choice) -> float:
+        """The log probability per token."""
+        logprobs = self.joined(choice.index).logprobs
+        return fmean(of_token.logprob for of_token in logprobs) if logprobs else 0.0
 
     def joined(self, index: int) -> Delta:
         said = self._said[index]
@@ -229,15 +254,34 @@ class WholeForm(Form):
 class WholeCompletion(WholeForm):
     kind = Completion
 
-    def end(self) -> bytes:
-        return encode(self.answer([self._choice(part.choice) for part in self.work.parts], self.usage()))
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(work, model, tokenizer)
+        self._echoed: dict[int, CompletionLogprobs] = {}  # by prompt
 
-    def _choice(self, choice: Choice) -> CompletionChoice:
+    def end(self) -> bytes:
+        choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
+        return encode(self.answer(choices, self.usage()))
+
+    def prepare(self) -> Iterator[None]:
+        yield from super().prepare()
+        request = cast(CompletionRequest, self.request)
+        if not request.echo or request.logprobs is None:
+            return
+        for index, told in self._told.items():
+            detokenizer = Detokenizer(self.tokenizer, request.skip_special_tokens)
+            self._echoed[index] = yield from echoed_logprobs(
+                self.tokenizer, self.work.prompts[index], told, request.logprobs, detokenizer, self.pause_every
+            )
+
+    def _choice(self, choice: Choice, index: int) -> CompletionChoice:
         said = self.joined(choice.index)
+        echo, logprobs = echo_of(self, choice.index), self.logprobs(said)
+        if (echoed := self._echoed.get(choice.index // self.request.candidates)) is not None:
+            logprobs = joined(echoed, logprobs, len(echo))
         return CompletionChoice(
-            index=choice.index,
-            text=said.text,
-            logprobs=self.logprobs(said),
+            index=index,
+            text=echo + said.text,
+            logprobs=logprobs,
             finish_reason=finish_reason(said),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(said),
@@ -250,14 +294,15 @@ class WholeChat(WholeForm):
     kind = ChatCompletion
 
     def end(self) -> bytes:
-        answer = self.answer([self._choice(part.choice) for part in self.work.parts], self.usage())
+        choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
+        answer = self.answer(choices, self.usage())
         answer.prompt_token_ids, answer.prompt_logprobs = self.prompt_token_ids(0), self.prompt_logprobs(0)
         return encode(answer)
 
-    def _choice(self, choice: Choice) -> ChatChoice:
+    def _choice(self, choice: Choice, index: int) -> ChatChoice:
         said = self.joined(choice.index)
         return ChatChoice(
-            index=choice.index,
+            index=index,
             message=ChatMessage(content=said.text),
             logprobs=self.logprobs(said),
             finish_reason=finish_reason(said),
@@ -276,6 +321,15 @@ FORMS: dict[tuple[type, bool], type[Form]] = {
 
 def form_of(work: Work, model: str, tokenizer: Tokenizer) -> Form:
     return FORMS[type(work.request), work.request.stream](work, model, tokenizer)
+
+
+def echo_of(form: Form, index: int) -> str:
+    """The text of the prompt of this choice, if the client wants it back."""
+    request = form.request
+    if not isinstance(request, CompletionRequest) or not request.echo:
+        return ""
+    given = request.prompts[index // request.candidates]
+    return echoed_text(form.tokenizer, given, request.skip_special_tokens)
 
 
 def finish_reason(delta: Delta) -> FinishReason:

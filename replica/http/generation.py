@@ -19,7 +19,7 @@ from replica.messages import TokenLogprobs
 class StopConditions(Struct, frozen=True):
     """The ends of a choice, and the text shown for each."""
 
-    max_tokens: int
+    max_tokens: int  # 0: whatever the engine generates is not shown
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
@@ -70,6 +70,9 @@ class Choice:
         """
         if self.finish_reason is not None:
             return NOTHING
+        if not self._ending.max_tokens:
+            self.finish_reason = reason and "length"
+            return Delta("", (), finish_reason=self.finish_reason)
         shown: list[str] = []
         offsets: list[int] = []
         hidden = len(token_ids) - 1 if reason == "stop" and not self._ending.show_stop else -1

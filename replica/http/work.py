@@ -73,7 +73,7 @@ def plan(
     seed = _seed(request, native)
     parts: list[ChoiceWork] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
-    seeds_repeat = request.n if request.seed is not None else len(resumed)
+    seeds_repeat = request.candidates if request.seed is not None else len(resumed)
     for prompt in prompts:
         ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served)
         submit = Submit(
@@ -83,7 +83,7 @@ def plan(
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
         )
-        for _ in range(request.n):
+        for _ in range(request.candidates):
             choice = Choice(len(parts), ending, served.tokenizer)
             said = resumed[choice.index]
             _check_resumed(said, choice.index, ending.max_tokens)
@@ -107,9 +107,10 @@ def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new
 
 
 def _count_choices(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int:
-    choices = len(prompts) * request.n
+    choices = len(prompts) * request.candidates
     if choices > MAX_CHOICES:
-        what = f"{len(prompts)} prompts with n={request.n} are {choices} choices"
+        each = f"n={request.n}" if request.candidates == request.n else f"best_of={request.best_of}"
+        what = f"{len(prompts)} prompts with {each} are {choices} choices"
         raise invalid(f"{what}; ask for at most {MAX_CHOICES} at once", "n")
     return choices
 
@@ -122,23 +123,24 @@ def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
         raise invalid(
             f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
         )
-    if not request.stream and not (request.alternatives is None and request.prompt_logprobs is None):
+    if not request.stream and not (_alternatives(request) is None and request.scored is None):
         # Log probabilities that another replica computed are not known here, and the client has seen nothing yet.
         return [[]] * choices
     return resumed
 
 
 def _check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
-    if request.prompt_logprobs is None:
+    if request.scored is None:
         return
     tokens = sum(map(len, prompts))
     if not isinstance(request, ChatRequest):
         tokens *= request.n  # each choice repeats them
-    count = tokens * (request.prompt_logprobs + 1)
+    count = tokens * (request.scored + 1)
     if count > MAX_PROMPT_LOGPROBS:
-        what = f"prompt_logprobs is {request.prompt_logprobs} and the prompts of all choices have {tokens} tokens"
+        name = "prompt_logprobs" if request.scored == request.prompt_logprobs else "logprobs"
+        what = f"{name} is {request.scored} and the prompts of all choices have {tokens} tokens"
         fix = f"send less: at most {MAX_PROMPT_LOGPROBS} log probabilities, the tokens' own included, are answered"
-        raise invalid(f"{what}, together {count}; {fix}", "prompt_logprobs")
+        raise invalid(f"{what}, together {count}; {fix}", name)
 
 
 def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> None:
@@ -180,9 +182,14 @@ def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> Stop
     )
 
 
+def _alternatives(request: GenerationRequest) -> int | None:
+    """The alternatives to ask the engine for; candidates are ranked by the log probabilities of their tokens."""
+    return 0 if request.alternatives is None and request.candidates > request.n else request.alternatives
+
+
 def _sampling(request: GenerationRequest, ending: StopConditions) -> Sampling:
     return Sampling(
-        max_tokens=ending.max_tokens,
+        max_tokens=max(1, ending.max_tokens),  # a prompt that is only echoed is computed on the way to one token
         min_tokens=ending.min_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -193,7 +200,7 @@ def _sampling(request: GenerationRequest, ending: StopConditions) -> Sampling:
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
         stop_token_ids=tuple(sorted(ending.stop_token_ids)),
-        top_logprobs=request.alternatives,
+        top_logprobs=_alternatives(request),
         ignore_eos=request.ignore_eos,
-        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs=request.scored,
     )

@@ -206,7 +206,7 @@ def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
 def count_choices(peek: Peek) -> int:
     prompt = peek.prompt
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return (len(prompt) if several else 1) * max(peek.n or 1, 1)
+    return (len(prompt) if several else 1) * max(peek.n or 1, peek.best_of or 1, 1)
 
 
 def text_of(peek: Peek) -> bytes:

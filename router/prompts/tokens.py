@@ -335,11 +335,13 @@ def _asked(prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_le
     if not strict:
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):
-        asked = Asked([prompts.chat_text(request, max_model_len)], request.n, bool(request.add_special_tokens))
+        asked = Asked([prompts.chat_text(request, max_model_len)], request.candidates, bool(request.add_special_tokens))
         if not (strict or _is_plain(request)):
             asked.doubt = UNFOLLOWED
         return asked
-    return Asked(prompts.completion_texts(request, max_model_len), request.n, request.add_special_tokens is not False)
+    return Asked(
+        prompts.completion_texts(request, max_model_len), request.candidates, request.add_special_tokens is not False
+    )
 
 
 def _is_plain(request: ChatRequest) -> bool:

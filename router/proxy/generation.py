@@ -193,7 +193,7 @@ class Generation(Request):
         if decision.chosen is not None:
             member = self.chosen = router.members.by_name[decision.chosen.name]
             self.prediction, self.predicted_at = None, None
-            if member.native or not self.peek.skips_cache(self.chat):
+            if not self.peek.skips_cache(self.chat):
                 self.prediction = router.placement.predict(prompt, member.candidate, member.block_size, matches)
                 self.predicted_at = router.feeds.moment(member.name)
             self.index_doubt = router.doubt(member)

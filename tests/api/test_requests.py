@@ -134,7 +134,7 @@ def test_the_last_of_two_equal_keys_wins() -> None:
         ({"repetition_penalty": 0}, "repetition_penalty", "> 0.0"),
         ({"n": 0}, "n", ">= 1"),
         ({"n": 129}, "n", "<= 128"),
-        ({"max_tokens": 0}, "max_tokens", ">= 1"),
+        ({"max_tokens": -1}, "max_tokens", ">= "),
         ({"max_tokens": 2**31}, "max_tokens", "<= 2147483647"),
         ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "min_tokens is 6; the most that may be generated is 5"),
         ({"seed": 2**63}, "seed", "<= 9223372036854775807"),
@@ -148,7 +148,8 @@ def test_the_last_of_two_equal_keys_wins() -> None:
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "stop_token_ids[1] is -1"),
         ({"stream_options": {}}, "stream_options", "set stream or leave stream_options out"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "is 1"),
-        ({"best_of": 2}, "best_of", "best_of is 2 and n is 1"),
+        ({"best_of": 1, "n": 2}, "best_of", "best_of is 1 and n is 2; best_of must be at least n"),
+        ({"best_of": 2, "stream": True}, "best_of", "unset stream or best_of"),
         ({"cache_salt": ""}, "cache_salt", "length >= 1"),
         ({"resume_token_ids": [[1], [2]]}, "resume_token_ids", "has 2 lists; the request has 1 choices"),
         ({"model": None}, "model", "got `null`"),
@@ -259,10 +260,36 @@ def test_a_field_that_asks_for_nothing_is_accepted(name: str, neutral: object) -
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("echo", 0), ("priority", False), ("echo", True), ("tool_choice", "required")]
+    ("name", "value"), [("echo", 0), ("priority", False), ("tool_choice", "required"), ("suffix", "x")]
 )
 def test_what_looks_neutral_and_is_not_is_refused(name: str, value: object) -> None:
     assert refused_completion(**{name: value}).param == name
+
+
+def test_only_completions_echo_their_prompt() -> None:
+    error = refused_chat(echo=True)
+    assert (error.param, error.code) == ("echo", "unsupported")
+    assert not chat(echo=False).echo and not completion(echo=None).echo
+    assert completion(echo=True, max_tokens=0, logprobs=1).scored == 1
+    assert completion(echo=True, logprobs=1, prompt_logprobs=3).scored == 3
+    assert completion(logprobs=1).scored is None
+
+
+def test_nothing_is_generated_only_where_the_prompt_is_echoed() -> None:
+    assert "set echo" in refused_completion(max_tokens=0).message
+    assert refused_chat(max_tokens=0).param == "max_tokens"
+    assert refused_completion(max_tokens=0, echo=True, min_tokens=1).param == "min_tokens"
+
+
+def test_a_stream_has_no_log_probabilities_of_an_echoed_prompt() -> None:
+    assert refused_completion(echo=True, stream=True, logprobs=0).param == "echo"
+    assert completion(echo=True, stream=True).echo
+
+
+def test_best_of_stands_for_n_candidates_or_more() -> None:
+    assert completion(n=2).candidates == completion(n=2, best_of=2, stream=True).candidates == 2
+    assert completion(n=2, best_of=3).candidates == 3
+    assert refused_completion(n=2, best_of=3, resume_token_ids=[[1], [1]]).param == "resume_token_ids"
 
 
 def test_unknown_fields_are_ignored() -> None:

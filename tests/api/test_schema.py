@@ -74,7 +74,8 @@ def test_what_is_read_fits_the_schema(data: st.DataObject, request_type: type[St
         {"prompt": []},
         {"prompt": ["a"] * 1025},
         {"suffix": "x"},
-        {"echo": True},
+        {"max_tokens": 0},
+        {"echo": True, "stream": True, "logprobs": 0},
         {"logit_bias": {"a": 1}},
         {"stream_options": {}},
         {"temperature": -1},
@@ -90,6 +91,7 @@ def test_the_schema_says_the_rules_that_msgspec_does_not(fields: dict[str, Any])
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "tool", "content": None}]},
         {"top_logprobs": 1},
+        {"echo": True},
         {"continue_final_message": True, "add_generation_prompt": True},
     ],
 )

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -182,6 +183,43 @@ def test_the_raw_response_says_what_happened(client: OpenAI) -> None:
     )
     assert raw.headers["x-request-id"] == "my-own-id"
     assert raw.headers["x-warmroute-replica"] and raw.headers["content-type"] == "application/json"
+
+
+def test_a_prompt_is_scored_as_lm_eval_asks(client: OpenAI) -> None:
+    prompt = list(b"One prompt of several blocks, which is scored again and again. " * 2)
+    for max_tokens in (1, 0):
+        answer = client.completions.create(
+            model=MODEL, prompt=[prompt, prompt[:50]], max_tokens=max_tokens, echo=True, logprobs=1, temperature=0
+        )
+        for asked, choice in zip((prompt, prompt[:50]), answer.choices, strict=True):
+            assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+            assert choice.text.startswith(bytes(asked).decode())
+            assert len(choice.logprobs.token_logprobs) == len(asked) + max_tokens
+            assert choice.logprobs.token_logprobs[0] is None
+
+
+def test_no_hits_are_predicted_for_a_prompt_that_is_scored(replica: Command) -> None:
+    with (
+        router("--replica", replica.url, "--replica-api-key", REPLICAS_KEY, "--log-level", "warning") as running,
+        httpx2.Client(base_url=running.url) as http,
+    ):
+
+        def predicted(**fields: object) -> int | None:
+            body = {"model": MODEL, "prompt": "A prompt of several blocks. " * 4, "max_tokens": 1, **fields}
+            assert http.post("/v1/completions", json=body).status_code == 200
+            found: int | None = http.get("/decisions").json()["decisions"][0]["predicted_cached_tokens"]
+            return found
+
+        wait_until(lambda: (predicted() or 0) > 0, "the router follows the replica's events")
+        assert predicted(echo=True, logprobs=1) is None
+        assert predicted(prompt_logprobs=0) is None
+        assert (predicted(echo=True) or 0) > 0
+
+
+def test_the_best_of_three_is_one(client: OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=3, best_of=3, extra_body=IGNORE_EOS)
+    assert len(answer.choices) == 1
+    assert answer.usage is not None and answer.usage.completion_tokens == 9
 
 
 def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:

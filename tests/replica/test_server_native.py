@@ -154,6 +154,25 @@ def test_prompt_logprobs_are_those_of_transformers_cached_or_not(served: Replica
             assert entry["rank"] == 1 + int((row > row[int(other)]).sum())
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_continuation_is_scored_as_lm_eval_asks_for_it(served: Replica, max_tokens: int) -> None:
+    """Its client: token ids, echo, logprobs=1, max_tokens=1; it leaves out the last token, which was generated."""
+    asked = prompts([40, 7, 90], seed=5)
+    context_tokens = 5
+    answer = ask(served, asked, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0)
+    for prompt, choice in zip(asked, answer["choices"], strict=True):
+        expected = logits("llama3", prompt)[:-1].log_softmax(-1)
+        until = len(prompt) if max_tokens == 0 else -1
+        found = choice["logprobs"]["token_logprobs"][context_tokens:until]
+        top = choice["logprobs"]["top_logprobs"][context_tokens:until]
+        of_tokens = [row[token].item() for row, token in zip(expected, prompt[1:], strict=True)][context_tokens - 1 :]
+        assert found == pytest.approx(of_tokens, abs=EXACT)
+        is_greedy = all(logprob == max(one.values()) for logprob, one in zip(found, top, strict=True))
+        said_greedy = expected.argmax(-1).tolist()[context_tokens - 1 :] == prompt[context_tokens:]
+        assert is_greedy == said_greedy
+        assert len(choice["logprobs"]["tokens"]) == len(prompt) + max_tokens
+
+
 @pytest.fixture(scope="module")
 def demo(demo_cache: Path) -> Iterator[Replica]:
     with native("demo", "--kv-cache-gb", 0.1, WARMROUTE_CACHE_DIR=str(demo_cache)) as running:

@@ -83,6 +83,7 @@ async def test_compressed_bodies_of_pipelined_requests_are_inflated_in_their_tur
 @pytest.mark.parametrize(
     ("packed", "coding", "status"),
     [(BODY, "gzip", 400), (gzip.compress(BODY)[:-2], "gzip", 400), (gzip.compress(BODY), "br", 415)],
+    ids=["plain", "cut", "another coding"],
 )
 async def test_a_body_that_cannot_be_inflated_is_refused(packed: bytes, coding: str, status: int) -> None:
     script = Script(says(GOOD))
@@ -102,9 +103,10 @@ async def test_a_small_body_that_grows_beyond_the_limit_is_refused_on_its_way() 
         def claim(size: int, held_bytes: int) -> int:
             nonlocal most
             most = max(most, size)
-            return used(size, held_bytes)
+            counted: int = used(size, held_bytes)
+            return counted
 
-        running.router.bodies.claim = claim  # type: ignore[method-assign]
+        running.router.bodies.claim = claim
         answer = await client.post(COMPLETIONS, bomb, content_encoding="gzip")
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
         assert 0 < most <= 1024 * 1024

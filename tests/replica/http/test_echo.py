@@ -1,0 +1,142 @@
+"""Completions that begin with their prompt, and the best of several candidates."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from api.native import Native
+from api.requests import CompletionRequest, read
+from api.tokenizer import ByteTokenizer
+from replica.http.forms import Form, form_of
+from replica.http.work import Served, Work, plan
+from replica.messages import TokenLogprobs
+
+BYTES = ByteTokenizer()
+SERVED = Served(max_model_len=1000, tokenizer=BYTES)
+
+
+def planned(prompts: list[list[int]], **fields: Any) -> Work:
+    request = read(json.dumps({"model": "demo", "prompt": prompts} | fields).encode(), CompletionRequest)
+    return plan(request, Native(), prompts, SERVED, itertools.count(1).__next__)
+
+
+def answered(work: Work, said: list[str], logprobs: list[float] | None = None) -> Any:
+    """The whole answer when the choices say this, a token for each letter."""
+    form = form_of(work, "demo", BYTES)
+    asks = work.request
+    for part, text, logprob in zip(work.parts, said, logprobs or [-1.0] * len(said), strict=True):
+        assert part.submit is not None
+        form.begin(part.choice, 0)
+        if part.submit.sampling.prompt_logprobs is not None:
+            form.tell_prompt(part.choice, scores(work.prompts[part.choice.index // asks.candidates]))
+        of_tokens = [TokenLogprobs(logprob, [(97, -0.5)], 1) for _ in text]
+        form.add(part.choice, part.choice.feed(list(text.encode()), "length", of_tokens))
+    return finished(form)
+
+
+def scores(prompt: Any) -> list[TokenLogprobs]:
+    """Log probabilities of a prompt: its second token has -2, its third -3, and so on."""
+    return [TokenLogprobs(-float(place), [(98, -0.5), (97, -0.7)], 3) for place in range(2, len(prompt) + 1)]
+
+
+def finished(form: Form) -> Any:
+    for _ in form.prepare():
+        pass
+    return json.loads(form.end())
+
+
+def test_the_text_begins_with_the_prompt() -> None:
+    texts = planned([[1]], prompt="käse ", echo=True, max_tokens=2)
+    assert answered(texts, ["ab"])["choices"][0]["text"] == "käse ab"
+    ids = planned([[*b"yes", *"ä".encode(), BYTES.eos]], echo=True, max_tokens=2)
+    assert answered(ids, ["ab"])["choices"][0]["text"] == "yesäab"
+
+
+def test_log_probabilities_begin_with_those_of_the_prompt() -> None:
+    prompt = [*"aä".encode(), *b"b"]
+    [choice] = answered(planned([prompt], echo=True, logprobs=1, max_tokens=2), ["xy"])["choices"]
+    assert choice["text"] == "aäbxy"
+    assert choice["logprobs"]["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa4", "b", "x", "y"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.0, -3.0, -4.0, -1.0, -1.0]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4]
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"b": -0.5, "bytes:\\xc3": -2.0}]
+    assert "prompt_logprobs" not in choice
+
+
+def test_a_prompt_alone_is_scored_without_an_answer() -> None:
+    work = planned([[97, 98, 99], [100, 101]], echo=True, logprobs=0, max_tokens=0)
+    assert [part.submit and part.submit.sampling.max_tokens for part in work.parts] == [1, 1]
+    found = answered(work, ["x", "y"])
+    assert [choice["text"] for choice in found["choices"]] == ["abc", "de"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in found["choices"]] == [[None, -2.0, -3.0], [None, -2.0]]
+    assert [choice["finish_reason"] for choice in found["choices"]] == ["length", "length"]
+    assert found["usage"] | {"prompt_tokens_details": None} == {
+        "prompt_tokens": 5,
+        "completion_tokens": 0,
+        "total_tokens": 5,
+        "prompt_tokens_details": None,
+    }
+
+
+def test_both_kinds_of_log_probabilities_have_what_each_asks_for() -> None:
+    work = planned([[97, 98]], echo=True, logprobs=0, prompt_logprobs=2, max_tokens=0)
+    [choice] = answered(work, ["x"])["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -2.0}]
+    assert set(choice["prompt_logprobs"][1]) == {"97", "98"}
+    fewer = planned([[97, 98]], echo=True, logprobs=2, prompt_logprobs=0, max_tokens=0)
+    [choice] = answered(fewer, ["x"])["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"a": -0.7, "b": -2.0}]
+    assert set(choice["prompt_logprobs"][1]) == {"98"}
+
+
+def test_every_choice_of_a_prompt_begins_with_it() -> None:
+    found = answered(planned([[97, 98]], n=2, echo=True, logprobs=0, max_tokens=1), ["x", "y"])
+    assert [choice["text"] for choice in found["choices"]] == ["abx", "aby"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in found["choices"]] == [[None, -2.0, -1.0]] * 2
+
+
+def test_a_streamed_choice_says_its_prompt_once_and_first() -> None:
+    work = planned([[97, 98]], echo=True, stream=True, max_tokens=9)
+    form, choice = form_of(work, "demo", BYTES), work.parts[0].choice
+    form.begin(choice, 0)
+    first, *others = "é".encode(), b"z"
+    events = [form.add(choice, choice.feed([byte])) for byte in [*first, *others[0]]]
+    texts = [json.loads(event[6:])["choices"][0]["text"] for event in events if event]
+    assert texts == ["ab", "é", "z"]
+
+
+def test_a_resumed_stream_does_not_say_its_prompt_again() -> None:
+    work = planned([[97, 98]], echo=True, stream=True, max_tokens=9, resume_token_ids=[[99]])
+    form, choice = form_of(work, "demo", BYTES), work.parts[0].choice
+    assert b'"text":"d"' in form.add(choice, choice.feed([100]))
+
+
+# ---- the best of several
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_the_likeliest_candidates_are_answered_best_first(logprobs: int | None) -> None:
+    work = planned([[97], [98]], n=2, best_of=3, max_tokens=4, logprobs=logprobs)
+    assert [part.submit and part.submit.sampling.top_logprobs for part in work.parts] == [logprobs or 0] * 6
+    found = answered(work, ["low", "high", "mid", "A", "B", "C"], [-3.0, -1.0, -2.0, -1.0, -3.0, -2.0])
+    assert [choice["text"] for choice in found["choices"]] == ["high", "mid", "A", "C"]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"] is None for choice in found["choices"]] == [logprobs is None] * 4
+    assert found["usage"]["completion_tokens"] == 3 + 4 + 3 + 1 + 1 + 1, "all that was generated"
+
+
+def test_a_long_answer_is_not_worse_than_a_short_one() -> None:
+    found = answered(planned([[97]], best_of=2, max_tokens=9), ["no", "yesyesyes"], [-1.5, -1.0])
+    assert [choice["text"] for choice in found["choices"]] == ["yesyesyes"]
+
+
+def test_candidates_have_seeds_of_their_own() -> None:
+    work = planned([[97], [97]], best_of=2, seed=5)
+    assert [part.submit and part.submit.sampling.seed for part in work.parts] == [5, 6, 5, 6]
+
+
+def test_candidates_are_generated_anew_where_they_are_resumed() -> None:
+    work = planned([[97]], best_of=2, resume_token_ids=[[1], [2]])
+    assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]
