@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from api import chatml
+from api.billing import without_billing
 from api.errors import ApiError, context_length, invalid, too_long
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, Message, SamplingFields, TokenizeRequest
 from api.special_tokens import SpecialTokensInText, SpelledTokens
@@ -213,7 +214,7 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     """A message for templates: text joined, arguments of calls parsed, missing fields left out."""
     seen: dict[str, Any] = msgspec.to_builtins(message)
     if message.content is not None:
-        seen["content"] = message.text
+        seen["content"] = _unbilled_text(seen["content"]) if message.role == "system" else message.text
     if message.reasoning_content is not None:
         seen["thinking"] = message.reasoning_content  # its other name in templates
     if message.role == "developer" and not developer:
@@ -221,6 +222,12 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     for j, call in enumerate(seen.get("tool_calls") or ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"], f"messages[{i}].tool_calls[{j}]")
     return seen
+
+
+def _unbilled_text(content: str | list[dict[str, Any]]) -> str:
+    """The text of a system message, without the line that changes with every request."""
+    shown = without_billing(content)
+    return shown if isinstance(shown, str) else "\n".join(part["text"] for part in shown)
 
 
 def _arguments(text: str, call: str) -> dict[str, Any]:

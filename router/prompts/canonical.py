@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.prompts.engines.vllm_apis import BILLING_HEADER
+from api.billing import BILLING_HEADER
 from router.prompts.prompt import UNREADABLE, Peek, PeekMessage
 
 MOST_TEXT_BYTES = 1024 * 1024  # of a body that is not taken apart: a replica is taken to hold four times as much

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_hexdigest
 
+from api.billing import without_billing
 from api.errors import ApiError, invalid
 from api.reading import read
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
@@ -212,8 +213,17 @@ def count_choices(peek: Peek) -> int:
 def text_of(peek: Peek) -> bytes:
     """The first prompt in bytes: equal beginnings of conversations are equal bytes, however their JSON is written."""
     if peek.messages is not None:
-        return _conversation_text(peek.messages, peek.tools)
+        return _conversation_text(_unbilled(peek.messages), peek.tools)
     return _prompt_text(peek.prompt)
+
+
+def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
+    """The messages as engines see them that leave out a billing line at their head."""
+    first = messages[0] if messages else None
+    if first is None or first.role != "system" or not isinstance(first.content, str | list):
+        return messages
+    content = without_billing(first.content)
+    return messages if content == first.content else [PeekMessage("system", content, first.tool_calls), *messages[1:]]
 
 
 def beginning_of(peek: Peek, most_bytes: int) -> bytes:

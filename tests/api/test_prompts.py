@@ -278,3 +278,27 @@ def test_what_is_nested_too_deeply_to_be_shown_is_refused() -> None:
     assert refused_fields
     assert {status for status, _ in refused_fields} == {400}
     assert sys.version_info >= (3, 12) or (400, "tools") in refused_fields
+
+
+BILLED = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={};"
+
+
+def test_a_billing_line_does_not_reach_the_model() -> None:
+    rest = "You are an agent.\nUse tools."
+    plain = BYTES.chat(chat([{"role": "system", "content": rest}, USER]))
+    for digest in ("eb6c6", "0a1f2"):
+        line = BILLED.format(digest)
+        parts = [{"type": "text", "text": line}, {"type": "text", "text": rest}]
+        for content in (f"{line}\n{rest}", parts):
+            assert BYTES.chat(chat([{"role": "system", "content": content}, USER])) == plain
+
+
+def test_a_system_message_of_nothing_but_a_billing_line_is_empty() -> None:
+    empty = BYTES.chat(chat([{"role": "system", "content": ""}, USER]))
+    for content in (BILLED, [{"type": "text", "text": BILLED}]):
+        assert BYTES.chat(chat([{"role": "system", "content": content}, USER])) == empty
+
+
+def test_only_the_head_of_a_system_message_is_left_out() -> None:
+    for message in ({"role": "user", "content": BILLED}, {"role": "system", "content": f"See:\n{BILLED}"}):
+        assert BILLED in BYTES.render(chat([message, USER]))

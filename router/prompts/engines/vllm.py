@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from api.billing import without_billing
 from api.errors import ApiError, invalid
 from api.prompts import Prompts
 from api.reading import read
 from api.templates import Conversation
 from router.prompts.engines.asked import Asked, Question, Text, chat_shape
 from router.prompts.engines.content_format import takes_parts
-from router.prompts.engines.vllm_apis import BILLING_HEADER, CHATS
+from router.prompts.engines.vllm_apis import CHATS
 
 VERSION = "0.33.0"
 
@@ -204,7 +205,7 @@ class Vllm:
                 continue
             kinds: list[str] = []
             if role == "system" and content is not None:
-                content = _without_billing(content)
+                content = without_billing(content)
             if type(content) is str:
                 shown: Any = [{"type": "text", "text": content}] if parts else content
             else:
@@ -350,21 +351,6 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     elif not content:
         kinds.append("empty")
     return shown if wrapped else "\n".join(texts)
-
-
-def _without_billing(content: str | list[Any]) -> str | list[Any]:
-    """A system message without the lines that bill a request; without any text, an empty one."""
-    if isinstance(content, str):
-        return (content.partition("\n")[2] or []) if content.startswith(BILLING_HEADER) else content
-    kept: list[Any] = []
-    for part in content:
-        of_text = isinstance(part, dict) and part.get("type") == "text"
-        text = part.get("text") if of_text else part
-        if not (isinstance(text, str) and text.startswith(BILLING_HEADER)):
-            kept.append(part)
-        elif rest := text.partition("\n")[2]:
-            kept.append({**part, "text": rest} if of_text else rest)
-    return kept
 
 
 def _tool_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[str, Any]]:

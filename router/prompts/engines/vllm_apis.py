@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from api.billing import BILLING_HEADER
 from api.errors import ApiError, invalid
 from api.prompts import Prompts
 from api.reading import read
 from api.templates import Conversation
 
-BILLING_HEADER = "x-anthropic-billing-header"  # a system line that differs in each request; the engine drops it
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 

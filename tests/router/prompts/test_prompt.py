@@ -216,3 +216,15 @@ def test_prompts_do_not_share_their_keys() -> None:
 )
 def test_requests_that_score_their_prompt_skip_the_cache(fields: dict[str, Any], chat: bool, skips: bool) -> None:
     assert peek(**fields).skips_cache(chat) is skips
+
+
+def test_a_billing_line_does_not_part_the_texts_of_conversations() -> None:
+    def text(*parts: str) -> bytes:
+        content = [{"type": "text", "text": part} for part in parts]
+        return text_of(peek(messages=[{"role": "system", "content": content}, {"role": "user", "content": "hi"}]))
+
+    billed = [f"x-anthropic-billing-header: cch={number};" for number in range(2)]
+    assert text(billed[0], "You are.") == text(billed[1], "You are.") == text("You are.")
+    assert text(f"{billed[0]}\nYou are.") == text(f"{billed[1]}\nYou are.") == text("You are.")
+    assert text("You are.", billed[0]) == text("You are.")
+    assert text("You are. " + billed[0]) != text("You are. " + billed[1])
