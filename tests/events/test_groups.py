@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
-from events.messages import BlockRemoved, BlockStored
+from events.messages import BlockRemoved, BlockStored, Token
 from events.pool import low64
 from events.resolver import Grouped, Resolver, Stored
 from events.vllm_hashes import ENCODINGS, SEED, cbor
@@ -118,7 +118,7 @@ def test_a_hit_may_end_inside_of_a_block_where_states_are_kept_there(
 
 def stored(
     hashes: Sequence[Any],
-    tokens: Sequence[int],
+    tokens: Sequence[Token],
     group: int,
     kind: str | None,
     window: int | None = None,
