@@ -73,6 +73,8 @@ def heading(explanation: Explanation) -> str:
         prompt = f"about {tokens} in {explanation.blocks:,} blocks, approximate{why}"
     chosen = f"goes to {printable(explanation.chosen)}" if explanation.chosen else "waits: no replica takes it now"
     head = f"{printable(explanation.model)}, {prompt}\nIt {chosen} (policy {printable(explanation.policy)})"
+    if explanation.session is not None:
+        head += f"\nIts session is {printable(explanation.session)} ({printable(explanation.session_from or '')})"
     if explanation.prediction_exact or not explanation.why_inexact or not explanation.exact:
         return head
     return f"{head}\nIts cached tokens are an estimate: {printable(explanation.why_inexact)}"

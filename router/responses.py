@@ -121,3 +121,5 @@ class Explanation(Struct, kw_only=True):
     index_exact: bool = False  # the chosen replica's cache is known completely
     prediction_exact: bool = False  # its cached tokens follow from both, and from confirmed events alone
     why_inexact: str | None = None  # why one of these is not
+    session: str | None = None
+    session_from: str | None = None  # the header that names it, or prompt_cache_key

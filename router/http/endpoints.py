@@ -160,7 +160,7 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         async with body_of(request, self._router.config.max_body_bytes, self._router.bodies) as body:
-            return json_response(await explained(self._router, body, request.state.admitted))
+            return json_response(await explained(self._router, body, request.scope["headers"], request.state.admitted))
 
     async def decisions(self, request: Request) -> Response:
         remembered = list(self._router.decisions)[-limit_of(request, 100) :][::-1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from router.core import Router
 from router.dashboard.pauses import paused
 from router.members.members import ServedModel
+from router.members.upstream import Header
 from router.placement import cost
 from router.placement.decision import Verdict
 from router.placement.holders import slots_of
@@ -18,14 +19,16 @@ from router.prompts.tokens import TokenCounts
 from router.proxy.admission import Admitted
 from router.proxy.large_prompts import make_for, prompt_from
 from router.proxy.request_summary import Exactness, exactness
+from router.proxy.sessions import session_of
 from router.responses import Candidate, Explanation
 
 
-async def explained(router: Router, body: bytes, admitted: Admitted) -> Explanation:
+async def explained(router: Router, body: bytes, headers: Sequence[Header], admitted: Admitted) -> Explanation:
     """The decision; raise ApiError if the request itself would be refused. Nothing is counted or remembered."""
     peek, prompt = await _read(router, body, admitted)
     model = router.members.model(peek.model)
-    decision, matches = router.decide(model, prompt, peek.prompt_cache_key)
+    session = session_of(headers, peek.prompt_cache_key)
+    decision, matches = router.decide(model, prompt, None if session is None else session.key)
     decision, members = decision.at_rest(), list(model.members)
     size = _main_size(model, prompt)
     keys = prompt.keys(size)
@@ -55,6 +58,8 @@ async def explained(router: Router, body: bytes, admitted: Admitted) -> Explanat
         index_exact=exact.index,
         prediction_exact=exact.prediction,
         why_inexact=exact.why_not,
+        session=None if session is None else session.key,
+        session_from=None if session is None else session.source,
     )
 
 

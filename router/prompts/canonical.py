@@ -23,6 +23,7 @@ class _Asked(Struct):
     tools: Raw = Raw(b"")
     stream: Any = None
     cache_salt: Any = None
+    prompt_cache_key: Any = None
 
 
 _decode = msgspec.json.Decoder(_Asked).decode
@@ -44,8 +45,8 @@ def peek_of(api: str, body: bytes, model: str) -> Peek | None:
     if not isinstance(messages, list) or not messages:
         return None
     made = list(map(_message, messages))
-    salt = asked.cache_salt if isinstance(asked.cache_salt, str) else None
-    return Peek(model, made, tools=asked.tools, stream=asked.stream is True, cache_salt=salt)
+    salt, key = (given if isinstance(given, str) else None for given in (asked.cache_salt, asked.prompt_cache_key))
+    return Peek(model, made, tools=asked.tools, stream=asked.stream is True, cache_salt=salt, prompt_cache_key=key)
 
 
 def _system(content: Any) -> Iterable[dict[str, Any]]:

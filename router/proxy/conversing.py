@@ -20,8 +20,8 @@ from router.prompts.reading.client import is_quick
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
 from router.proxy.forwarding import Forwarding
-from router.proxy.headers import session_of
 from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
+from router.proxy.sessions import session_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,7 +120,8 @@ class Conversing(Forwarding):
             return Forwarding._choose(self)  # super() would fail: `slots` makes a new class
         router = self.router
         model = self.model = router.members.model(model.name)
-        session = session_of(self.exchange.scope["headers"], None)
+        found = session_of(self.exchange.scope["headers"], None if self.peek is None else self.peek.prompt_cache_key)
+        session = None if found is None else found.key
         started = perf_counter()
         decision, matches = router.decide(model, prompt, session, self.tried, self.came_s, only=self._only(model))
         router.counts.decision_s.observe(perf_counter() - started)

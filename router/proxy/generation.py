@@ -34,7 +34,6 @@ from router.proxy.headers import (
     TRACED,
     lines,
     request_to,
-    session_of,
     value_of,
 )
 from router.proxy.large_prompts import make_for, prompt_from
@@ -42,6 +41,7 @@ from router.proxy.log_notes import Notes
 from router.proxy.request import RESTING, Request
 from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
 from router.proxy.resumable_response import ResumableResponse
+from router.proxy.sessions import session_of
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +261,8 @@ class Generation(Request):
 
     @property
     def session(self) -> str | None:
-        return session_of(self.exchange.scope["headers"], self.peek.prompt_cache_key)
+        session = session_of(self.exchange.scope["headers"], self.peek.prompt_cache_key)
+        return None if session is None else session.key
 
     # ---- from the replica to the client
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from starlette.types import Scope
-from xxhash import xxh3_128_hexdigest
 
 from router.members.members import Member
 from router.members.upstream import Header, Upstream
@@ -22,8 +21,6 @@ STEERING = frozenset(
 )
 # Set by the router; a replica's key is not the router's.
 TO_REPLICA = HOP_BY_HOP | STEERING | {b"authorization", b"x-request-id"}
-SESSION_HEADER = b"x-session-id"
-MAX_SESSION = 256  # characters; decisions keep it
 COPIED_BYTES = 64 * 1024  # of a body; one write costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
@@ -51,15 +48,6 @@ def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:
         others = [header for header in headers if header[0] != b"connection"]
         return lines(others, dropped | named)
     return b"".join(kept)
-
-
-def session_of(headers: Iterable[Header], otherwise: str | None) -> str | None:
-    """The key of a request's session, for the policy `session`; a digest if it is long."""
-    header = value_of(headers, SESSION_HEADER)
-    given = otherwise if header is None else header.decode("latin-1")
-    if given is None or len(given) <= MAX_SESSION:
-        return given
-    return xxh3_128_hexdigest(given.encode("utf-8", "replace"))
 
 
 def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:

@@ -170,6 +170,7 @@ class DecisionRecord(Struct, frozen=True):
     index_exact: bool
     prediction_exact: bool
     why_inexact: str | None
+    session: str | None = None
 
 
 class PastDecision(Struct, frozen=True, gc=False):
@@ -221,6 +222,7 @@ class PastDecision(Struct, frozen=True, gc=False):
             index_exact=self.exactness.index,
             prediction_exact=self.exactness.prediction,
             why_inexact=self.exactness.why_not,
+            session=decision.question.session,
         )
 
 

@@ -202,7 +202,7 @@ async def _answering(rounds: int) -> None:
         return msgspec.json.encode(router.decisions[0].record())
 
     async def explain() -> bytes:
-        return msgspec.json.encode(await explained(router, body, Admitted("bench")))
+        return msgspec.json.encode(await explained(router, body, (), Admitted("bench")))
 
     async def page() -> bytes:
         found = static_files.find(static_files.INDEX)

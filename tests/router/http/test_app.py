@@ -332,6 +332,24 @@ async def test_a_replica_tells_how_it_is() -> None:
 # ---- why
 
 
+async def test_the_session_is_explained_by_what_named_it() -> None:
+    async with (
+        served(*Script(says(GOOD)).replicas(4), policy="session") as running,
+        connect(running.port) as client,
+    ):
+        for number in range(4):
+            asked = chat(prompt_cache_key=f"key-{number}")
+            by_key = (await client.post("/explain", asked, **LOCAL)).json
+            assert (by_key["session"], by_key["session_from"]) == (f"key-{number}", "prompt_cache_key")
+            by_header = (await client.post("/explain", asked, session_id=f"s-{number}", **LOCAL)).json
+            assert (by_header["session"], by_header["session_from"]) == (f"s-{number}", "session-id")
+            answer = await client.post(CHAT, asked, session_id=f"s-{number}")
+            assert answer.headers["x-warmroute-replica"] == by_header["chosen"]
+            [decision] = (await client.get("/decisions?limit=1", **LOCAL)).json["decisions"]
+            assert decision["session"] == f"s-{number}"
+        assert (await client.post("/explain", chat(), **LOCAL)).json["session"] is None
+
+
 async def test_a_decision_is_explained_without_being_made() -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(2), policy="cost") as running, connect(running.port) as client:

@@ -198,3 +198,14 @@ def test_the_newest_responses_are_remembered() -> None:
     for n in range(5):
         held.add(f"resp_{n}", f"r{n}", "salt")
     assert len(held) == 3 and held.get("resp_1") is None and held.get("resp_4") == ("r4", "salt")
+
+
+async def test_codex_keeps_its_session_by_its_cache_key_too() -> None:
+    async with served(*replicas(4), policy="session") as running, connect(running.port) as client:
+        by_session: dict[str, set[str]] = {}
+        for n in range(32):
+            session = f"s{n % 8}"
+            asked = body(RESPONSES, f"topic {n}", 1, prompt_cache_key=session)
+            by_session.setdefault(session, set()).add(replica_of(await client.post(RESPONSES, asked)))
+        assert all(len(found) == 1 for found in by_session.values())
+        assert len(set.union(*by_session.values())) > 1

@@ -1114,8 +1114,9 @@ async def test_a_session_stays_with_its_replica() -> None:
         by_session: dict[str, set[str]] = {}
         for n in range(40):
             session = f"s{n % 8}"
-            by_header = {"x_session_id": session} if n % 2 else {}
-            body = chat() if n % 2 else chat(prompt_cache_key=session)
+            header = ("x_session_id", "x_claude_code_session_id", "")[n % 3]
+            by_header = {header: session} if header else {}
+            body = chat() if header else chat(prompt_cache_key=session)
             by_session.setdefault(session, set()).add((await client.post(CHAT, body, **by_header)).json)
         assert all(len(replicas) == 1 for replicas in by_session.values())
         assert len(set.union(*by_session.values())) > 1  # the negative control: they are spread
