@@ -20,6 +20,8 @@ _EXPECTED = {  # where msgspec says only that the value is not one of them
     "type": '"text" for a part of a message and "function" for a tool; nothing else is supported',
 }
 _UNKNOWN = object()
+_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
+_MEDIA = re.compile(r"(input_)?(image|audio|video|file)(_\w+)?")
 
 
 def read(body: bytes, request_type: type[RequestType]) -> RequestType:
@@ -59,10 +61,15 @@ def _wrong_field(body: bytes, message: str) -> ApiError:
     param = path.partition("[...]")[0]  # [...] stands for any value of a mapping
     if where is None or not param:
         return invalid(f"the body is not a request: {_lower_first(text)}")
+    found = _at(body, param)
+    if _PART_TYPE.fullmatch(param) and isinstance(found, str) and _MEDIA.fullmatch(found):
+        model = quoted(_at(body, "model"))
+        what = f"{param} is {quoted(found)}, and {model} is not a multimodal model"
+        return invalid(f"{what}; send text, or ask another model", param, "unsupported")
     if text.startswith("Invalid enum value"):
         text = f"expected {_EXPECTED.get(param.rpartition('.')[2], 'another value')}"
     within = param != path or where["key"] is not None
-    return invalid(f"{param} {_found(_at(body, param), within)}; {_lower_first(text)}", param)
+    return invalid(f"{param} {_found(found, within)}; {_lower_first(text)}", param)
 
 
 def _found(value: object, within: bool) -> str:

@@ -139,18 +139,38 @@ def text_of(path: Segments) -> str:
     return "/" + "/".join(path)
 
 
-class Gate:
-    """Admits requests to an app: `admit` raises ApiError if the caller may not use the route."""
+def check_preflight(scope: Scope, asked: RouteMatch, advice: str) -> None:
+    """Raise ApiError 405 with advice if a browser asks whether a page may use this route, which has no key to show."""
+    if scope["method"] != "OPTIONS" or not asked.allowed:
+        return
+    headers = dict(scope["headers"])
+    if b"origin" in headers and b"access-control-request-method" in headers:
+        origin = quoted(headers[b"origin"].decode("latin-1"))
+        refusal = method_not_allowed("OPTIONS", asked.text, asked.allowed)
+        message = f"pages of {origin} may not use {quoted(asked.text)}; {advice}"
+        raise ApiError(405, message, code="origin_not_allowed", headers=refusal.headers)
 
-    def __init__(self, app: ASGIApp, table: RouteTable, admit: Callable[[Scope, RouteMatch], None]) -> None:
+
+class Gate:
+    """Admits requests to an app: `admit` raises ApiError if the caller may not use the route.
+
+    `advice` is for people whose pages may not ask this server (`check_preflight`).
+    """
+
+    def __init__(
+        self, app: ASGIApp, table: RouteTable, admit: Callable[[Scope, RouteMatch], None], advice: str = ""
+    ) -> None:
         self._app = app
         self._table = table
         self._admit = admit
+        self._advice = advice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
                 asked = self._table.asked(scope)
+                if self._advice:
+                    check_preflight(scope, asked, self._advice)
                 self._admit(scope, asked)
                 mark_admitted(scope, asked)
             except ApiError as error:

@@ -113,6 +113,13 @@ class Endpoints:
             strings = [self.prompts.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
         return Tokens(count=len(tokens), max_model_len=hello.max_model_len, tokens=tokens, token_strs=strings)
 
+    async def tokenizer_info(self, _: Request) -> Response:
+        """As vLLM's, for clients that take the tokenizer from the server; fields of its `tokenizer_config.json`."""
+        tokenizer = self.prompts.tokenizer
+        template = self.prompts.given_template or tokenizer.chat_template
+        lengths = {"model_max_length": self._open().max_model_len, "vocab_size": self.prompts.vocab_size}
+        return json_response({**tokenizer.special_tokens, "chat_template": template, **lengths})
+
     async def detokenize(self, request: Request) -> Response:
         async with self.reader.body(request, TOKENIZE_BYTES) as body:
             return await self.reader.aside(request, len(body), lambda: json_response(self._text(body)))
@@ -202,6 +209,7 @@ ROUTES = (
     _route(GET, ONE_MODEL, CLIENT, Endpoints.model_named, answer=Model, encoded_slashes=True),
     _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
     _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, request=DetokenizeRequest, answer=DetokenizedPrompt),
+    _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
@@ -245,7 +253,8 @@ def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> 
     app.state.endpoints = endpoints
     add_routes(app, ROUTES, endpoints, _documented)
     add_error_answers(app, endpoints.metrics)
-    app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit)
+    advice = "let them ask a router, started with --cors-origin ORIGIN"
+    app.add_middleware(Gate, table=TABLE, admit=ReplicaKey(config.api_key).admit, advice=advice)
     app.openapi = lambda: _openapi(app, endpoints.model)  # type: ignore[method-assign]
     return app
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
 from api.http.responses import error_response
-from api.http.routes import Role, RouteTable, add_routes, mark_admitted
+from api.http.routes import Role, RouteTable, add_routes, check_preflight, mark_admitted
 from router.core import Router
 from router.dashboard.dashboard import Dashboard
 from router.http.document import DIRECT, control, direct, document
@@ -36,6 +36,7 @@ class RouterGate:
         router = self._router
         try:
             asked = self._table.asked(scope)
+            check_preflight(scope, asked, "start the router with --cors-origin ORIGIN")
             admitted = router.admission.admit(
                 scope["headers"],
                 asked.who,

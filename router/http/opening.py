@@ -13,7 +13,7 @@ from router.core import Router
 from router.proxy.admission import Admitted
 from router.proxy.conversing import Conversing, OfResponse
 from router.proxy.exchange import Exchange
-from router.proxy.forwarding import Forwarding
+from router.proxy.forwarding import Forwarding, OfModel
 from router.proxy.generation import Generation
 from router.proxy.headers import value_of
 
@@ -63,6 +63,12 @@ class Openings:
         """Forward a request about a response to the replica that holds it."""
         admitted = self._admitted(route, exchange)
         forwarding = OfResponse(self._router, exchange, admitted, self._router.now_s(), caches=True)
+        exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
+
+    def of_model(self, route: Route, exchange: Exchange) -> None:
+        """Forward a question about a model to one of its replicas."""
+        admitted = self._admitted(route, exchange)
+        forwarding = OfModel(self._router, exchange, admitted, self._router.now_s(), caches=False)
         exchange.expect(forwarding.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def forward_as_it_is(self, route: Route, exchange: Exchange) -> None:

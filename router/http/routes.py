@@ -28,6 +28,7 @@ DIRECT_ROUTES = (
     _route(POST, "/v1/completions", CLIENT, Openings.completion),
     _route(POST, "/tokenize", CLIENT, Openings.forward_as_it_is),
     _route(POST, "/detokenize", CLIENT, Openings.forward_as_it_is),
+    _route(GET, "/tokenizer_info", CLIENT, Openings.of_model),
     _route(POST, "/classify", CLIENT, Openings.forward),
     _route(POST, "/inference/v1/generate", CLIENT, Openings.forward),
     _route(POST, "/pooling", CLIENT, Openings.forward),

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
 
-from api.errors import ApiError, invalid
+from api.errors import ApiError, invalid, quoted
 from api.native import REQUEST_TYPE
 from router.members.members import Member
 from router.members.upstream import Broken
@@ -23,6 +25,7 @@ from router.proxy.request import RESTING, Request
 from router.proxy.request_summary import RequestSummary
 
 UNREAD = Unread()
+MOST_NAMES = 10  # of models, in an error
 RESENT = frozenset({"GET", "HEAD", "OPTIONS"})  # safe to repeat
 
 
@@ -196,3 +199,20 @@ class Forwarding(Request):
         return RequestSummary(
             exchange=self.exchange, admitted=self.admitted, arrived_s=self.arrived_s, ended_s=self.ended_s
         )
+
+
+@dataclass(slots=True, eq=False)
+class OfModel(Forwarding):
+    """A question about a model, which the query names (`?model=NAME`) if there are several."""
+
+    def _make_ready(self) -> None:
+        models = self.router.members.models
+        named = parse_qs(self.exchange.scope["query_string"].decode("latin-1")).get("model")
+        if named:
+            self._model = named[-1]
+        elif len(models) > 1:
+            known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
+            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
+        else:
+            self._model = next(iter(models), None)
+        self.place()

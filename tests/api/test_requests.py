@@ -171,7 +171,17 @@ def test_a_value_out_of_range_is_named_and_quoted(fields: dict[str, Any], param:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type",
-            'is "image_url"; expected "text"',
+            'is "image_url", and "demo" is not a multimodal model; send text',
+        ),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages[1].content[0].type",
+            'is "input_audio", and "demo" is not a multimodal model',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "poem", "poem": "x"}]}]},
+            "messages[0].content[0].type",
+            'is "poem"; expected "text"',
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "is 1"),

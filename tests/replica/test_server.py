@@ -493,3 +493,17 @@ def test_a_file_that_is_no_template_is_named(tmp_path: Path, content: bytes) -> 
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"/template\.jinja"):
         load_prompts(config(http={"chat_template": str(file)}))
+
+
+def test_pages_of_other_sites_are_told_to_ask_a_router(served: Replica) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    answer = served.ask("OPTIONS", "/v1/completions", None, preflight)
+    assert (answer.status, answer.error["code"]) == (405, "origin_not_allowed")
+    assert '"https://a.example"' in answer.error["message"] and "--cors-origin" in answer.error["message"]
+
+
+def test_the_tokenizer_is_described_as_vllm_does(served: Replica) -> None:
+    found = served.get("/tokenizer_info").json
+    assert (found["bos_token"], found["eos_token"]) == ("<|bos|>", "<|eos|>")
+    assert found["model_max_length"] == served.load()["max_model_len"]
+    assert found["chat_template"] is None

@@ -140,6 +140,20 @@ async def test_pages_of_other_sites_are_not_let_in_by_default_whatever_a_replica
         assert not [name for name in answer.headers if name.startswith("access-control")]
         answer = await client.ask("OPTIONS", path, origin=ORIGIN, access_control_request_method="POST")
         assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert (answer.status, answer.error["code"], answer.headers["allow"]) == (405, "origin_not_allowed", "POST")
+        assert ORIGIN in answer.error["message"] and "--cors-origin" in answer.error["message"]
+
+
+async def test_a_page_is_told_how_to_be_let_in_although_it_shows_no_key() -> None:
+    preflight = {"origin": ORIGIN, "access_control_request_method": "POST"}
+    keys = keys_from_options((KEY,), None)
+    async with (
+        served(*Script(says(GOOD)).replicas(1), keys=keys, demand_key=True) as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.ask("OPTIONS", CHAT, **preflight)).error["code"] == "origin_not_allowed"
+        assert (await client.ask("OPTIONS", CHAT, origin=ORIGIN)).error["code"] == "invalid_api_key"
+        assert (await client.ask("OPTIONS", "/nowhere", **preflight)).error["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("allowed", [ORIGIN, "*"])

@@ -1,6 +1,7 @@
 """Requests that the router passes on without parsing them."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -180,3 +181,16 @@ async def test_a_slow_reader_stops_the_replica() -> None:
         await client.head()
         await until(lambda: any(one.is_paused for one in running.router._attempts), "the router is full")
         assert sum([len(part) async for part in client.chunks()]) == size
+
+
+async def test_a_tokenizer_is_described_by_a_replica_of_its_model() -> None:
+    replicas = [Scripted(name, says(json.dumps(name).encode()), models=(f"model-{name}",)) for name in "ab"]
+    async with served(*replicas) as running, connect(running.port) as client:
+        for name in "abab":
+            assert (await client.get(f"/tokenizer_info?model=model-{name}")).json == name
+        several = await client.get("/tokenizer_info")
+        assert (several.status, several.error["param"]) == (400, "model")
+        assert '"model-a", "model-b"' in several.error["message"] and "?model=NAME" in several.error["message"]
+        assert (await client.get("/tokenizer_info?model=other")).status == 404
+    async with served(named("a")) as running, connect(running.port) as client:
+        assert (await client.get("/tokenizer_info")).json == "a"
