@@ -30,6 +30,7 @@ class Prompt(NamedTuple):
     rest: tuple[Piece, ...]
     tokens: int
     moved: tuple[str, ...] = ()  # to the end, by a repair
+    cached_tokens: int | None = None  # as the replica reported
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -98,6 +99,7 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
             tuple(known.setdefault(tool, tool) for tool in tools),
             tuple(pieces[leading:]),
             line.prompt_tokens // len(several),
+            cached_tokens=line.cached_tokens if len(several) == 1 else None,
         )
 
 

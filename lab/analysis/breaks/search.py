@@ -21,6 +21,7 @@ from lab.analysis.breaks.fields import (
     without_lone_salts,
 )
 from lab.analysis.breaks.finding import Fault, Finding, Loss
+from lab.analysis.breaks.headers import HEADER, without_ignored_lines
 from lab.analysis.breaks.history import changed_history
 from lab.analysis.breaks.prompts import Prompt
 from lab.analysis.breaks.texts import computed_letters, example_of, shared_letters
@@ -35,12 +36,12 @@ REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
     KEY_ORDER: with_one_key_order,
     ORDER: with_one_tool_order,
 }
-VOLATILE = (TIMESTAMP, IDENTIFIER, ADDRESS)
+VOLATILE = (HEADER, TIMESTAMP, IDENTIFIER, ADDRESS)
 
 
 def search(prompts: Sequence[Prompt]) -> list[Finding]:
     """The most expensive first."""
-    values = Values()
+    prompts, values = without_ignored_lines(prompts), Values()
     repaired = _repaired(prompts, values)
     found = [*_early_losses(prompts, repaired, values), *_tool_losses(repaired)]
     losses = [loss for loss in (*found, changed_history(repaired), *late_constants(repaired)) if loss is not None]

@@ -1,4 +1,4 @@
-"""Times, ids and addresses near the beginning: text that is another in every request."""
+"""Header lines, times, ids and addresses near the beginning: text that is another in every request."""
 
 import re
 from collections import defaultdict
@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from lab.analysis.breaks.finding import Fault
+from lab.analysis.breaks.headers import HEADER, LINE
 from lab.analysis.breaks.prompts import Piece, Prompt
 
 TIMESTAMP = Fault(
@@ -43,7 +44,7 @@ _IDS = (
 )
 _ADDRESSES = (r"\b[\w.+-]{1,64}@[\w-]+\.[\w.-]+\b",)
 PATTERNS = {"address": _ADDRESSES, "time": _TIMES, "id": _IDS}
-KINDS = {"address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
+KINDS = {"header": HEADER, "address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
 ANY = re.compile("|".join(f"(?P<{name}>{'|'.join(patterns)})" for name, patterns in PATTERNS.items()))
 
 SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
@@ -78,9 +79,11 @@ class Values:
         return Masked(Piece(piece.role, text), values)
 
     def _parts(self, piece: Piece) -> tuple[Part, ...]:
-        sentences = SENTENCES.split(piece.text[:EARLY])
+        line = LINE.match(piece.text, endpos=EARLY)
+        head, end = ([Part(line.group(), "header")], line.end()) if line is not None else ([], 0)
+        sentences = SENTENCES.split(piece.text[end:EARLY])
         parts = [part for sentence in sentences for part in self._of_sentence(sentence)]
-        return (*parts, Part(piece.text[EARLY:]))
+        return (*head, *parts, Part(piece.text[EARLY:]))
 
 
 def _parts(sentence: str) -> Iterator[Part]:
