@@ -88,6 +88,7 @@ TALLY_COUNTERS: tuple[Metric[Tally], ...] = (
     Metric("resent_tokens", "Those in a prefix of an earlier prompt sent there.", lambda t: t.resent_tokens),
     Metric("salted_prompts", "Prompts with a cache salt.", lambda t: t.salted),
     Metric("new_salts", "Those whose salt was not seen there before.", lambda t: t.new_salts),
+    Metric("billed_prompts", "Prompts that begin with Claude Code's billing line.", lambda t: t.billed),
     Metric("predicted_blocks", "Cached blocks predicted, of answers that report them.", lambda t: t.blocks_predicted),
     Metric("reported_blocks", "Cached blocks that these answers reported.", lambda t: t.blocks_reported),
 )

@@ -27,6 +27,7 @@ COUNTERS = {  # of the router, by their fields of RoutingFigures
     **{name: f"event_{name}" for name in ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")},
     "wrong_blocks": "wrong_prediction_blocks",
     "salted": "salted_prompts",
+    "billed": "billed_prompts",
 }
 
 

@@ -44,7 +44,7 @@ class AlertReport(Struct):
 
 # Counters of one replica, named as in `RoutingFigures`.
 OF_FEED = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
-OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts")
+OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts", "billed")
 
 
 class Seen(NamedTuple):

@@ -17,6 +17,7 @@ BUSY_PER_S = 1.0  # prompts; a quiet replica without hits costs nothing
 OPERATING_POINT = 0.9  # above 85 to 90 % a burst finds no room, and requests are preempted
 PREEMPTED = 0.01  # share of prompts, each of which is computed again
 LEAST_PREEMPTED = 2  # one may be chance
+BILLED = 0.2  # share of prompts: with less, other prompts miss too
 TAILS = 0.25  # share of prompt tokens in partial blocks: a quarter for prompts of two blocks
 OFF_TOKENS = 4096  # computed without caching a block: hardly all from prompts shorter than a block
 
@@ -38,6 +39,12 @@ def is_off(replica: ReplicaFigures) -> bool:
 def salts_differ(replica: ReplicaFigures) -> bool:
     """Tell whether many prompts have a new salt, so that they cannot hit."""
     return replica.salted_anew_share >= 0.5
+
+
+def is_billed(replica: ReplicaFigures) -> bool:
+    """Tell whether many prompts begin with Claude Code's billing line, and the engine shows it to the model."""
+    hits = replica.hit_share
+    return replica.prompts >= ENOUGH_PROMPTS and hits is not None and hits < FEW_HITS and replica.billed_share >= BILLED
 
 
 def tail_share(replica: ReplicaFigures) -> float | None:
@@ -78,6 +85,7 @@ def is_thrashing(replica: ReplicaFigures, figures: Figures) -> bool:
         and replaced_per_minute(replica, figures) >= REPLACED_PER_MINUTE
         and hits is not None
         and hits < FEW_HITS
+        and not is_billed(replica)
         and (resent is None or resent >= RESENT)  # only a router knows which prompts come again
     )
 
@@ -115,7 +123,7 @@ def cache_too_small(replica: ReplicaFigures, figures: Figures) -> Diagnosis | No
     lost = lost_share(replica)
     if replica.prompts < ENOUGH_PROMPTS or not is_full(replica) or lost is None or lost < LOST:
         return None
-    if is_thrashing(replica, figures) or salts_differ(replica) or is_off(replica):
+    if is_thrashing(replica, figures) or salts_differ(replica) or is_off(replica) or is_billed(replica):
         return None
     assert replica.own is not None and replica.own.full is not None, "it is full"
     return Diagnosis(
@@ -128,6 +136,17 @@ def cache_too_small(replica: ReplicaFigures, figures: Figures) -> Diagnosis | No
             "resent_share": replica.resent_share or 0.0,
             "evicted_blocks_per_s": (replica.own.evicted_blocks or 0) / figures.window_s,
         },
+    )
+
+
+def billing_line(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
+    if not is_billed(replica) or salts_differ(replica) or is_off(replica):
+        return None
+    return Diagnosis(
+        "its prompts begin with Claude Code's billing line, which changes with every request, so they cannot hit",
+        "set CLAUDE_CODE_ATTRIBUTION_HEADER=0 where Claude Code runs, or use an engine that leaves the line out "
+        "(warmroute's, or a current vLLM)",
+        {"billed_share": replica.billed_share, "hit_share": replica.hit_share or 0.0},
     )
 
 
@@ -163,6 +182,7 @@ def _explains_low_hits(replica: ReplicaFigures, figures: Figures) -> bool:
     return (
         is_off(replica)
         or salts_differ(replica)
+        or is_billed(replica)
         or is_thrashing(replica, figures)
         or (is_full(replica) and lost is not None and lost >= LOST)
         or (tails is not None and tails >= TAILS)

@@ -66,6 +66,7 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     busy: tuple[float, ...] = ()  # running and waiting requests, per reading
     queued_tokens: tuple[float, ...] = ()  # prefill ahead of a new request, per reading
     predictions_ever: float = 0
+    billed: float = 0  # prompts that begin with Claude Code's billing line
 
 
 class ReplicaFigures(Struct, frozen=True, kw_only=True):
@@ -104,6 +105,11 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
     def salted_anew_share(self) -> float:
         """The share of prompts with a cache salt that is new there."""
         return self.routed.new_salts / self.routed.requests if self.routed and self.routed.requests else 0.0
+
+    @property
+    def billed_share(self) -> float:
+        """The share of prompts that begin with a line that changes with every request."""
+        return self.routed.billed / self.routed.requests if self.routed and self.routed.requests else 0.0
 
 
 class DecisionSample(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ RULES: tuple[Rule, ...] = (
     RouterRule("requests-refused", routing_rules.requests_refused),
     ReplicaRule("caching-off", cache_rules.caching_off),
     RouterRule("salt-per-request", routing_rules.salt_per_request),
+    ReplicaRule("billing-line", cache_rules.billing_line),
     ReplicaRule("thrashing", cache_rules.thrashing),
     ReplicaRule("cache-too-small", cache_rules.cache_too_small),
     ReplicaRule("low-hits", cache_rules.low_hits),

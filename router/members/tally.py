@@ -87,6 +87,7 @@ class Tally:
     resent_tokens: int = 0  # shared with the beginning of an earlier prompt sent there
     salted: int = 0  # prompts with a cache salt
     new_salts: int = 0  # of these, with one that was not seen before
+    billed: int = 0  # prompts that begin with Claude Code's billing line
 
     def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
         """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from api.billing import BILLING_HEADER
 from router.prompts.prompt import UNREADABLE, Peek, PeekMessage
 
 MOST_TEXT_BYTES = 1024 * 1024  # of a body that is not taken apart: a replica is taken to hold four times as much
@@ -41,7 +40,7 @@ def peek_of(api: str, body: bytes, model: str) -> Peek | None:
     elif api == "responses":
         messages = [*_system(asked.instructions), *_list(asked.input)]
     else:
-        messages = [*_system(_without_billing(asked.system)), *_list(asked.messages)]
+        messages = [*_system(asked.system), *_list(asked.messages)]
     if not isinstance(messages, list) or not messages:
         return None
     made = list(map(_message, messages))
@@ -57,14 +56,6 @@ def _list(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     return content if isinstance(content, list) else []
-
-
-def _without_billing(content: Any) -> Any:
-    """A system prompt without the line that differs in each request."""
-    if not isinstance(content, list):
-        return content
-    texts = ((block, block.get("text") if isinstance(block, dict) else None) for block in content)
-    return [block for block, text in texts if not (isinstance(text, str) and text.startswith(BILLING_HEADER))]
 
 
 def _message(item: Any) -> PeekMessage:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_hexdigest
 
-from api.billing import without_billing
+from api.billing import BILLING_HEADER, without_billing
 from api.errors import ApiError, invalid
 from api.reading import read
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
@@ -224,6 +224,13 @@ def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
         return messages
     content = without_billing(first.content)
     return messages if content == first.content else [PeekMessage("system", content, first.tool_calls), *messages[1:]]
+
+
+def is_billed(peek: Peek) -> bool:
+    """Tell whether the system prompt begins with Claude Code's billing line."""
+    if peek.messages is None:  # only the beginning is known of a body that was read apart
+        return isinstance(peek.prompt, str) and peek.prompt.startswith(f"\0system\0{BILLING_HEADER}")
+    return _unbilled(peek.messages) is not peek.messages
 
 
 def beginning_of(peek: Peek, most_bytes: int) -> bytes:

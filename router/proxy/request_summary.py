@@ -13,6 +13,7 @@ from router.members.tally import Tally
 from router.placement.cost import INFINITE
 from router.placement.decision import Decision
 from router.placement.placement import APPROXIMATE, Prediction
+from router.prompts.prompt import is_billed
 
 if TYPE_CHECKING:
     from router.members.members import Member, ServedModel
@@ -113,6 +114,7 @@ def count_request(tally: Tally, summary: RequestSummary, generation: GenerationS
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.tokens
     tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
+    tally.billed += is_billed(generation.peek)
     salt = None if prompt.salt is None else (generation.peek.model, prompt.salt)
     tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens

@@ -97,6 +97,10 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
             all_worse(salted=20.0, new_salts=20.0),
         ],
     ),
+    "billing-line": (
+        [worse(NO_HITS, billed=20.0), worse(THRASHING, billed=100.0), worse(COLD, billed=100.0)],
+        [worse(NO_HITS, billed=19.0), worse({"hit_tokens": 10_100.0}, billed=100.0)],
+    ),
     "thrashing": (
         [worse(THRASHING), worse(THRASHING, resent_tokens=20_000.0)],
         [worse(THRASHING, resent_tokens=19_000.0, predictions=0.0), worse({"evicted_blocks": 5e3})],

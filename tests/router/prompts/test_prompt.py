@@ -14,6 +14,8 @@ from router.prompts.prompt import (
     Peek,
     Prompt,
     approximate,
+    beginning_of,
+    is_billed,
     read_peek,
     salted,
     text_of,
@@ -228,3 +230,14 @@ def test_a_billing_line_does_not_part_the_texts_of_conversations() -> None:
     assert text(f"{billed[0]}\nYou are.") == text(f"{billed[1]}\nYou are.") == text("You are.")
     assert text("You are.", billed[0]) == text("You are.")
     assert text("You are. " + billed[0]) != text("You are. " + billed[1])
+
+
+def test_a_billing_line_is_told_at_the_head_of_a_system_prompt_only() -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    for content in (line, f"{line}\nYou are.", [{"type": "text", "text": line}, {"type": "text", "text": "You are."}]):
+        billed = peek(messages=[{"role": "system", "content": content}, {"role": "user", "content": "hi"}])
+        assert is_billed(billed)
+        assert is_billed(Peek("m", prompt=beginning_of(billed, 100).decode())), "where the body was read apart"
+        assert not is_billed(peek(messages=[{"role": "user", "content": content}]))
+    assert not is_billed(peek(messages=[{"role": "system", "content": "You are."}]))
+    assert not is_billed(peek(messages=[])) and not is_billed(peek(prompt=line)) and not is_billed(peek(prompt=[1]))

@@ -209,3 +209,13 @@ async def test_codex_keeps_its_session_by_its_cache_key_too() -> None:
             by_session.setdefault(session, set()).add(replica_of(await client.post(RESPONSES, asked)))
         assert all(len(found) == 1 for found in by_session.values())
         assert len(set.union(*by_session.values())) > 1
+
+
+async def test_prompts_with_a_billing_line_are_counted_and_matched_without_it() -> None:
+    async with served(*replicas(2), **COST) as running, connect(running.port) as client:
+        went = [replica_of(await client.post(MESSAGES, body(MESSAGES, "a", turns))) for turns in (1, 2, 3)]
+        assert len(set(went)) == 1
+        await client.post(RESPONSES, body(RESPONSES, "b", 1))
+        await running.idle()
+        billed = {member.name: member.tally(MODEL).billed for member in running.router.members}
+        assert billed[went[0]] == sum(billed.values()) == 3
