@@ -45,6 +45,7 @@ class CacheView:
         self._sliced = sliced
         self._rest: Iterator[int] | None = None
         self._requests: list[Request] = []
+        self.may_be_cleared = False  # the replica was asked to clear its cache, and no event says so yet
 
     @property
     def busy(self) -> bool:
@@ -58,6 +59,8 @@ class CacheView:
             return self.resolver.inexact
         if self._rest is not None:
             return "a long batch is being applied"
+        if self.may_be_cleared:
+            return "the replica was asked to clear its cache, and no event has shown yet whether it did"
         return None if self.stream.exact else self.stream.doubt
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
@@ -152,6 +155,7 @@ class CacheView:
                 for event in events:
                     if isinstance(event, AllBlocksCleared):
                         self.resolver.stats.cleared += 1
+                        self.may_be_cleared = False
                         yield from self._emptied(self.resolver.reset())
                     else:
                         self._changed(self.resolver.apply([event]))

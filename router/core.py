@@ -153,6 +153,14 @@ class Router:
             return "its events claim more blocks than it can hold"
         return known[1]
 
+    def expect_clear(self, server: Server) -> None:
+        """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""
+        for member in server.members:
+            if self.feeds.state(member.name) is None:
+                self.placement.approximate.clear(member.slot)
+            else:
+                self.feeds.expect_clear(member.name)
+
     def trust(self, member: Member, trust: float) -> None:
         """Count the member's claims by this factor from now on."""
         if trust != member.trust:

@@ -61,6 +61,8 @@ def control(method: str, path: str) -> dict[str, Any]:
             found = _answers("Added", _ANY, 201) | {"requestBody": _body(_REPLICA)}
         case _, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
             found = _answers("Which replicas have it", _ANY) | {"requestBody": _body(_ADAPTER)}
+        case _, "/reset_prefix_cache":
+            found = _answers("Which replicas have cleared their caches", _ANY)
         case _, "/explain":
             asked = {"anyOf": [schema.reference(ChatRequest), schema.reference(CompletionRequest)]}
             found = _answers("What would be decided", _ANY) | {"requestBody": _body(asked)}

@@ -22,6 +22,7 @@ from router.dashboard import static_files
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
 from router.http.adapters import change_adapter
+from router.http.cache_resets import reset_caches
 from router.http.explaining import explained
 from router.members.members import Member, Server, no_replica
 from router.members.spec import BadSpec, spec_of
@@ -154,6 +155,10 @@ class Endpoints:
     async def _change_adapter(self, request: Request, *, load: bool) -> Response:
         async with body_of(request, MAX_SMALL_BODY, self._router.bodies) as body:
             status, report = await change_adapter(self._router, self._upkeep, body, load=load)
+        return json_response(report, status)
+
+    async def reset_caches(self, request: Request) -> Response:
+        status, report = await reset_caches(self._router, request.query_params.multi_items())
         return json_response(report, status)
 
     # ---- why

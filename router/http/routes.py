@@ -74,6 +74,7 @@ APP_ROUTES = (
     _route(POST, "/replicas/{name}/resync", ADMINISTRATOR, Endpoints.resync),
     _route(POST, "/v1/load_lora_adapter", ADMINISTRATOR, Endpoints.load_adapter),
     _route(POST, "/v1/unload_lora_adapter", ADMINISTRATOR, Endpoints.unload_adapter),
+    _route(POST, "/reset_prefix_cache", ADMINISTRATOR, Endpoints.reset_caches),
     _route(POST, "/explain", ADMINISTRATOR, Endpoints.explain),
     _route(GET, "/decisions", ADMINISTRATOR, Endpoints.decisions),
     _route(GET, "/decisions/{request_id:path}", ADMINISTRATOR, Endpoints.decision, encoded_slashes=True),

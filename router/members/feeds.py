@@ -130,6 +130,12 @@ class Feeds:
         if feed is not None and feed.found(since, keys, time.monotonic()):
             self._finding.add(name)
 
+    def expect_clear(self, name: str) -> None:
+        """Note that the replica may clear its cache now: its view is in doubt until its events show whether it has."""
+        feed = self._feeds.get(name)
+        if feed is not None:
+            feed.expect_clear(time.monotonic())
+
     def tick(self) -> None:
         """Time passes."""
         for name in list(self._finding):
@@ -234,6 +240,7 @@ class ReplicaFeed:
         self._recent: deque[tuple[int, bool, list[int]]] = deque()
         self._recent_blocks = 0
         self._finds: deque[tuple[float, int, list[int]]] = deque(maxlen=MOST_FINDS)
+        self._clear_asked_s = -math.inf
         self._since_s = time.monotonic()
         self._reached = False  # it was connected once
 
@@ -269,6 +276,9 @@ class ReplicaFeed:
     def is_settled(self, since_s: float) -> bool:
         heard_s = self.view.stream.heard_s
         return self.view.inexact is None and heard_s is not None and heard_s >= since_s
+
+    def expect_clear(self, now_s: float) -> None:
+        self.view.may_be_cleared, self._clear_asked_s = True, now_s
 
     def found(self, since: Moment, keys: list[int], now_s: float) -> bool:
         """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
@@ -374,5 +384,8 @@ class ReplicaFeed:
     def _acted(self, action: Action, _batch: EventBatch | None) -> None:
         if isinstance(action, Apply):
             self._last_event_s = time.monotonic()
+            is_later = self._last_event_s > self._clear_asked_s + SETTLED_S
+            if self.view.may_be_cleared and is_later and self.view.stream.exact:
+                self.view.may_be_cleared = False  # this batch or one before would have told
         elif isinstance(action, Reset):
             self._sizes_are_old = True

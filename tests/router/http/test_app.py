@@ -54,6 +54,7 @@ FOR_ADMINS = {
     ("POST", "/replicas/r0/drain"),
     ("POST", "/replicas/r0/undrain"),
     ("POST", "/replicas/r0/resync"),
+    ("POST", "/reset_prefix_cache"),
     ("POST", "/explain"),
     ("GET", "/decisions"),
     ("GET", "/decisions/asked"),

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from events.actions import Apply
 from events.blocks import block_keys, root_key
-from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, encode_batch
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, KnownEvent, encode_batch
 from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
@@ -359,6 +359,27 @@ def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -
     assert index.match(KEYS, 1).gpu == {}
     assert not feed.tick(100.0 + SETTLED_S)
     assert index.match(KEYS, 1).gpu == {slot: 2}
+
+
+def test_a_cache_that_may_be_cleared_is_in_doubt_until_events_tell() -> None:
+    index = PrefixIndex()
+    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+    stream = feed.view.stream
+    feed.view.perform(stream.connected(0.0))
+
+    def publish(seq: int, *events: KnownEvent) -> tuple[bool, int]:
+        feed.view.perform(stream.live(seq, encode_batch(EventBatch(0.0, list(events))), 0.0))
+        return feed.moment().exact, index.match(KEYS, 1).gpu.get(0, 0)
+
+    assert publish(0, chain(3, native=False)) == (True, 3)
+    feed.expect_clear(time.monotonic())
+    assert not feed.moment().exact and feed.state(0.0).partial
+    assert publish(1) == (False, 3), "it may be of the time before"
+    assert publish(2, AllBlocksCleared(), chain(1, native=False)) == (True, 1)
+    feed.expect_clear(time.monotonic() - SETTLED_S)
+    assert publish(3, chain(2, 1, native=False)) == (True, 2), "it has cleared nothing"
+    feed.expect_clear(time.monotonic() - SETTLED_S)
+    assert publish(5)[0] is False and feed.view.may_be_cleared, "the clear may be in the lost batch"
 
 
 def grouped(hashes: list[int], group: int, kind: str, size: int) -> BlockStored:
