@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, extend_keys_ahead, pack_tokens, root_key
 from events.messages import BlockStored, Token
 
@@ -94,6 +96,19 @@ def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | Non
         _keys_ahead(event, parent_key, packed, unit) if lookahead_of(event) else extend_keys(parent_key, packed, unit)
     )
     return None if keys is None else keys[size // unit - 1 :: size // unit]
+
+
+def block_of(event: BlockStored, index: int) -> BlockStored:
+    """One block of an event."""
+    here, size = slice(index, index + 1), event.block_size
+    return replace(
+        event,
+        block_hashes=event.block_hashes[here],
+        token_ids=event.token_ids[index * size : (index + 1) * size],
+        extra_keys=event.extra_keys[here] if event.extra_keys else None,
+        mm_keys=event.mm_keys[here] if event.mm_keys else None,
+        lookahead_token_ids=event.lookahead_token_ids[here] if event.lookahead_token_ids else None,
+    )
 
 
 def packed_tokens(event: BlockStored) -> bytes | None:

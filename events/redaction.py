@@ -1,8 +1,9 @@
 """Takes the prompts out of a recording and leaves its structure.
 
 What stays: times, sequence numbers, gaps, duplicates, restarts, status; and of every event its type, medium, group,
-block size, and how many blocks and tokens it has. What goes: token ids (zeros stand for them), extra keys, salts,
-metadata. LoRA names and session ids become digests under a secret that is thrown away.
+block size, and how many blocks and tokens it has, those that its hashes look ahead to included. What goes: token ids
+(zeros stand for them), extra keys, salts, metadata. LoRA names and session ids become digests under a secret that is
+thrown away.
 
 A foreign engine's hashes can only be resolved by tokens. So every hash is replaced by the block's KEY: the redacted
 stream is a native one, which resolver, tree and router read without tokens, and its keys are the original's. The first
@@ -24,11 +25,14 @@ from typing import Any
 
 import msgspec
 
-from events.extras import chain_keys, chain_root
+from events.extras import block_of, chain_keys, chain_root, has_pairs, unit_keys
+from events.groups import Groups
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
+from events.pool import low64
 from events.records import Record
 from events.source import Source
+from events.vllm_hashes import HashChain
 
 HOLD_S = 10.0
 HOLD_RECORDS = 50_000
@@ -89,10 +93,17 @@ class Names:
         self._digested: set[Hash] = set()
         self._waiting: dict[Hash, list[BlockStored]] = {}
         self._payloads: dict[bytes, bytes] = {}
+        self._groups = Groups()
+        self._hash_chain = HashChain()
 
     def learn(self, payload: bytes) -> None:
-        for event in _events(payload):
-            if isinstance(event, BlockStored) and event.token_ids and not self._native:
+        if self._native:
+            return
+        stored = [event for event in _events(payload) if isinstance(event, BlockStored)]
+        for event in stored:
+            self._groups.learn(event)
+        for event in stored:
+            if event.token_ids:
                 self._learn_stored(event)
 
     def knows(self, payload: bytes) -> bool:
@@ -139,8 +150,8 @@ class Names:
         parent = event.parent_block_hash
         return BlockStored(
             block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-            parent_block_hash=chain_root(event, self._model) if parent is None else self._name(parent),
-            token_ids=[0] * len(event.token_ids),
+            parent_block_hash=self._root(event) if parent is None else self._name(parent),
+            token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
             block_size=event.block_size,
             lora_id=event.lora_id,
             medium=event.medium,
@@ -151,11 +162,15 @@ class Names:
             locality=event.locality,
             ownership=event.ownership,
             session_id=self._pseudonym("session", event.session_id),
+            lookahead_token_ids=[[0] * len(ahead) for ahead in event.lookahead_token_ids or ()] or None,
         )
 
     def _learn_stored(self, event: BlockStored) -> None:
+        if self._groups.sparse and _is_in_gpu_memory(event):
+            self._learn_described(event)
+            return
         parent = event.parent_block_hash
-        parent_key = chain_root(event, self._model) if parent is None else self._key(parent)
+        parent_key = self._root(event) if parent is None else self._key(parent)
         if parent_key is None:
             assert parent is not None
             self._waiting.setdefault(parent, []).append(event)
@@ -168,18 +183,57 @@ class Names:
         pending = [(event, parent_key)]
         while pending:
             event, parent_key = pending.pop()
-            keys = chain_keys(event, parent_key)
-            for block_hash, key in zip(event.block_hashes, keys or (), strict=False):
+            keys = self._chained(event, parent_key) if _is_in_gpu_memory(event) else self._below(event, parent_key)
+            for block_hash, key in zip(event.block_hashes, keys, strict=False):
                 if block_hash not in self._digested:
                     self._known[block_hash] = key
                     self._gone.pop(block_hash, None)
                 name = self._known.get(block_hash, key)
                 pending += [(child, name) for child in self._waiting.pop(block_hash, ())]
 
+    # The next four name blocks as the resolver does.
+
+    def _root(self, event: BlockStored) -> int:
+        layout = self._groups.layout
+        return chain_root(event, self._model, None if layout is None else layout.unit)
+
+    def _chained(self, event: BlockStored, parent_key: int) -> list[int]:
+        """The keys of the event's blocks; none if it has tokens of others, too: another group names the same hashes."""
+        layout = self._groups.layout
+        keys = chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
+        return keys or []
+
+    def _below(self, event: BlockStored, parent_key: int) -> list[int]:
+        """The same in a lower medium, whose events leave salts and images out: a hash that is known names its block."""
+        keys: list[int] = []
+        for index, block_hash in enumerate(event.block_hashes):
+            made = (
+                [key]
+                if (key := self._key(block_hash)) is not None
+                else self._chained(block_of(event, index), parent_key)
+            )
+            if not made:
+                break
+            keys += made
+            parent_key = made[0]
+        return keys
+
+    def _learn_described(self, event: BlockStored) -> None:
+        """Blocks among those that the event describes, by vLLM's hashes; no group names all of them."""
+        layout = self._groups.layout
+        if layout is None or event.block_size != layout.unit:
+            return
+        names = self._hash_chain.names(event, self._root(event), self._known) or {}
+        for block_hash in event.block_hashes:
+            if names and block_hash not in self._digested:
+                self._known[block_hash] = names[low64(block_hash)]
+                self._gone.pop(block_hash, None)
+
     def _key(self, block_hash: Hash) -> int | None:
         if self._native and isinstance(block_hash, int):
             return block_hash
-        return self._known.get(block_hash, self._gone.get(block_hash))
+        key = self._known.get(block_hash, self._gone.get(block_hash))
+        return self._hash_chain.key(block_hash) if key is None and self._groups.sparse else key
 
     def _name(self, block_hash: Hash) -> int:
         """The key, or from now on a digest of the hash."""
@@ -208,6 +262,10 @@ class Names:
 
     def _digest(self, value: Hash | str) -> bytes:
         return blake2b(_encode(value), key=self._secret, digest_size=16).digest()
+
+
+def _is_in_gpu_memory(event: BlockStored) -> bool:
+    return event.medium in (None, "GPU")
 
 
 def _payload(record: Record) -> bytes | None:

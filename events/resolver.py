@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from events.doubtful import Doubtful
-from events.extras import chain_keys, chain_root, unit_keys
+from events.extras import block_of, chain_keys, chain_root, unit_keys
 from events.groups import FULL, RULES, Groups, Layout, hits, said_of
 from events.messages import (
     AllBlocksCleared,
@@ -112,6 +112,7 @@ class Resolver:
     """One replica's hashes, resolved to keys.
 
     `native`: the replica's hashes are block keys already, so neither tokens nor parents are needed.
+    `keyed`: so are those of groups that keep part of a prefix (a redacted recording).
     `reannounces`: the engine reports blocks again when they are hit, so copies cannot be counted (said to be inexact).
     `intern`: gives equal keys, so that many resolvers may keep one object for each.
     """
@@ -121,12 +122,14 @@ class Resolver:
         model: str = "",
         *,
         native: bool = False,
+        keyed: bool = False,
         reannounces: bool = False,
         orphan_limit: int = 100_000,
         intern: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         self.model = model
         self.native = native
+        self.keyed = keyed
         self.reannounces = reannounces
         self.stats = ResolverStats()
         self.lost: str | None = None
@@ -303,7 +306,7 @@ class Resolver:
             and self._is_report(event, pool, changes)
         ):
             return
-        trusted = self.native and RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL
+        trusted = self.native and (self.keyed or RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL)
         if trusted and self._are_keys(event):
             keys: list[int] = hashes  # type: ignore[assignment]
             parent = event.parent_block_hash
@@ -378,7 +381,7 @@ class Resolver:
         for index, block_hash in enumerate(hashes):
             key = self._key(block_hash) or named.get(block_hash)
             if key is None:
-                made = None if last is None else self._chain(_block(event, index), last)
+                made = None if last is None else self._chain(block_of(event, index), last)
                 if not made:
                     return None
                 key = named[block_hash] = made[0]
@@ -759,19 +762,6 @@ class Resolver:
             assert all(count > 0 for count in pool.copies.values()), f"{pool.medium}: a copy count below one"
             assert not self.native or pool.xor == fold(pool.resident), f"{pool.medium}: the digest drifted"
         self._orphans.check()
-
-
-def _block(event: BlockStored, index: int) -> BlockStored:
-    """One block of an event."""
-    here, size = slice(index, index + 1), event.block_size
-    return replace(
-        event,
-        block_hashes=event.block_hashes[here],
-        token_ids=event.token_ids[index * size : (index + 1) * size],
-        extra_keys=event.extra_keys[here] if event.extra_keys else None,
-        mm_keys=event.mm_keys[here] if event.mm_keys else None,
-        lookahead_token_ids=event.lookahead_token_ids[here] if event.lookahead_token_ids else None,
-    )
 
 
 def _can_be_keys(hashes: list[Hash]) -> bool:

@@ -67,7 +67,7 @@ class Source(Struct, frozen=True):
         return NativeStream(config) if self.native else ForeignStream(config)
 
     def resolver(self) -> Resolver:
-        return Resolver(self.model, native=self.native or self.keyed)
+        return Resolver(self.model, native=self.native or self.keyed, keyed=self.keyed and not self.native)
 
     def view(
         self,

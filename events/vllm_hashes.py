@@ -64,6 +64,11 @@ class HashChain:
         # One for each algorithm that it may be; the first announced hash leaves one.
         self._chains: dict[Callable[[Part], bytes], dict[int, Link]] = {encode: {} for encode in ENCODINGS}
 
+    def key(self, block_hash: Hash) -> int | None:
+        """The key of a block that an event has described, as long as it is remembered."""
+        found = (known.get(low64(block_hash)) for known in self._chains.values())
+        return next((link.key for link in found if link is not None), None)
+
     def names(self, event: BlockStored, root: int, resident: Collection[Hash]) -> dict[int, int] | None:
         """The keys of the blocks that the event describes, in order, by the last 64 bits of their hashes.
 

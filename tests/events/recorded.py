@@ -7,9 +7,10 @@ from pathlib import Path
 
 from events.actions import Replay
 from events.feed import Feed
+from events.groups import Layout
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording import Recorder, Recording
+from events.recording import Recorder, Recording, feed_record, redacted_copy
 from events.records import Record
 from events.source import Source
 from events.view import CacheView, Request
@@ -134,6 +135,33 @@ def record_incident(
         assert line.feed.view.stream.stats.gaps > 2
         assert line.feed.view.stream.stats.restarts == restart
     return engine
+
+
+def record_payloads(folder: Path, payloads: Iterable[bytes]) -> tuple[Recording, Recording]:
+    """A recording of these batches, and its redacted copy."""
+    with Recorder(folder / "a.wre", [SOURCE]) as recorder:
+        recorder.write(Record(1.0, 0, "connected", []))
+        recorder.write(Record(1.5, 0, "replay", [b"", *END_OF_REPLAY]))
+        for seq, payload in enumerate(payloads):
+            recorder.write(Record(2.0 + seq, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
+    original = Recording(folder / "a.wre")
+    redacted_copy(original, folder / "r.wre")
+    return original, Recording(folder / "r.wre")
+
+
+Index = tuple[dict[tuple[str, int], set[int]], Layout | None, str | None]
+
+
+def indexes(recording: Recording) -> list[Index]:
+    """The keys of every group, the layout, and why the view is inexact, after each record."""
+    feed = Feed(recording.sources[0].view())
+    found: list[Index] = []
+    for record in recording.records():
+        feed_record(feed, record)
+        resolver = feed.view.resolver
+        held = {name: set(pool.held) for name, pool in resolver.pools.items() if pool.held}
+        found.append((held, resolver.groups.layout, feed.view.inexact))
+    return found
 
 
 def replay_into_view(

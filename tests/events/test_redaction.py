@@ -2,6 +2,8 @@
 
 import random
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from events.blocks import block_keys, root_key
 from events.feed import Feed
-from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, decode_batch, encode_batch
+from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.pool import fold
 from events.recording import Recorder, Recording, feed_record, redacted_copy
@@ -17,7 +19,19 @@ from events.records import Record
 from events.redaction import HOLD_S
 from events.source import Source
 from events.view import CacheView
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from events.vllm_hashes import pickled
+from tests.events.recorded import (
+    SOURCE,
+    TOPIC,
+    Engine,
+    Line,
+    indexes,
+    record_incident,
+    record_payloads,
+    replay_into_view,
+)
+from tests.events.test_groups import TOKENS, ahead_of, block_keys_ahead, digests
+from tests.events.test_groups import stored as grouped
 
 SECRETS = [b"secret-lora", b"secret-session", b"secret-image", b"secret-salt", b"secret-embed"]
 
@@ -91,7 +105,7 @@ def test_parents_and_numbers_are_left(tmp_path: Path) -> None:
             assert len(after.block_hashes) == len(before.block_hashes)
             assert list(after.token_ids) == [0] * len(before.token_ids)
             assert (after.medium, after.lora_id, after.block_size) == ("GPU", 7, before.block_size)
-            assert after.extra_keys is after.lookahead_token_ids is None
+            assert after.extra_keys is None and after.lookahead_token_ids == [[0] * 4] * len(before.block_hashes)
             if before.block_hashes[0] in keys:
                 compared += 1
                 assert after.block_hashes == [keys[block_hash] for block_hash in before.block_hashes]
@@ -213,6 +227,91 @@ def test_a_native_stream_keeps_its_hashes_digests_and_snapshots(tmp_path: Path) 
     assert view.inexact is None
     assert view.resolver.keys() == set(keys)
     assert view.stream.stats.digests_compared == 1
+
+
+# ---- groups
+
+NAMES = digests(pickled, TOKENS)
+
+
+def ahead(event: BlockStored, blocks: int) -> BlockStored:
+    event.lookahead_token_ids = ahead_of(TOKENS, 0, blocks, 1)
+    return event
+
+
+def offloaded(event: BlockStored) -> BlockStored:
+    event.medium = "CPU"
+    return event
+
+
+def salted(event: BlockStored) -> BlockStored:
+    event.cache_salt = "secret-salt"
+    return event
+
+
+FULL, WINDOW = "full_attention", "sliding_window"
+# Batches, and by pool the blocks of the prompt that are held in the end, counted from 1.
+GROUPS: dict[str, tuple[Sequence[Sequence[KnownEvent]], dict[tuple[str, int], list[int]]]] = {
+    "a window that names the last blocks": (
+        [[grouped([1, 2, 3, 4], TOKENS[:8], 0, FULL), grouped([3, 4], TOKENS[:8], 1, WINDOW, 4)]],
+        {("GPU", 0): [1, 2, 3, 4], ("GPU", 1): [3, 4]},
+    ),
+    "a window that comes first": (
+        [[grouped([3, 4], TOKENS[:8], 0, WINDOW, 4), grouped([1, 2, 3, 4], TOKENS[:8], 1, FULL)]],
+        {("GPU", 0): [3, 4], ("GPU", 1): [1, 2, 3, 4]},
+    ),
+    "a window that loses a block": (
+        [
+            [grouped([1, 2, 3], TOKENS[:6], 0, FULL), grouped([1, 2, 3], TOKENS[:6], 1, WINDOW, 4)],
+            [BlockRemoved([1], "GPU", 1)],
+        ],
+        {("GPU", 0): [1, 2, 3], ("GPU", 1): [2, 3]},
+    ),
+    "states in larger blocks": (
+        [[grouped([1, 2, 3, 4], TOKENS[:8], 0, FULL), grouped([2, 4], TOKENS[:8], 1, "mamba", size=4)]],
+        {("GPU", 0): [1, 2, 3, 4], ("GPU", 1): [2, 4]},
+    ),
+    "a window alone": (
+        [
+            [grouped(NAMES[1:3], TOKENS[:8], 0, WINDOW, 4)],
+            [grouped([], TOKENS[8:10], 0, WINDOW, 4, parent=NAMES[3])],
+            [grouped(NAMES[5:], TOKENS[10:], 0, WINDOW, 4, parent=NAMES[4])],
+        ],
+        {("GPU", 0): [2, 3, 6]},
+    ),
+    "a lower medium without salts": (
+        [
+            [salted(grouped([1, 2], TOKENS[:4], 0, None))],
+            [offloaded(grouped([1, 2, 3], TOKENS[:6], 0, None)), BlockRemoved([1, 2], "GPU")],
+        ],
+        {("CPU", 0): [1, 2, 3]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("batches", "held"), GROUPS.values(), ids=GROUPS)
+def test_a_redacted_recording_of_groups_replays_to_the_same_index(
+    tmp_path: Path, batches: Sequence[Sequence[KnownEvent]], held: dict[tuple[str, int], list[int]]
+) -> None:
+    payloads = [encode_batch(EventBatch(0.0, [*events])) for events in batches]
+    original, redacted = record_payloads(tmp_path, payloads)
+    before, after = indexes(original), indexes(redacted)
+    assert after == before
+    salt = "secret-salt" if ("CPU", 0) in held else None
+    keys = block_keys(TOKENS, 2, root_key("m", None, salt, 2))
+    assert after[-1][0] == {name: {keys[block - 1] for block in blocks} for name, blocks in held.items()}
+    assert after[-1][2] is None
+
+
+def test_a_redacted_recording_keeps_what_hashes_look_ahead_to(tmp_path: Path) -> None:
+    pairs = list(pairwise(TOKENS))
+    for events in ([ahead(grouped([1, 2], TOKENS[:4], 0, FULL), 2)], [grouped([1, 2], pairs[:4], 0, None)]):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        original, redacted = record_payloads(folder, [encode_batch(EventBatch(0.0, [*events]))])
+        [*_, (held, layout, inexact)] = indexes(redacted)
+        assert layout is not None and layout.lookahead == 1 and inexact is None
+        assert held == {("GPU", 0): set(block_keys_ahead(TOKENS, 1)[:2])} and indexes(original) == indexes(redacted)
 
 
 def test_two_sessions_of_a_redacted_recording(tmp_path: Path) -> None:
