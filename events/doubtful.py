@@ -29,11 +29,12 @@ class Doubtful:
                 self.keys[block_hash] = key
                 self._hashes[key] = block_hash
 
-    def gone(self, block_hash: Hash) -> None:
-        """Forget a block that was removed since."""
+    def gone(self, block_hash: Hash) -> bool:
+        """Forget a block that was removed since; return False if it is not known."""
         key = self.keys.pop(block_hash, None)
         if key is not None:
             self._hashes.pop(key, None)
+        return key is not None
 
     def take(self, keys: Iterable[int]) -> list[tuple[Hash, int]]:
         """Remove and return those of these blocks that are known, by hash and key."""

@@ -19,7 +19,19 @@ class Pool:
     In a pool of a native replica a hash is its own key: `held` is enough, and `named` has only what got no key.
     """
 
-    __slots__ = ("copies", "doubted", "group", "held", "holders", "medium", "named", "native", "spent", "xor")
+    __slots__ = (
+        "copies",
+        "doubted",
+        "group",
+        "held",
+        "holders",
+        "medium",
+        "named",
+        "native",
+        "spent",
+        "unnamed",
+        "xor",
+    )
 
     def __init__(self, medium: str, group: int, *, native: bool = False) -> None:
         self.medium = medium
@@ -31,6 +43,7 @@ class Pool:
         self.spent: set[Hash] = set()  # resident only if such a copy was one
         self.held: set[int] = set()
         self.holders: dict[int, int] = {}
+        self.unnamed: set[int] = set()  # keys of resident blocks whose hash nobody has told
         self.xor = 0
 
     def __len__(self) -> int:
@@ -73,6 +86,12 @@ class Pool:
         else:
             self.holders[key] = more - 1
         return False
+
+    def forget_unnamed(self) -> list[int]:
+        """Drop the blocks without a hash; return their keys."""
+        keys, self.unnamed = list(self.unnamed), set()
+        self.held.difference_update(keys)
+        return keys
 
 
 class Digest(NamedTuple):

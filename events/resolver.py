@@ -9,6 +9,8 @@ key of each. It never guesses: what cannot be given a key is counted and waits, 
     copies[hash]   = copies beyond the first
     held           = the keys of all resident hashes
     holders[key]   = hashes beyond the first with this key (an engine that salts its hashes without saying so)
+    unnamed        = keys of blocks that were resident before the first known event, as a hit has proved. Their hashes
+                     are not known, so a removal of any unknown hash may mean one of them, and ends all of these claims
 """
 
 from collections import Counter
@@ -140,6 +142,7 @@ class Resolver:
         self.gpu_blocks: int | None = None  # what it says its GPU pool has room for
         self.cacheable_blocks: int | None = None  # those of them that can hold a prefix; None: unknown
         self.complete = False  # after a loss, the whole cache has been known at one moment
+        self.unknown_removals = 0  # of blocks whose key was not known
         self.pools: dict[tuple[str, int], Pool] = {}
         self.groups = Groups()
         self.reports = Reports()
@@ -199,12 +202,37 @@ class Resolver:
             doubtful.add(pool, MOST_BLOCKS)
         return cleared
 
-    def found(self, keys: Iterable[int]) -> list[int]:
-        """Take blocks as resident that the replica has reused since the loss; return the keys new here."""
+    @property
+    def learns_from_hits(self) -> bool:
+        """True if blocks of its only group may be resident that no event has told of."""
+        plain = not self.native and not self.reannounces and self.groups.layout is None
+        return self._has_lost and plain and self._pools_before | self.pools.keys() <= {("GPU", 0)}
+
+    def found(self, keys: Sequence[int], *, proved: bool = False) -> list[int]:
+        """Take blocks as resident that the replica has reused since the loss; return the keys new here.
+
+        `proved`: no unknown block and none of these was removed since, so they are resident whatever their hashes are.
+        """
         pool = self._pool("GPU", 0)
         blocks = [(one, key) for one, key in self._doubtful.take(keys) if one not in pool]
         pool.named.update(blocks)
-        return pool.hold(key for _, key in blocks)
+        new = pool.hold(key for _, key in blocks)
+        if not proved or not self.learns_from_hits:
+            return new
+        fresh = [key for key in dict.fromkeys(keys) if key not in pool.held][: max(0, self._room(pool))]
+        fresh = fresh if self._intern is None else self._intern(fresh)
+        pool.unnamed.update(fresh)
+        pool.held.update(fresh)
+        return new + fresh
+
+    def _room(self, pool: Pool) -> int:
+        """Blocks that this pool may hold beside those known."""
+        most = self.cacheable_blocks or self.gpu_blocks or MOST_BLOCKS
+        return min(most, MOST_BLOCKS) - len(pool) - len(pool.unnamed)
+
+    def _forget_unnamed(self, pool: Pool, changes: list[Change]) -> None:
+        if pool.unnamed:
+            changes.append(Removed(pool.medium, pool.forget_unnamed(), pool.group))
 
     def limit(self, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
         """Take no more blocks of GPU memory than these from now on; None: the size of its pool is not known.
@@ -226,7 +254,7 @@ class Resolver:
                     looked = True
                 self._store(event, changes)
                 if self._has_lost:
-                    self._look_for_turnover()
+                    self._look_for_turnover(changes)
             elif isinstance(event, BlockRemoved):
                 self._remove(event, changes)
             elif isinstance(event, AllBlocksCleared):
@@ -279,6 +307,8 @@ class Resolver:
         learn = self.groups.learn
         if True in [learn(event) for event in events if isinstance(event, BlockStored)]:
             changes.append(Grouped(self.groups.layout))
+            for pool in self.pools.values():
+                self._forget_unnamed(pool, changes)
             if before not in ((), self.groups.key_sizes) and self.resident_blocks():
                 self.outgrown = "its groups have turned out to have other block sizes than its first events said"
 
@@ -450,6 +480,9 @@ class Resolver:
             del pool.named[block_hash]
         else:
             pool.named[block_hash] = key
+        if key in pool.unnamed:  # this may report it, or store it a second time: one of them is claimed
+            pool.unnamed.remove(key)
+            return []
         return pool.hold([key])
 
     def _store_without_tokens(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
@@ -648,7 +681,8 @@ class Resolver:
                     keys.append(key)
             else:
                 self.stats.removed_unknown += 1
-                self._gone((block_hash,))
+                if self._gone((block_hash,)) and pool.unnamed:
+                    keys += pool.forget_unnamed()
                 if self.reports.seen and not self._has_lost:
                     self.lost = "a block was removed twice whose second store was taken for a report of the first"
         if keys:
@@ -667,16 +701,20 @@ class Resolver:
 
     # ---- after a loss
 
-    def _gone(self, hashes: Iterable[Hash]) -> None:
-        if self._doubtful:
-            for block_hash in hashes:
-                self._doubtful.gone(block_hash)
+    def _gone(self, hashes: Iterable[Hash]) -> int:
+        """Note removals of blocks that are not known to be resident; return how many have no known key."""
+        unknown = sum(not self._doubtful.gone(block_hash) for block_hash in hashes)
+        self.unknown_removals += unknown
+        return unknown
 
-    def _look_for_turnover(self) -> None:
+    def _look_for_turnover(self, changes: list[Change]) -> None:
         """Look whether the known blocks fill the replica's pool: then there are no others, and no second copies.
 
         This needs a single pool, in which every block has one hash.
         """
+        for pool in self.pools.values():
+            if pool.unnamed and (not self.learns_from_hits or self._room(pool) < 0):
+                self._forget_unnamed(pool, changes)
         if self.cacheable_blocks is None or self._pools_before | self.pools.keys() != {("GPU", 0)}:
             return
         pool = self.pools[("GPU", 0)]
@@ -754,7 +792,10 @@ class Resolver:
         """Raise AssertionError if an invariant is broken."""
         for pool in self.pools.values():
             keys = [key for key in map(pool.key, pool.resident) if key is not None]
-            assert pool.held == set(keys), f"{pool.medium}: held keys are not those of the resident blocks"
+            assert pool.held == pool.unnamed | set(keys), (
+                f"{pool.medium}: held keys are not those of the resident blocks"
+            )
+            assert pool.unnamed.isdisjoint(keys), f"{pool.medium}: a block whose hash is known counts as unnamed"
             extra = {key: count - 1 for key, count in Counter(keys).items() if count > 1}
             assert pool.holders == extra, f"{pool.medium}: holders {pool.holders} but {extra} was counted"
             assert pool.copies.keys() <= pool.resident, f"{pool.medium}: copies of a block that is not resident"

@@ -46,6 +46,16 @@ class Moment(NamedTuple):
     resets: int
     changes: int
     exact: bool
+    unknown_removals: int = 0  # of blocks that the view did not know
+
+
+class Find(NamedTuple):
+    """Blocks that a request has reused, until everything published before its answer has come."""
+
+    due_s: float
+    since: Moment  # the request was decided
+    keys: list[int]
+    sure: bool  # the keys are exact
 
 
 class Feeds:
@@ -124,10 +134,10 @@ class Feeds:
         feed = self._feeds.get(name)
         return feed is None or feed.is_settled(since_s)
 
-    def found(self, name: str, since: Moment, keys: list[int]) -> None:
-        """Note blocks that the replica has reused for a request decided at that point."""
+    def found(self, name: str, since: Moment, keys: list[int], *, sure: bool) -> None:
+        """Note blocks that the replica has reused for a request decided at that point. `sure`: the keys are exact."""
         feed = self._feeds.get(name)
-        if feed is not None and feed.found(since, keys, time.monotonic()):
+        if feed is not None and feed.found(since, keys, time.monotonic(), sure=sure):
             self._finding.add(name)
 
     def expect_clear(self, name: str) -> None:
@@ -239,7 +249,7 @@ class ReplicaFeed:
         # Since the last reset: each change's number, the blocks, and whether they were stored.
         self._recent: deque[tuple[int, bool, list[int]]] = deque()
         self._recent_blocks = 0
-        self._finds: deque[tuple[float, int, list[int]]] = deque(maxlen=MOST_FINDS)
+        self._finds: deque[Find] = deque(maxlen=MOST_FINDS)
         self._clear_asked_s = -math.inf
         self._since_s = time.monotonic()
         self._reached = False  # it was connected once
@@ -259,7 +269,8 @@ class ReplicaFeed:
     # ---- what has changed
 
     def moment(self, *, standstill: bool = False) -> Moment:
-        return Moment(self._resets, self._changes, self.view.inexact is None and not standstill)
+        exact = self.view.inexact is None and not standstill
+        return Moment(self._resets, self._changes, exact, self.view.resolver.unknown_removals)
 
     def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
         if since.resets != self._resets:
@@ -280,20 +291,29 @@ class ReplicaFeed:
     def expect_clear(self, now_s: float) -> None:
         self.view.may_be_cleared, self._clear_asked_s = True, now_s
 
-    def found(self, since: Moment, keys: list[int], now_s: float) -> bool:
+    def found(self, since: Moment, keys: list[int], now_s: float, *, sure: bool) -> bool:
         """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
-        if since.resets != self._resets or not self.view.resolver.has_doubtful:
+        resolver = self.view.resolver
+        if since.resets != self._resets or not (resolver.has_doubtful or (sure and resolver.learns_from_hits)):
             return False
-        self._finds.append((now_s + SETTLED_S, self._resets, keys))
+        self._finds.append(Find(now_s + SETTLED_S, since, keys, sure))
         return True
+
+    def _is_proved(self, find: Find) -> bool:
+        """Return True if no removal since the decision can be of one of the blocks."""
+        if not find.sure or find.since.unknown_removals != self.view.resolver.unknown_removals:
+            return False
+        return self.has_changed(find.since, find.keys, stored=False) is False
 
     def tick(self, now_s: float) -> bool:
         """Take the blocks found whose stores and removals must have come by now; return whether any are left."""
-        while self._finds and self._finds[0][0] <= now_s:
+        while self._finds and self._finds[0].due_s <= now_s:
             if self.view.busy or not self.view.stream.settled:
                 return True
-            _, resets, keys = self._finds.popleft()
-            if resets == self._resets and (new := self.view.resolver.found(keys)):
+            find = self._finds.popleft()
+            if find.since.resets != self._resets:
+                continue
+            if new := self.view.resolver.found(find.keys, proved=self._is_proved(find)):
                 self._index.store(self._slot, new)
         return bool(self._finds)
 

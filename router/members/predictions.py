@@ -55,12 +55,17 @@ class Predictions:
         reported_blocks: int,
         keys: Sequence[int],
         now_s: float,
+        *,
+        sure: bool = False,
     ) -> None:
-        """Compare the report of an answer that has ended. `since`: when it was predicted."""
+        """Compare the report of an answer that has ended.
+
+        `since`: when it was predicted. `sure`: the keys are exact.
+        """
         accuracy.claimed(prediction.claimed_blocks, reported_blocks)
         if not since.exact:  # the prediction was no claim; but what was found there is there
             if reported_blocks:
-                self._feeds.found(name, since, list(keys[:reported_blocks]))
+                self._feeds.found(name, since, list(keys[:reported_blocks]), sure=sure)
             return
         if reported_blocks == prediction.blocks:
             accuracy.compare(prediction.blocks, reported_blocks)

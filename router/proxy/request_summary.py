@@ -133,7 +133,10 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: Gener
         return
     assert predicted is not None and reported_tokens is not None, "they are compared"
     reported_blocks = reported_tokens // predicted.block_size
-    predictions.compare(member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s)
+    sure = generation.exactness.tokens
+    predictions.compare(
+        member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
+    )
 
 
 # ---- the list of decisions

@@ -353,12 +353,100 @@ def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -
     before = feed.moment()
     feed.view.perform(stream.live(5, encode_batch(EventBatch(0.0, [])), 0.0))
     assert index.match(KEYS, 1).gpu == {} and not stream.exact
-    assert not feed.found(before, KEYS[:2], 100.0)  # it may have been removed in what is lost
-    assert feed.found(feed.moment(), KEYS[:2], 100.0)
+    assert not feed.found(before, KEYS[:2], 100.0, sure=False)  # it may have been removed in what is lost
+    assert feed.found(feed.moment(), KEYS[:2], 100.0, sure=False)
     assert feed.tick(100.0 + SETTLED_S / 2)
     assert index.match(KEYS, 1).gpu == {}
     assert not feed.tick(100.0 + SETTLED_S)
     assert index.match(KEYS, 1).gpu == {slot: 2}
+
+
+class Late:
+    """A feed that has joined an engine whose history is gone; its clock is the test's."""
+
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self.feed = ReplicaFeed(self.index, self.index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+        self.feed.view.perform(self.feed.view.stream.connected(0.0))
+        self.seq, self.now_s = 7, 100.0
+        self.publish()
+
+    def publish(self, *events: KnownEvent) -> None:
+        payload = encode_batch(EventBatch(0.0, list(events)))
+        self.feed.view.perform(self.feed.view.stream.live(self.seq, payload, self.now_s))
+        self.seq += 1
+
+    def answered(self, since: Moment, blocks: int, *, sure: bool = True) -> int:
+        """The blocks that are claimed once a hit of so many has been taken."""
+        self.feed.found(since, list(KEYS[:blocks]), self.now_s, sure=sure)
+        self.now_s += SETTLED_S
+        self.feed.tick(self.now_s)
+        return self.claimed
+
+    @property
+    def claimed(self) -> int:
+        self.index.check()
+        self.feed.view.resolver.check()
+        return self.index.match(KEYS, 1).gpu.get(0, 0)
+
+
+def removed(first: int, end: int) -> BlockRemoved:
+    return BlockRemoved([key // 2 for key in KEYS[first:end]], "GPU")
+
+
+def test_after_a_late_join_hits_teach_blocks_that_no_event_has_told_of() -> None:
+    late = Late()
+    assert not late.feed.moment().exact
+    assert late.answered(late.feed.moment(), 3) == 3
+    late.publish(chain(5, 3, native=False))  # its parent is the last block of the hit, whose hash is not known
+    assert late.claimed == 3
+    late.publish(chain(1, native=False))  # a second copy, or a report: its hash is known now
+    late.publish(removed(0, 1))
+    assert late.claimed == 0 and late.index.blocks(0) == {"GPU": 2}
+
+
+def test_a_removal_that_may_mean_a_block_learned_from_a_hit_ends_all_of_them() -> None:
+    late = Late()
+    assert late.answered(late.feed.moment(), 3) == 3
+    late.publish(BlockStored([1], None, [9] * SIZE, SIZE, None, "GPU", None), BlockRemoved([1], "GPU"))
+    assert late.claimed == 3, "a known block was removed"
+    late.publish(BlockRemoved([77], "GPU"))
+    assert late.claimed == 0 and late.index.blocks(0) == {}
+    assert late.answered(late.feed.moment(), 3) == 3, "it is learned again"
+    late.publish(AllBlocksCleared())
+    assert late.claimed == 0
+
+
+def test_a_hit_that_does_not_prove_what_is_resident_now_teaches_nothing() -> None:
+    late = Late()
+    before = late.feed.moment()
+    late.publish(BlockRemoved([77], "GPU"))
+    assert late.answered(before, 3) == 0, "an unknown block was removed since"
+    late.publish(chain(2, native=False))
+    before = late.feed.moment()
+    late.publish(removed(1, 2))
+    assert late.answered(before, 3) == 1, "one of its blocks was removed since"
+    assert late.answered(late.feed.moment(), 3, sure=False) == 1, "the prompt's tokens are not known for certain"
+    assert late.answered(late.feed.moment(), 3) == 3
+    late.publish(grouped([1], 0, "full_attention", SIZE), grouped([1], 1, "sliding_window", SIZE))
+    assert late.index.blocks(0) == {"GPU": 3}, "the blocks of the hit are of one group among several"
+    assert late.answered(late.feed.moment(), 3) == late.claimed
+
+
+def test_hits_teach_no_more_blocks_than_the_pool_has() -> None:
+    late = Late()
+    late.feed.view.resolver.limit(5, 4)
+    assert late.answered(late.feed.moment(), 6) == 4
+    late.publish(BlockStored([1], None, [9] * SIZE, SIZE, None, "GPU", None))
+    assert late.claimed == 0 and late.index.blocks(0) == {"GPU": 1}, "one of them has made room"
+
+
+def test_an_exact_view_learns_nothing_from_hits() -> None:
+    index = PrefixIndex()
+    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+    feed.view.perform(feed.view.stream.connected(0.0))
+    feed.view.perform(feed.view.stream.live(0, encode_batch(EventBatch(0.0, [chain(1, native=False)])), 0.0))
+    assert feed.moment().exact and not feed.found(feed.moment(), KEYS[:3], 0.0, sure=True)
 
 
 def test_a_cache_that_may_be_cleared_is_in_doubt_until_events_tell() -> None:

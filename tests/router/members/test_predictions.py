@@ -33,7 +33,8 @@ class Feeds:
     def is_settled(self, _name: str, _since_s: float) -> bool:
         return self.settled
 
-    def found(self, _name: str, _since: Moment, keys: list[int]) -> None:
+    def found(self, _name: str, _since: Moment, keys: list[int], *, sure: bool) -> None:
+        assert not sure
         self.finds.append(keys)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from router.members.feeds import Moment
 from router.placement.placement import Prediction
-from router.proxy.request_summary import GenerationSummary, RequestSummary, compare, exactness, past_decision
+from router.proxy.request_summary import ALL_EXACT, GenerationSummary, RequestSummary, compare, exactness, past_decision
 from tests.router.placement.test_placement import Prompt, Scene
 
 ROUTER = Path(__file__).resolve().parents[3] / "router"
@@ -104,10 +104,10 @@ def test_a_report_is_compared_if_it_is_about_the_prompt_of_the_prediction(
 ) -> None:
     some: Any = SimpleNamespace
     books: Any = some(calls=[])
-    books.compare = lambda *arguments: books.calls.append(arguments)
+    books.compare = lambda *arguments, sure: books.calls.append((*arguments, sure))
     predicted = Prediction(16, 3, 3, sure=True)
     member, prompt = some(name="r", accuracy=None), some(tokens=160, exact=True, choices=choices)
-    generation = GenerationSummary(some(model="m"), prompt, some(), member, predicted, reported, predicted_at=at)
+    generation = GenerationSummary(some(model="m"), prompt, some(), member, predicted, reported, ALL_EXACT, at)
     summary = RequestSummary(exchange=some(), admitted=some(), arrived_s=1.0, ended_s=3.0, resumes=resumes)
     compare(books, summary, generation, [7, 8, 9])
-    assert books.calls == ([("r", None, predicted, at, 4, [7, 8, 9], 3.0)] if compared else [])
+    assert books.calls == ([("r", None, predicted, at, 4, [7, 8, 9], 3.0, True)] if compared else [])
