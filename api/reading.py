@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -37,6 +37,16 @@ def read(body: bytes, request_type: type[RequestType]) -> RequestType:
     except msgspec.DecodeError as error:
         raise invalid(_not_json(str(error))) from None
     return request
+
+
+def converted(fields: dict[str, Any], request_type: type[RequestType]) -> RequestType:
+    """The request with these fields, which come from a request of another type; raise ApiError 400."""
+    try:
+        return msgspec.convert(fields, request_type)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the request cannot be answered as a chat: {_lower_first(str(error))}") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply; flatten it") from None
 
 
 @cache

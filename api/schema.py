@@ -7,12 +7,30 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from api.messages.answers import MessageAnswer, TokenCount
+from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
 
-REQUESTS: tuple[type[Struct], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-ANSWERS: tuple[type[Struct], ...] = (Completion, ChatCompletion, Tokens, DetokenizedPrompt, ModelList, Error)
+REQUESTS: tuple[type[Struct], ...] = (
+    CompletionRequest,
+    ChatRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+ANSWERS: tuple[type[Struct], ...] = (
+    Completion,
+    ChatCompletion,
+    MessageAnswer,
+    TokenCount,
+    Tokens,
+    DetokenizedPrompt,
+    ModelList,
+    Error,
+)
 
 
 def components() -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Gate:
                 self._admit(scope, asked)
                 mark_admitted(scope, asked)
             except ApiError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -16,10 +16,15 @@ from starlette.types import Scope
 
 from api import schema
 from api.errors import ApiError, draining, unauthorized
+from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, PATHS, GenerationApi
 from api.http import documents
 from api.http.bodies import Bodies
+from api.http.keys import shown_key
 from api.http.responses import json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, add_routes
+from api.messages.answers import MessageAnswer, TokenCount
+from api.messages.conversion import counted_chat_of
+from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
@@ -27,11 +32,11 @@ from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, 
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
+from replica.http.conversation_forms import form_of
 from replica.http.errors import add_error_answers, unavailable
-from replica.http.forms import form_of
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
-from replica.http.request_reader import GenerationRequest, Reader
+from replica.http.request_reader import Reader
 from replica.http.work import Served, plan, size_of_plan
 from replica.messages import Hello
 
@@ -58,19 +63,22 @@ class Endpoints:
     # ---- generation
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, CompletionRequest)
+        return await self._generate(request, COMPLETIONS)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._generate(request, ChatRequest)
+        return await self._generate(request, CHAT)
 
-    async def _generate(self, request: Request, request_type: type[GenerationRequest]) -> Response:
+    async def messages(self, request: Request) -> Response:
+        return await self._generate(request, MESSAGES)
+
+    async def _generate(self, request: Request, api: GenerationApi) -> Response:
         arrived_s = time.perf_counter()
         hello = self._open()
-        parsed = await self.reader.generation(request, request_type, hello.max_model_len)
+        parsed = await self.reader.generation(request, api, hello.max_model_len)
         tokenizer = self.prompts.tokenizer
         served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids)
         work = await self.reader.aside(
-            request, size_of_plan(parsed), lambda: plan(*parsed, served=served, new_id=self.engine.new_id)
+            request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])
         )
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
@@ -119,6 +127,16 @@ class Endpoints:
         template = self.prompts.given_template or tokenizer.chat_template
         lengths = {"model_max_length": self._open().max_model_len, "vocab_size": self.prompts.vocab_size}
         return json_response({**tokenizer.special_tokens, "chat_template": template, **lengths})
+
+    async def count_message_tokens(self, request: Request) -> Response:
+        hello = self._open()
+        async with self.reader.body(request) as body:
+            return await self.reader.aside(request, len(body), lambda: json_response(self._count(body, hello)))
+
+    def _count(self, body: bytes, hello: Hello) -> TokenCount:
+        asked = read(body, CountTokensRequest)
+        self.reader.check_model(asked.model)
+        return TokenCount(len(self.prompts.chat(counted_chat_of(asked), hello.max_model_len)))
 
     async def detokenize(self, request: Request) -> Response:
         async with self.reader.body(request, TOKENIZE_BYTES) as body:
@@ -205,6 +223,15 @@ ROUTES = (
     _route(
         POST, "/v1/chat/completions", CLIENT, Endpoints.chat_completions, request=ChatRequest, answer=ChatCompletion
     ),
+    _route(POST, "/v1/messages", CLIENT, Endpoints.messages, request=MessagesRequest, answer=MessageAnswer),
+    _route(
+        POST,
+        "/v1/messages/count_tokens",
+        CLIENT,
+        Endpoints.count_message_tokens,
+        request=CountTokensRequest,
+        answer=TokenCount,
+    ),
     _route(GET, "/v1/models", CLIENT, Endpoints.models, answer=ModelList),
     _route(GET, ONE_MODEL, CLIENT, Endpoints.model_named, answer=Model, encoded_slashes=True),
     _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
@@ -224,7 +251,7 @@ TABLE = RouteTable(ROUTES)
 
 
 class ReplicaKey:
-    """Asks for `Authorization: Bearer KEY` everywhere but where anyone may ask."""
+    """Asks for `Authorization: Bearer KEY` or `x-api-key: KEY` everywhere but where anyone may ask."""
 
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else key.encode()
@@ -235,11 +262,8 @@ class ReplicaKey:
 
     @staticmethod
     def _is_shown(scope: Scope, expected: bytes) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, key = given[0].partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), expected)
+        given = shown_key(scope["headers"])
+        return given is not None and hmac.compare_digest(given, expected)
 
 
 def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> FastAPI:
@@ -282,7 +306,7 @@ def _documented(_method: str, route: Documented) -> dict[str, Any]:
     error = operation["responses"]["default"]["content"]
     for status, description in ERRORS.items():
         operation["responses"][str(status)] = {"description": description, "content": error}
-    if route.answer in (Completion, ChatCompletion):
+    if route.template in PATHS:
         operation["responses"]["200"]["content"] |= {SSE_TYPE: {}, FRAMES_TYPE: {}}
     if route.template == ONE_MODEL:
         operation["parameters"] = [_MODEL_IN_PATH]
@@ -293,7 +317,7 @@ def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = copy.deepcopy(schema.components())
-        for request in (CompletionRequest, ChatRequest):
+        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest):
             schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = document

@@ -6,11 +6,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, internal
+from api.generation_apis import PATHS
 from api.http.responses import error_response
 from replica.client import EngineDied
 from replica.http.metrics import Metrics
-
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> ApiError:
@@ -37,17 +36,17 @@ def add_error_answers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         reason = refusal(error)
-        if reason is not None and request.scope["path"] in GENERATION_PATHS:
+        if reason is not None and request.scope["path"] in PATHS:
             metrics.refused[reason] += 1
-        return error_response(error)
+        return error_response(error, request.scope["path"])
 
     @app.exception_handler(HTTPException)
-    async def routing_error(_: Request, error: HTTPException) -> Response:
-        return error_response(ApiError(error.status_code, str(error.detail)))
+    async def routing_error(request: Request, error: HTTPException) -> Response:
+        return error_response(ApiError(error.status_code, str(error.detail)), request.scope["path"])
 
     @app.exception_handler(EngineDied)
-    async def engine_died(_: Request, error: EngineDied) -> Response:
-        return error_response(unavailable(str(error), "engine_died"))
+    async def engine_died(request: Request, error: EngineDied) -> Response:
+        return error_response(unavailable(str(error), "engine_died"), request.scope["path"])
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
@@ -55,5 +54,6 @@ def add_error_answers(app: FastAPI, metrics: Metrics) -> None:
         return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
-        return error_response(internal())  # the server logs the exception, which Starlette raises again
+    async def unexpected(request: Request, _: Exception) -> Response:
+        # The server logs the exception, which Starlette raises again.
+        return error_response(internal(), request.scope["path"])

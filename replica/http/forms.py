@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 from msgspec import UNSET, UnsetType
 
 from api.detokenize import Detokenizer
+from api.errors import ApiError
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
     ChatChoice,
@@ -83,6 +84,10 @@ class Form(ABC):
 
     @abstractmethod
     def end(self) -> bytes: ...
+
+    def broken(self, error: ApiError) -> bytes:
+        """The end of a stream that cannot go on."""
+        return self.work.api.error_event(error)
 
     def cached_tokens_of_first(self) -> int:
         """Cached tokens of the first choice that has begun; the choices of one prompt begin together."""

@@ -5,7 +5,7 @@ how it was cut into calls. Resuming rests on this: a choice that is fed the toke
 what that replica would have said.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -50,6 +50,7 @@ class Choice:
         self.stop_string: str | None = None  # the one that was found
         self.stop_token: int | None = None
         self._ending = ending
+        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, ending.skip_special_tokens)
         self._stops = StopStrings(ending.stop_strings, ending.show_stop) if ending.stop_strings else None
         self._decoded = 0  # characters
@@ -60,6 +61,12 @@ class Choice:
             if (reason := self._end_at(token_id, count)) is not None:
                 return self.feed(token_ids[:count], reason)
         return self.feed(token_ids)
+
+    def retold(self, token_ids: Sequence[int]) -> Iterator[Delta]:
+        """Yield the deltas that a new choice like this one makes of these tokens, one by one."""
+        told = Choice(self.index, self._ending, self._tokenizer)
+        for count, token_id in enumerate(token_ids, start=1):
+            yield told.feed((token_id,), told._end_at(token_id, count))
 
     def feed(
         self, token_ids: Sequence[int], reason: str | None = None, logprobs: Sequence[TokenLogprobs] = ()

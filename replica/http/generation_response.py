@@ -15,7 +15,6 @@ from api.errors import ApiError, invalid, queue_full, too_long
 from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame
 from api.sse import CONTENT_TYPE as SSE_TYPE
-from api.sse import DONE, event
 from replica.client import EngineClient, EngineDied, EngineRefused, OutputStream
 from replica.http.errors import unavailable
 from replica.http.forms import Form
@@ -115,7 +114,7 @@ class GenerationResponse(Response):
         except EngineDied as failure:
             if self._framed:
                 return  # the connection is cut, and the router resumes elsewhere what it has
-            payload = event(self._api_error(failure).body()) + DONE
+            payload = self._form.broken(self._api_error(failure))
         else:
             payload += await self._last_bytes()
         if not self._client_left:

@@ -5,17 +5,18 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from api.counting import check_body
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
+from api.generation_apis import GenerationApi, InnerRequest
 from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
 from api.http.inflater import inflated
 from api.native import REQUEST_TYPE, Native, unpack_ids, unwrap
 from api.prompts import Prompts, check_room
-from api.requests import ChatRequest, CompletionRequest, read
+from api.requests import ChatRequest
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +24,15 @@ INLINE_BYTES = 8192  # a longer body is read on a thread: its milliseconds are n
 THREADS = 2
 WAITING_BODIES = 2  # of the largest size; as many bytes may wait for the threads
 
-GenerationRequest: TypeAlias = CompletionRequest | ChatRequest
 Read = TypeVar("Read")
 
 
 class ParsedRequest(NamedTuple):
-    request: GenerationRequest
+    request: InnerRequest
     native: Native
     prompts: list[list[int]]
+    api: GenerationApi | None = None  # None: that of the request's type
+    original: Any = None  # the client's own request, where it is of another API
 
 
 class Reader:
@@ -77,13 +79,11 @@ class Reader:
         finally:
             self.bodies.release(held)
 
-    async def generation(
-        self, request: Request, request_type: type[GenerationRequest], max_model_len: int
-    ) -> ParsedRequest:
+    async def generation(self, request: Request, api: GenerationApi, max_model_len: int) -> ParsedRequest:
         enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
         async with self.body(request) as received:
             return await self.aside(
-                request, len(received), lambda: self._parse(received, request_type, enveloped, max_model_len)
+                request, len(received), lambda: self._parse(received, api, enveloped, max_model_len)
             )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
@@ -116,13 +116,11 @@ class Reader:
         if name is not None and name != self.model:
             raise unknown_model(name, [self.model])
 
-    def _parse(
-        self, received: bytes, request_type: type[GenerationRequest], enveloped: bool, max_model_len: int
-    ) -> ParsedRequest:
+    def _parse(self, received: bytes, api: GenerationApi, enveloped: bool, max_model_len: int) -> ParsedRequest:
         native, body = unwrap(received) if enveloped else (Native(), received)
         if len(body) > MEDIUM_BYTES:
-            check_body(body, max_model_len, chat=request_type is ChatRequest)
-        request = read(body, request_type)
+            check_body(body, max_model_len, chat=api.is_chat)
+        request, original = api.read(body)
         self.check_model(request.model)
         if isinstance(request, ChatRequest) and request.tools:
             self._tell_of_tools()
@@ -131,8 +129,10 @@ class Reader:
         if native.resume_token_ids:
             request.resume_token_ids = [unpack_ids(packed) for packed in native.resume_token_ids]
         if isinstance(request, ChatRequest):
-            return ParsedRequest(request, native, [self.prompts.chat(request, max_model_len)])
-        return ParsedRequest(request, native, self.prompts.completion(request, max_model_len))
+            prompts = [self.prompts.chat(request, max_model_len)]
+        else:
+            prompts = self.prompts.completion(request, max_model_len)
+        return ParsedRequest(request, native, prompts, api, original)
 
     def _tell_of_tools(self) -> None:
         if not self._told_of_tools:
@@ -146,7 +146,7 @@ def _check_size(size: int, limit: int) -> None:
         raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
-def _routed_prompts(request: GenerationRequest, native: Native, max_model_len: int) -> list[list[int]] | list[int]:
+def _routed_prompts(request: InnerRequest, native: Native, max_model_len: int) -> list[list[int]] | list[int]:
     """The token ids that the router has made of the prompts."""
     expected = 1 if isinstance(request, ChatRequest) else len(request.prompts)
     if len(native.prompts) != expected:

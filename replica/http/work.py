@@ -3,19 +3,19 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from api.errors import context_length, invalid, too_long
+from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
 from api.prompts import check_room
 from api.requests import ChatRequest
-from api.responses import chat_id, completion_id
 from api.tokenizer import Tokenizer
 from replica.http.generation import Choice, Delta, StopConditions
-from replica.http.request_reader import GenerationRequest, ParsedRequest
+from replica.http.request_reader import ParsedRequest
 from replica.messages import Sampling, Submit
 
 SEEDS = 2**63
@@ -43,11 +43,13 @@ class ChoiceWork(NamedTuple):
 class Work(Struct):
     """One request, ready to be submitted."""
 
-    request: GenerationRequest
+    request: InnerRequest
     id: str
     created: int
     prompts: Sequence[Sequence[int]]
     parts: list[ChoiceWork]  # the choices of the first prompt, then those of the second
+    api: GenerationApi
+    original: Any = None  # the client's own request, where it is of another API
 
     @property
     def prompt_tokens(self) -> int:
@@ -61,13 +63,16 @@ def size_of_plan(parsed: ParsedRequest) -> int:
 
 
 def plan(
-    request: GenerationRequest,
+    request: InnerRequest,
     native: Native,
     prompts: Sequence[Sequence[int]],
     served: Served,
     new_id: Callable[[], int],
+    api: GenerationApi | None = None,
+    original: Any = None,
 ) -> Work:
     """Return what to submit; raise ApiError if the request does not fit the model."""
+    api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
     resumed = _resumed(request, _count_choices(request, prompts))
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
@@ -75,7 +80,7 @@ def plan(
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
     for prompt in prompts:
-        ending = _ending(request, _max_tokens(request, len(prompt), served.max_model_len), served)
+        ending = _ending(request, _max_tokens(request, api, len(prompt), served.max_model_len), served)
         submit = Submit(
             id=0,
             prompt=pack_ids(prompt),
@@ -91,10 +96,12 @@ def plan(
             submit = replace(submit, sampling=replace(submit.sampling, prompt_logprobs=None))  # the first says them
     return Work(
         request,
-        id=native.response_id or (chat_id() if isinstance(request, ChatRequest) else completion_id()),
+        id=native.response_id or api.new_id(),
         created=int(time.time()) if native.created is None else native.created,
         prompts=prompts,
         parts=parts,
+        api=api,
+        original=original,
     )
 
 
@@ -106,7 +113,7 @@ def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new
     return ChoiceWork(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
 
 
-def _count_choices(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int:
+def _count_choices(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> int:
     choices = len(prompts) * request.candidates
     if choices > MAX_CHOICES:
         each = f"n={request.n}" if request.candidates == request.n else f"best_of={request.best_of}"
@@ -115,7 +122,7 @@ def _count_choices(request: GenerationRequest, prompts: Sequence[Sequence[int]])
     return choices
 
 
-def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
+def _resumed(request: InnerRequest, choices: int) -> list[list[int]]:
     resumed = request.resume_token_ids
     if not resumed:
         return [[]] * choices
@@ -129,7 +136,7 @@ def _resumed(request: GenerationRequest, choices: int) -> list[list[int]]:
     return resumed
 
 
-def _check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
+def _check_prompt_logprobs(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> None:
     if request.scored is None:
         return
     tokens = sum(map(len, prompts))
@@ -149,20 +156,22 @@ def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> Non
         raise invalid(f"{param} has {len(token_ids)} tokens; the most that may be generated is {max_tokens}", param)
 
 
-def _seed(request: GenerationRequest, native: Native) -> int:
+def _seed(request: InnerRequest, native: Native) -> int:
     for seed in (request.seed, native.seed):
         if seed is not None:
             return seed
     return random.getrandbits(63)
 
 
-def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, max_model_len: int) -> int:
     check_room(prompt_tokens, max_model_len, "messages" if isinstance(request, ChatRequest) else "prompt")
     room = max_model_len - prompt_tokens
     wanted = request.output_limit
     if wanted is None:
         return min(room, request.usual_output or room)
     if wanted > room:
+        if api is MESSAGES:
+            return room  # it has to name a limit, and agents name the same for all models
         limit_name = "max_tokens"
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
             limit_name = "max_completion_tokens"
@@ -171,7 +180,7 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, max_model_len: i
     return wanted
 
 
-def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> StopConditions:
+def _ending(request: InnerRequest, max_tokens: int, served: Served) -> StopConditions:
     return StopConditions(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
@@ -182,12 +191,12 @@ def _ending(request: GenerationRequest, max_tokens: int, served: Served) -> Stop
     )
 
 
-def _alternatives(request: GenerationRequest) -> int | None:
+def _alternatives(request: InnerRequest) -> int | None:
     """The alternatives to ask the engine for; candidates are ranked by the log probabilities of their tokens."""
     return 0 if request.alternatives is None and request.candidates > request.n else request.alternatives
 
 
-def _sampling(request: GenerationRequest, ending: StopConditions) -> Sampling:
+def _sampling(request: InnerRequest, ending: StopConditions) -> Sampling:
     return Sampling(
         max_tokens=max(1, ending.max_tokens),  # a prompt that is only echoed is computed on the way to one token
         min_tokens=ending.min_tokens,

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 # What is right for some field and wrong for others.
@@ -30,6 +31,8 @@ VALUES: list[Any] = [
 REQUIRED: dict[type[Struct], dict[str, Any]] = {
     CompletionRequest: {"model": "demo", "prompt": "Hello"},
     ChatRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
+    MessagesRequest: {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]},
+    CountTokensRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1, 2]},
 }

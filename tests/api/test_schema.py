@@ -15,7 +15,7 @@ from tests.api.bodies import REQUIRED, VALUES, bodies
 
 # What no schema can say: one field's value or length depends on another's.
 BEYOND_SCHEMA = frozenset(
-    {"best_of", "n", "min_tokens", "resume_token_ids", "prompt_token_ids", "continue_final_message"}
+    {"best_of", "n", "min_tokens", "resume_token_ids", "prompt_token_ids", "continue_final_message", "mcp_servers"}
 )
 
 

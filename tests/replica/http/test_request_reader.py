@@ -14,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from api.errors import ApiError
+from api.generation_apis import CHAT, COMPLETIONS
 from api.http.bodies import Bodies
 from api.http.inflater import SLICE_BYTES
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest
 from api.tokenizer import ByteTokenizer
 from replica.http.request_reader import INLINE_BYTES, THREADS, WAITING_BODIES, Reader
 
@@ -144,13 +144,13 @@ async def test_a_failure_frees_its_thread(reader: Reader) -> None:
 async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) -> None:
     client = Client(json.dumps({"model": "demo", "prompt": prompt}).encode())
     with pytest.raises(ApiError) as caught:
-        await reader.generation(client.request, CompletionRequest, 100)
+        await reader.generation(client.request, COMPLETIONS, 100)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
 async def test_a_compressed_body_is_inflated(reader: Reader) -> None:
     body = gzip.compress(json.dumps({"model": "demo", "prompt": "hello"}).encode())
-    parsed = await reader.generation(Client(body, encoding="gzip").request, CompletionRequest, 100)
+    parsed = await reader.generation(Client(body, encoding="gzip").request, COMPLETIONS, 100)
     assert parsed.prompts == [ByteTokenizer().encode("hello", add_special_tokens=True)]
     assert reader.bodies.used_bytes == 0
 
@@ -174,7 +174,7 @@ async def test_a_small_body_that_grows_beyond_the_limit_is_refused_on_its_way(re
 async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> None:
     body = envelope(Native(prompts=[pack_ids([1] * 100)])) + b'{"model": "demo", "prompt": "x"}'
     with pytest.raises(ApiError) as caught:
-        await reader.generation(Client(body, REQUEST_TYPE).request, CompletionRequest, 100)
+        await reader.generation(Client(body, REQUEST_TYPE).request, COMPLETIONS, 100)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
@@ -184,11 +184,11 @@ async def test_the_log_says_once_that_calls_of_tools_are_not_read(
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     tools = [{"type": "function", "function": {"name": "f"}}]
     with caplog.at_level(logging.WARNING):
-        await reader.generation(Client(json.dumps(asked).encode()).request, ChatRequest, 1000)
+        await reader.generation(Client(json.dumps(asked).encode()).request, CHAT, 1000)
         assert not caplog.records
         for _ in range(2):
             body = json.dumps(asked | {"tools": tools, "tool_choice": "auto"}).encode()
-            await reader.generation(Client(body).request, ChatRequest, 1000)
+            await reader.generation(Client(body).request, CHAT, 1000)
     [record] = caplog.records
     assert "tool_calls" in record.getMessage()
 

@@ -1,0 +1,179 @@
+"""Requests of the Messages API as chat requests."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from api.errors import invalid, quoted
+from api.messages.requests import (
+    Block,
+    ClientTool,
+    Conversation,
+    DocumentBlock,
+    ImageBlock,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    ResultBlock,
+    TextBlock,
+    TextSource,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from api.reading import converted
+from api.requests import ChatRequest
+
+BILLING_HEADER = "x-anthropic-billing-header"  # a system line of Claude Code's that differs in each request
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens", "cache_salt", "prompt_cache_key")
+
+Fields: TypeAlias = dict[str, Any]
+encode_json = msgspec.json.Encoder().encode
+
+
+def chat_of(request: MessagesRequest) -> ChatRequest:
+    fields = chat_fields(request)
+    fields |= {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.stop_sequences:
+        fields["stop"] = request.stop_sequences
+    return converted(fields | {"max_tokens": request.max_tokens, "stream": request.stream}, ChatRequest)
+
+
+def counted_chat_of(request: Conversation) -> ChatRequest:
+    """The chat whose prompt is to be counted."""
+    return converted(chat_fields(request), ChatRequest)
+
+
+def chat_fields(request: Conversation) -> Fields:
+    """The fields of the chat request that decide on its prompt."""
+    made = list(_system(request.system))
+    for i, message in enumerate(request.messages):
+        made += _messages(message, f"messages[{i}]")
+    fields: Fields = {"model": request.model, "messages": made}
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        if request.tool_choice is not None:
+            fields["tool_choice"] = _choice(request.tool_choice)
+    if _is_begun(request.messages[-1], made[-1] if made else {}):
+        fields["continue_final_message"] = True
+    _add_output(request, fields)
+    return fields
+
+
+def _add_output(request: Conversation, fields: Fields) -> None:
+    kwargs = dict(request.chat_template_kwargs or {})
+    if request.thinking is not None:
+        thinks = request.thinking.type != "disabled"
+        kwargs = {"enable_thinking": thinks, "thinking": thinks} | kwargs  # the names that templates know it by
+    if kwargs:
+        fields["chat_template_kwargs"] = kwargs
+    config = request.output_config
+    if config is not None and config.effort is not None:
+        fields["reasoning_effort"] = config.effort
+    if config is not None and config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+
+
+def _system(system: str | Sequence[TextBlock] | None) -> Iterator[Fields]:
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    kept = [text for text in texts if text and not text.startswith(BILLING_HEADER)]
+    if kept:
+        yield {"role": "system", "content": "\n".join(kept)}
+
+
+def _is_begun(last: Turn, made: Fields) -> bool:
+    """Tell whether the answer goes on with the last message, which is the assistant's and has text."""
+    return last.role == "assistant" and bool(made.get("content")) and "tool_calls" not in made
+
+
+def _messages(message: Turn, where: str) -> Iterator[Fields]:
+    """The chat's messages for one of these: results of tools become messages of their own, and come first."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    for i, block in enumerate(message.content):
+        _check_role(message.role, block, f"{where}.content[{i}]")
+        if isinstance(block, ToolResultBlock):
+            yield _result(block, f"{where}.content[{i}]")
+    made = _message(message, where)
+    if made.keys() != {"role"} or message.role == "assistant":
+        yield made
+
+
+def _check_role(role: str, block: Block, where: str) -> None:
+    if isinstance(block, TextBlock):
+        return
+    is_users = isinstance(block, ToolResultBlock | ImageBlock | DocumentBlock)
+    if role == "system" or is_users != (role == "user"):
+        tag = type(block).__struct_config__.tag
+        raise invalid(f"{where} is of type {quoted(tag)}; a message of the role {quoted(role)} cannot have it", where)
+
+
+def _message(message: Turn, where: str) -> Fields:
+    made: Fields = {"role": message.role}
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Fields] = []
+    for i, block in enumerate(message.content):
+        match block:
+            case ThinkingBlock(thinking=thought):
+                thoughts.append(thought)
+            case ToolUseBlock():
+                calls.append(_call(block))
+            case TextBlock() | ImageBlock() | DocumentBlock():
+                texts.append(_text(block, f"{where}.content[{i}]"))
+            case ToolResultBlock() | RedactedThinkingBlock():
+                pass
+    if any(texts):
+        parts = [{"type": "text", "text": text} for text in texts if text]
+        made["content"] = parts if len(parts) > 1 else parts[0]["text"]
+    if thoughts:
+        made["reasoning_content"] = "".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _call(block: ToolUseBlock) -> Fields:
+    function = {"name": block.name, "arguments": encode_json(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _result(block: ToolResultBlock, where: str) -> Fields:
+    content = block.content
+    if isinstance(content, list):
+        content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
+
+
+def _text(block: ResultBlock | Block, where: str) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case DocumentBlock(source=TextSource(data=data), title=title):
+            return f"{title}\n{data}" if title else data
+    kind = "an image" if isinstance(block, ImageBlock) else "a document other than plain text"
+    raise invalid(f"{where} is {kind}; the models served here read text only", where, "unsupported")
+
+
+def _tool(tool: ClientTool) -> Fields:
+    schema = tool.input_schema or {}
+    function: Fields = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = schema if "type" in schema else {"type": "object"} | schema
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> Any:
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            return {"type": "function", "function": {"name": choice.name}}
+    return choice.type

@@ -1,0 +1,152 @@
+"""Anthropic's own client, unchanged, against a real replica."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic
+from anthropic.types import MessageParam, ToolParam
+
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, envelope
+from tests.replica.serving import MODEL, Replica, replica
+
+MORE = {"ignore_eos": True, "seed": 1}
+HELLO: list[MessageParam] = [{"role": "user", "content": "hello"}]
+TOOL: ToolParam = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
+CACHED = re.compile(rb'"input_tokens":\d+,|"cache_read_input_tokens":\d+,')
+HALVES = (0x80, 0xE0)  # beginnings and ends of two-byte characters
+HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+
+
+@pytest.fixture
+def client(served: Replica) -> Iterator[Anthropic]:
+    with Anthropic(base_url=served.url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_message_is_the_same_whole_and_streamed(client: Anthropic) -> None:
+    whole = client.messages.create(model=MODEL, max_tokens=12, messages=HELLO, system="Be brief.", extra_body=MORE)
+    assert whole.id.startswith("msg_")
+    assert (whole.role, whole.type, whole.stop_reason, whole.stop_sequence) == (
+        "assistant",
+        "message",
+        "max_tokens",
+        None,
+    )
+    assert whole.usage.output_tokens == 12
+    with client.messages.stream(
+        model=MODEL, max_tokens=12, messages=HELLO, system="Be brief.", extra_body=MORE
+    ) as stream:
+        kinds = [event.type for event in stream if event.type != "text"]
+        streamed = stream.get_final_message()
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert streamed.content[0].to_dict()["text"] == whole.content[0].to_dict()["text"]
+    assert streamed.stop_reason == "max_tokens" and streamed.usage.output_tokens == 12
+
+
+def test_usage_tells_cached_tokens_apart(client: Anthropic) -> None:
+    conversation: list[MessageParam] = [{"role": "user", "content": "Count what was cached. " * 20}]
+    asked = {"model": MODEL, "messages": conversation}
+    count = client.messages.count_tokens(**asked).input_tokens  # type: ignore[arg-type]
+    first, second = (client.messages.create(max_tokens=4, **asked).usage for _ in range(2))  # type: ignore[call-overload]
+    assert first.input_tokens + first.cache_read_input_tokens == count
+    assert second.cache_read_input_tokens > count // 2
+    assert second.input_tokens + second.cache_read_input_tokens == count
+    assert second.cache_creation_input_tokens == 0
+
+
+def test_a_stop_sequence_is_named(client: Anthropic) -> None:
+    free = client.messages.create(model=MODEL, max_tokens=30, messages=HELLO, extra_body=MORE)
+    text = free.content[0].to_dict()["text"]
+    assert isinstance(text, str)
+    stop = text[4:6]
+    answer = client.messages.create(model=MODEL, max_tokens=30, messages=HELLO, stop_sequences=[stop], extra_body=MORE)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].to_dict()["text"] == text[: text.index(stop)]
+
+
+def test_a_conversation_with_tools_and_thoughts_is_read(client: Anthropic) -> None:
+    conversation: list[MessageParam] = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Where?", "signature": "s"},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "there"}]},
+    ]
+    answer = client.messages.create(
+        model=MODEL, max_tokens=4, messages=conversation, tools=[TOOL], tool_choice={"type": "auto"}
+    )
+    assert answer.usage.input_tokens > client.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
+
+
+def test_a_limit_beyond_the_models_length_is_its_length(client: Anthropic) -> None:
+    answer = client.messages.create(
+        model=MODEL, max_tokens=10**6, messages=HELLO, timeout=20, extra_body={"ignore_eos": False}
+    )
+    assert answer.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_errors_are_those_that_the_client_knows(client: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as not_there:
+        client.messages.create(model="other", max_tokens=4, messages=HELLO)
+    assert isinstance(not_there.value.body, dict)
+    assert not_there.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\] is an image"):
+        client.messages.create(
+            model=MODEL,
+            max_tokens=4,
+            messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}],
+        )
+    with pytest.raises(anthropic.APIStatusError, match="prompt is too long"):
+        client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": "x" * 40_000}])
+
+
+def test_the_clients_own_header_shows_the_key() -> None:
+    with replica(http={"api_key": "sk-1"}) as running:
+        with Anthropic(base_url=running.url, api_key="sk-1", max_retries=0) as client:
+            assert client.messages.create(model=MODEL, max_tokens=2, messages=HELLO).usage.output_tokens
+        with (
+            Anthropic(base_url=running.url, api_key="sk-2", max_retries=0) as client,
+            pytest.raises(anthropic.AuthenticationError),
+        ):
+            client.messages.create(model=MODEL, max_tokens=2, messages=HELLO)
+        twice = {"x-api-key": "sk-1", "Authorization": "Bearer sk-2"}
+        assert running.ask("GET", "/v1/models", headers=twice).status == 401
+
+
+@pytest.fixture(scope="module")
+def halves() -> Iterator[Replica]:
+    with replica(vocabulary=HALVES) as running:
+        yield running
+
+
+def frames(served: Replica, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
+    native = Native(resume_token_ids=resume or [], response_id="msg_1", created=1)
+    answer = served.post("/v1/messages", envelope(native) + json.dumps(body).encode(), **HEADERS)
+    assert answer.status == 200, answer.body
+    return FrameReader().feed(answer.body)
+
+
+def said(received: list[Frame]) -> bytes:
+    """The client's bytes, without the counts that depend on the cache."""
+    return CACHED.sub(b"", b"".join(frame.payload for frame in received))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop_sequences": ["\ufffd\ufffd\ufffd"], "max_tokens": 60}, {"stream": False}]
+)
+def test_a_stream_cut_at_every_token_continues_byte_for_byte(halves: Replica, fields: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 24, "stream": True, **MORE, **fields}
+    whole = frames(halves, body)
+    for cut in range(len(whole)):
+        packed = b"".join(frame.packed_ids for frame in whole[:cut])
+        after = frames(halves, body, [packed])
+        assert said(whole[:cut] + after) == said(whole), cut
