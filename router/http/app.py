@@ -47,7 +47,7 @@ class RouterGate:
             )
         except ApiError as error:
             router.turned_away(scope, error)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         scope["state"]["admitted"] = admitted
         status, begun_s, sent = 0, router.now_s(), 0
@@ -65,7 +65,7 @@ class RouterGate:
             mark_admitted(scope, asked)
             await self._app(scope, receive, count)
         except ApiError as error:
-            await error_response(error)(scope, receive, count)
+            await error_response(error, scope["path"])(scope, receive, count)
         finally:
             router.admission.release(admitted)
             if router.on_answer is not None and asked.who is not Role.ANYONE:

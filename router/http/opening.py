@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from api.errors import ApiError, draining
+from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
 from api.http.routes import Route
 from router.core import Router
 from router.proxy.admission import Admitted
@@ -38,10 +39,10 @@ class Openings:
     # ---- what the table names
 
     def chat(self, route: Route, exchange: Exchange) -> None:
-        self._generation(route, exchange, chat=True)
+        self._generation(route, exchange, CHAT)
 
     def completion(self, route: Route, exchange: Exchange) -> None:
-        self._generation(route, exchange, chat=False)
+        self._generation(route, exchange, COMPLETIONS)
 
     def forward(self, route: Route, exchange: Exchange) -> None:
         """Forward a body that may be a prompt; it must be JSON if the key has a cache salt.
@@ -77,9 +78,9 @@ class Openings:
 
     # ---- parts
 
-    def _generation(self, route: Route, exchange: Exchange, *, chat: bool) -> None:
+    def _generation(self, route: Route, exchange: Exchange, api: GenerationApi) -> None:
         admitted = self._admitted(route, exchange)
-        generation = Generation(self._router, exchange, admitted, self._router.now_s(), chat=chat)
+        generation = Generation(self._router, exchange, admitted, self._router.now_s(), api=api)
         exchange.expect(generation.serve, self._router.config.max_body_bytes, self._router.bodies)
 
     def _forwarding(self, route: Route, exchange: Exchange, *, caches: bool) -> None:

@@ -171,6 +171,11 @@ class ServedModel:
             self._ring = Ring(member.name for member in self.members)
         return self._ring
 
+    @property
+    def is_ours(self) -> bool:
+        """Tell whether no other engine serves it."""
+        return all(member.native for member in self.members)
+
     def leave(self) -> None:
         """Remove all replicas, as none serves the model any more."""
         self.members = []

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from api.errors import ApiError, invalid
+from api.generation_apis import CHAT, COMPLETIONS, GenerationApi
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
+from api.requests import ChatRequest
 from api.special_tokens import is_refusal
 from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES, pack_tokens
@@ -131,6 +132,7 @@ class Tokens:
         salt: str | None = None,
         max_model_len: int | None = None,
         counts: TokenCounts | None = None,
+        api: GenerationApi | None = None,
     ) -> "Draft":
         """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
 
@@ -140,11 +142,12 @@ class Tokens:
         named = Named(self.model, peek, lora, salt, counts or self.counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
+        api = api or (CHAT if chat else COMPLETIONS)
         try:
             if self.engine is not None:
-                asked = self.engine.read("chat" if chat else "completions", body, max_model_len)
+                asked = self.engine.read(api.name, body, max_model_len)
             else:
-                asked = _asked(prompts, body, chat, self.strict, max_model_len)
+                asked = _asked(prompts, body, api, self.strict, max_model_len)
         except ApiError as error:
             return ready(self.refused(named, error))
         compare = cache is not None and self._drafts % self._compare_every == 0
@@ -329,9 +332,9 @@ class Encoding:
         return self._tokens.refused(self._named, invalid(f"{param} is empty; send at least one token", param))
 
 
-def _asked(prompts: Prompts, body: bytes, chat: bool, strict: bool, max_model_len: int | None) -> Asked:
+def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_model_len: int | None) -> Asked:
     """Read a request as our own engine does."""
-    request: ChatRequest | CompletionRequest = read(body, ChatRequest) if chat else read(body, CompletionRequest)
+    request, _ = api.read(body)
     if not strict:
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):

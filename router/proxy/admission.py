@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from api.errors import ApiError, unauthorized
+from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
 from router.proxy.keys import Key, Keys, parse_keys
 from router.watched_file import WatchedFile
@@ -108,13 +109,12 @@ class Admission:
         http_version: str = "1.1",
     ) -> Admitted:
         """Admit a request, or raise ApiError 401, 403, 429 or 431. `client` is the peer, None for a Unix socket."""
-        request_id = authorization = None
-        authorizations = header_bytes = 0
+        request_id = None
+        key_headers = header_bytes = 0
         for name, value in headers:
             header_bytes += len(name) + len(value)
-            if name == b"authorization":
-                authorization = value
-                authorizations += 1
+            if name in KEY_HEADERS:
+                key_headers += 1
             elif name == b"x-request-id":
                 request_id = value
         if header_bytes > MAX_HEADER_BYTES or len(headers) > MAX_HEADERS:
@@ -124,10 +124,10 @@ class Admission:
         if who is ANYONE:
             return admitted
         key = None
-        if authorization is not None and len(self.keys):
-            given = bearer(authorization) if authorizations == 1 else None
+        if key_headers and len(self.keys):
+            given = shown_key(headers)
             key = None if given is None else self.keys.find(given)
-            admitted.shows_key = key is not None or authorizations > 1  # of several, any may be ours
+            admitted.shows_key = key is not None or key_headers > 1  # of several, any may be ours
         if who is CLIENT and not self._demand_key:
             return admitted
         if key is None and self._demand_key:
@@ -228,11 +228,6 @@ class WatchedKeys:
 
 
 # ---- parts of a request
-
-
-def bearer(authorization: bytes) -> bytes | None:
-    scheme, _, key = authorization.partition(b" ")
-    return key.strip(b" ") if scheme.lower() == b"bearer" else None
 
 
 def is_local(headers: Headers, client: str | None, http_version: str = "1.1") -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError, quoted
+from api.generation_apis import APIS
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
@@ -19,7 +20,9 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
-from router.proxy.forwarding import Forwarding
+from router.proxy.exchange import Exchange
+from router.proxy.forwarding import Forwarding, model_in
+from router.proxy.generation import Generation
 from router.proxy.request_summary import GenerationSummary, RequestSummary, exactness
 from router.proxy.sessions import session_of
 
@@ -75,6 +78,21 @@ class Conversing(Forwarding):
     @property
     def _streams(self) -> bool:
         return self.peek is not None and bool(self.peek.stream)
+
+    def serve(self, exchange: Exchange) -> None:
+        """Begin with the whole body: as a generation where only replicas of ours can answer."""
+        api = APIS.get(self.api)
+        if api is None or not self._is_for_ours(exchange):
+            Forwarding.serve(self, exchange)  # super() would fail: `slots` makes a new class
+            return
+        Generation(self.router, exchange, self.admitted, self.arrived_s, api=api).serve(exchange)
+
+    def _is_for_ours(self, exchange: Exchange) -> bool:
+        members = self.router.members
+        if all(model.is_ours for model in members.models.values()):
+            return bool(members.models)
+        model = members.models.get(model_in(exchange.body) or "") if is_quick(exchange.body) else None
+        return model is not None and model.is_ours
 
     # ---- the prompt
 

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.errors import ApiError, internal
+from api.generation_apis import error_body
 from api.http.bodies import SMALL_BYTES, Bodies, declared_size
 from api.http.inflater import Inflater, inflater_for
 
@@ -277,7 +278,7 @@ class Exchange(Struct, eq=False):
             self.keep_alive = False  # the rest of the body is not read
         headers = {name.lower(): value for name, value in error.headers.items() if name != "Connection"}
         lines = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
-        self.answer(error.status, b"content-type: application/json\r\n" + lines, error.body())
+        self.answer(error.status, b"content-type: application/json\r\n" + lines, error_body(error, self.scope["path"]))
 
     def cut(self) -> None:
         """End in the middle of the answer, so that the client sees that it is not complete."""

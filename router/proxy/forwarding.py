@@ -36,7 +36,7 @@ class _Named(Struct):
 _decode_named = msgspec.json.Decoder(_Named).decode
 
 
-def _model_in(body: bytes) -> str | None:
+def model_in(body: bytes | bytearray) -> str | None:
     try:
         return _decode_named(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -67,7 +67,7 @@ class Forwarding(Request):
                 self._aside(partial(self._read_apart, body))
                 return
             self._body = self._salted(body)
-            self._model = _model_in(self._body)
+            self._model = model_in(self._body)
             self._make_ready()
         except ApiError as error:
             self.refuse(error)

@@ -10,14 +10,16 @@ from time import perf_counter
 from typing import Any, Literal
 
 from api.errors import ApiError
+from api.generation_apis import CHAT, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
-from api.sse import CONTENT_TYPE, DONE, event
+from api.sse import CONTENT_TYPE
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel, no_replica
 from router.members.upstream import Broken
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
 from router.placement.placement import Prediction
+from router.prompts.canonical import peek_of
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, read_peek, unreadable
 from router.prompts.reading.client import is_quick
 from router.prompts.reading.messages import Found, Make
@@ -65,9 +67,16 @@ def cached_tokens_in(body: bytes) -> int | None:
     return int(found[-1]) if found else None
 
 
+def _peek(api: GenerationApi, body: bytes) -> Peek:
+    peek = read_peek(body)
+    if not api.is_inner and (conversation := peek_of(api.name, body, peek.model)) is not None:
+        peek.messages = conversation.messages  # with what stands beside them there
+    return peek
+
+
 @dataclass(slots=True, eq=False)
 class Generation(Request):
-    chat: bool = False
+    api: GenerationApi = CHAT
     peek: Peek = field(init=False)
     prompt: Prompt = field(init=False)
     model: ServedModel | None = None
@@ -95,6 +104,11 @@ class Generation(Request):
         if router.tracing is not None:
             self.trace = router.tracing.begin(self.exchange.scope["headers"])
 
+    @property
+    def chat(self) -> bool:
+        """Tell whether its prompt is a conversation."""
+        return self.api.is_chat
+
     # ---- from the body to a replica
 
     def serve(self, exchange: Exchange) -> None:
@@ -115,10 +129,10 @@ class Generation(Request):
         if not is_quick(body):
             self._aside(partial(self._read_apart, body))
             return
-        self.peek = read_peek(body)
+        self.peek = _peek(self.api, body)
         model = self.model = self.router.members.model(self.peek.model)
         salt = self.admitted.cache_salt(self.peek.cache_salt)
-        asked = self.chat, body, self.peek, model.lora, salt, model.max_model_len
+        asked = self.chat, body, self.peek, model.lora, salt, model.max_model_len, self.api
         if not model.tokens.is_quick(body):
             self.router.in_thread(lambda: model.tokens.draft(*asked).finish(), len(body), self._made)
             return
@@ -151,7 +165,7 @@ class Generation(Request):
             self.peek = Peek(**found.fields)
             salt = self.admitted.cache_salt(self.peek.cache_salt)
             model = self.model = self.router.members.model(self.peek.model)
-            return make_for(model, self.chat, salt)
+            return make_for(model, self.chat, salt, self.api)
 
         made = await self.router.reading.read(body, want)
         self.exchange.aside = None
@@ -165,7 +179,8 @@ class Generation(Request):
         """Place the request, now that its prompt is made."""
         assert self.model is not None, "it was asked to make the prompt"
         self.prompt, self._tokens_of_model = prompt, self.model.tokens
-        self._response = ResumableResponse(self.chat, prompt, self._body, self.model.tokens, self.router.config.resume)
+        resumes = self.router.config.resume
+        self._response = ResumableResponse(self.chat, prompt, self._body, self.model.tokens, resumes, self.api)
         self.place()
 
     def _is_ready(self) -> bool:
@@ -249,7 +264,7 @@ class Generation(Request):
 
     @property
     def _api(self) -> str:
-        return "chat" if self.chat else "completions"
+        return self.api.name
 
     @property
     def model_name(self) -> str:
@@ -320,7 +335,8 @@ class Generation(Request):
         elif exchange.response_started:
             if body:
                 exchange.send(body)
-                self._last = (self._last + body[-len(DONE) :])[-len(DONE) :]
+                kept = len(self.api.last_event)
+                self._last = (self._last + body[-kept:])[-kept:]
             else:
                 exchange.flush()
         else:
@@ -445,7 +461,7 @@ class Generation(Request):
             self._lost += 1
         if broken.late:
             self.unfit = self.unfit | {attempt.member.name}
-        if self._reads_events and self._last == DONE:
+        if self._reads_events and self._last == self.api.last_event:
             exchange.finish()
             return
         self._taken_whole()  # another replica repeats it
@@ -510,7 +526,7 @@ class Generation(Request):
             error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
             error.type, error.code = "server_error", "broken_stream"
             end_of_half_an_event = b"" if self._last.endswith(b"\n\n") or not self._last else b"\n\n"
-            exchange.send(end_of_half_an_event + event(error.body()) + DONE)
+            exchange.send(end_of_half_an_event + self.api.error_event(error))
             exchange.finish()
         else:
             exchange.cut()

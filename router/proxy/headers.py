@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.types import Scope
 
+from api.http.keys import KEY_HEADERS
 from router.members.members import Member
 from router.members.upstream import Header, Upstream
 from router.proxy.admission import Admitted
@@ -20,7 +21,7 @@ STEERING = frozenset(
     b"x-amzn-sagemaker-adapter-alias x-amzn-sagemaker-session-id".split()
 )
 # Set by the router; a replica's key is not the router's.
-TO_REPLICA = HOP_BY_HOP | STEERING | {b"authorization", b"x-request-id"}
+TO_REPLICA = HOP_BY_HOP | STEERING | KEY_HEADERS | {b"x-request-id"}
 COPIED_BYTES = 64 * 1024  # of a body; one write costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 TO_NATIVE = TO_REPLICA | {b"accept", b"accept-encoding", b"content-type"}
@@ -32,7 +33,7 @@ TO_FOREIGN = TO_REPLICA | {b"content-type"}
 TO_READ = TO_FOREIGN | {b"accept-encoding"}  # where the answer is not only passed on
 FROM_FRAMES = TO_CLIENT | {b"content-type"}
 TRACED = {dropped: dropped | {b"traceparent"} for dropped in (TO_REPLICA, TO_NATIVE, TO_FOREIGN, TO_READ)}
-WITH_KEY = {dropped: dropped - {b"authorization"} for dropped in (*TRACED, *TRACED.values())}
+WITH_KEY = {dropped: dropped - KEY_HEADERS for dropped in (*TRACED, *TRACED.values())}
 
 
 def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 import struct
 
+from api.generation_apis import GenerationApi
 from api.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
 from router.prompts.prompt import APPROXIMATE, BYTES_PER_TOKEN, Peek, Prompt
@@ -12,7 +13,7 @@ from router.prompts.tokens import TokenCounts
 LONGEST_TOKENS = 2**24
 
 
-def make_for(model: ServedModel, chat: bool, salt: str | None) -> Make:
+def make_for(model: ServedModel, chat: bool, salt: str | None, api: GenerationApi | None = None) -> Make:
     tokens = model.tokens
     prompts = None if tokens.why_not is not None else tokens.prompts
     return Make(
@@ -30,7 +31,8 @@ def make_for(model: ServedModel, chat: bool, salt: str | None) -> Make:
         why_not=tokens.why_not,
         with_text=APPROXIMATE in model.slots,
         engine="" if tokens.engine is None else tokens.engine.name,
-        native=all(member.native for member in model.members),
+        native=model.is_ours,
+        api="" if api is None else api.name,
     )
 
 

@@ -9,8 +9,8 @@ import time
 
 from msgspec import Struct
 
+from api.generation_apis import CHAT, GenerationApi
 from api.native import Native, envelope, pack_ids, unpack_ids
-from api.responses import chat_id, completion_id
 from router.members.members import Member
 from router.prompts.prompt import Prompt, salted
 from router.prompts.tokens import Tokens
@@ -26,6 +26,7 @@ class ResumableResponse(Struct, eq=False):
     _body: bytes  # the client's own
     _tokens: Tokens
     _may_resume: bool
+    _api: GenerationApi = CHAT
     continuation: Continuation | None = None  # of a stream that is parsed on its way
     # The same before and after resuming:
     _response_id: str = ""
@@ -38,7 +39,7 @@ class ResumableResponse(Struct, eq=False):
 
     def begin(self, member: Member) -> None:
         """Prepare for a replica that begins the answer; parse its stream if another replica could continue it."""
-        reads = self._may_resume and self._prompt.peek.stream and member.spec.resume and says_ids(member, self._chat)
+        reads = self._may_resume and self._prompt.peek.stream and member.spec.resume and self._says_ids(member)
         self.continuation = self._new_continuation() if reads else None
 
     def can_go_on(self, member: Member, has_bytes: bool) -> bool:
@@ -57,10 +58,15 @@ class ResumableResponse(Struct, eq=False):
             return self.continuation.why_not is None and (member.native or member.spec.engine in TAKE_IDS)
         return attempt.framed and member.native
 
+    def _says_ids(self, member: Member) -> bool:
+        return self._api.is_inner and says_ids(member, self._chat)
+
     def _new_continuation(self) -> Continuation | None:
         prompts, prompt = self._tokens.prompts, self._prompt
-        if prompts is None:
-            why: str | None = "its model has no tokenizer here"
+        if not self._api.is_inner:
+            why: str | None = f"only replicas of warmroute continue an answer of {self._api.path}"
+        elif prompts is None:
+            why = "its model has no tokenizer here"
         elif prompt.read_apart:
             why = "its body is too large to be sent on in another form"
         else:
@@ -95,13 +101,13 @@ class ResumableResponse(Struct, eq=False):
         if continuation.ids:
             return continuation.resume(body, member.spec.max_model_len), COMPLETIONS_PATH
         continuation.relay()
-        return with_ids(body) if says_ids(member, self._chat) else body, None
+        return with_ids(body) if self._says_ids(member) else body, None
 
     def envelope(self, priority: float) -> bytes:
         """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far."""
         prompt = self._prompt
         if not self._response_id:
-            self._response_id = chat_id() if self._chat else completion_id()
+            self._response_id = self._api.new_id()
             self._created = int(time.time())
             if prompt.peek.seed is None:
                 self._seed = random.getrandbits(63)

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 Wanted: TypeAlias = Make | Salt | None
 
 
-def is_quick(body: bytes) -> bool:
+def is_quick(body: bytes | bytearray) -> bool:
     """Tell whether the body can be parsed within milliseconds, judged by its size and the number of its values."""
     if len(body) <= QUICK_BODY_BYTES:
         return True

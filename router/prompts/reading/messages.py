@@ -41,6 +41,7 @@ class Make(Struct, tag=True):
     with_text: bool  # approximate keys are wanted in any case
     engine: str  # whose way of building prompts is followed; empty: our own
     native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
+    api: str = ""  # its name in api.generation_apis; empty: that of a chat or completion
 
 
 class Salt(Struct, tag=True):

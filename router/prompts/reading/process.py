@@ -17,11 +17,13 @@ from msgspec import Raw
 from api.allocator import give_back
 from api.counting import Counted, check_counts
 from api.errors import ApiError, invalid
+from api.generation_apis import APIS, CHAT, COMPLETIONS, GenerationApi
 from api.http.bodies import LARGEST_BODY_BYTES
 from api.lifeline import die_with_parent
 from api.prompts import Prompts
-from api.requests import ChatRequest, CompletionRequest, read
+from api.requests import read
 from api.tokenizer import load_tokenizer
+from router.prompts.canonical import peek_of
 from router.prompts.prefixes.recent import TEXT_BYTES
 from router.prompts.prompt import (
     APPROXIMATE,
@@ -141,7 +143,9 @@ class Process:
             check_counts(apart, make.max_model_len, chat=make.chat)
         reads_text = make.with_text or make.why_not is not None or not make.strict
         peek = Peek(**found.fields, **(contents_of(apart) if reads_text else {}))
-        prompt = tokens.draft(make.chat, body, peek, make.lora, make.salt, make.max_model_len).finish()
+        if reads_text and not api_of(make).is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
+            peek.messages = shown.messages
+        prompt = tokens.draft(make.chat, body, peek, make.lora, make.salt, make.max_model_len, api_of(make)).finish()
         keys = prompt.keys(APPROXIMATE)[:MOST_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
         return Made(
@@ -205,6 +209,10 @@ def _prompts(make: Make) -> Prompts | None:
     return Prompts(tokenizer, make.template, make.vocab_size, make.template_name, make.special_tokens_in_text)
 
 
+def api_of(make: Make) -> GenerationApi:
+    return APIS[make.api] if make.api else CHAT if make.chat else COMPLETIONS
+
+
 # ---- what is found in a body
 
 
@@ -261,7 +269,7 @@ def sent(body: bytes, peek: Peek, make: Make) -> tuple[bytes | None, bool]:
     There the salt stays the client's, which is short enough for a body; the envelope says the one that counts.
     """
     if make.native and make.strict:
-        return msgspec.json.encode(read(body, ChatRequest if make.chat else CompletionRequest)), False
+        return msgspec.json.encode(read(body, api_of(make).request_type)), False
     if make.salt is None or make.salt == peek.cache_salt:
         return None, False
     return salted(body, peek, make.salt), True
