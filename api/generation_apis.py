@@ -3,6 +3,7 @@
 Router and replica look them up here by name or path. `chat` and `completions` are inner forms themselves.
 """
 
+import re
 import secrets
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,6 +15,9 @@ from api.messages import answers as messages_answers
 from api.messages import errors as messages_errors
 from api.messages.conversion import chat_of as chat_of_messages
 from api.messages.requests import MessagesRequest
+from api.openai_responses import output as responses_output
+from api.openai_responses.conversion import chat_of as chat_of_responses
+from api.openai_responses.requests import ResponsesRequest
 from api.reading import read
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import chat_id, completion_id
@@ -28,8 +32,9 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     request_type: type[Any]
     new_id: Callable[[], str]
     inner: Callable[[Any], InnerRequest] | None = None  # None: the request is one itself
-    error_event: Callable[[ApiError], bytes]  # ends a stream that cannot go on
-    last_event: bytes  # of a whole stream
+    error_event: Callable[[ApiError, int], bytes]  # ends a stream that cannot go on, after so many events
+    last_event: bytes  # of a whole stream; for `ending`, how it begins
+    ending: re.Pattern[bytes] | None = None  # finds a last event that is not always the same
 
     @property
     def is_chat(self) -> bool:
@@ -40,14 +45,28 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     def is_inner(self) -> bool:
         return self.inner is None
 
-    def read(self, body: bytes) -> tuple[InnerRequest, Any]:
-        """The inner request, and the client's own; raise ApiError 400 that names the field."""
+    def read(self, body: bytes, complete: Callable[[Any], None] | None = None) -> tuple[InnerRequest, Any]:
+        """The inner request, and the client's own; raise ApiError 400 that names the field.
+
+        `complete` may add to the client's request what its body only refers to.
+        """
         request = read(body, self.request_type)
+        if complete is not None:
+            complete(request)
         return (request if self.inner is None else self.inner(request)), request
 
 
-def _openai_error(error: ApiError) -> bytes:
+def _openai_error(error: ApiError, _: int) -> bytes:
     return event(error.body()) + DONE
+
+
+def _messages_error(error: ApiError, _: int) -> bytes:
+    return messages_errors.error_event(error)
+
+
+def _responses_error(error: ApiError, events: int) -> bytes:
+    fields = {"message": error.message, "code": error.code, "param": error.param}
+    return responses_output.event_bytes(("error", fields), events)
 
 
 COMPLETIONS = GenerationApi(
@@ -72,10 +91,20 @@ MESSAGES = GenerationApi(
     request_type=MessagesRequest,
     new_id=lambda: f"msg_{secrets.token_hex(16)}",
     inner=chat_of_messages,
-    error_event=messages_errors.error_event,
+    error_event=_messages_error,
     last_event=messages_answers.LAST_EVENT,
 )
-APIS = {api.name: api for api in (COMPLETIONS, CHAT, MESSAGES)}
+RESPONSES = GenerationApi(
+    name="responses",
+    path="/v1/responses",
+    request_type=ResponsesRequest,
+    new_id=lambda: f"resp_{secrets.token_hex(16)}",
+    inner=chat_of_responses,
+    error_event=_responses_error,
+    last_event=b"event: response.completed",
+    ending=re.compile(rb"(?:\A|\n)event: response\.(?:completed|incomplete)\n"),
+)
+APIS = {api.name: api for api in (COMPLETIONS, CHAT, MESSAGES, RESPONSES)}
 PATHS = {api.path: api for api in APIS.values()}
 
 

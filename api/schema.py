@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai_responses.answers import DeletedResponse, ResponseAnswer
+from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
+from api.openai_responses.requests import ResponsesRequest
 from api.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Tool
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 from api.unsupported import UNSUPPORTED
@@ -18,6 +21,7 @@ REQUESTS: tuple[type[Struct], ...] = (
     ChatRequest,
     MessagesRequest,
     CountTokensRequest,
+    ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -26,6 +30,8 @@ ANSWERS: tuple[type[Struct], ...] = (
     ChatCompletion,
     MessageAnswer,
     TokenCount,
+    ResponseAnswer,
+    DeletedResponse,
     Tokens,
     DetokenizedPrompt,
     ModelList,
@@ -76,6 +82,13 @@ def _components() -> dict[str, Any]:
     schemas["Message"] |= {
         "anyOf": [_has("role", {"const": "assistant"}), _has("content", {"type": ["string", "array"]})]
     }
+    for name, neutral in UNSUPPORTED_OF_RESPONSES.items():
+        schemas["ResponsesRequest"]["properties"][name] = {"enum": [None, *neutral], "default": None}
+    schemas["FunctionTool"]["properties"] |= {
+        "type": {"const": "function"},
+        "name": {"type": "string", "minLength": 1},
+    }
+    schemas["FunctionTool"]["required"].append("name")
     return schemas
 
 

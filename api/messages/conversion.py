@@ -24,7 +24,7 @@ from api.messages.requests import (
     Turn,
 )
 from api.reading import converted
-from api.requests import ChatRequest
+from api.requests import ChatRequest, TextPart
 
 BILLING_HEADER = "x-anthropic-billing-header"  # a system line of Claude Code's that differs in each request
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens", "cache_salt", "prompt_cache_key")
@@ -77,7 +77,7 @@ def _add_output(request: Conversation, fields: Fields) -> None:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
 
 
-def _system(system: str | Sequence[TextBlock] | None) -> Iterator[Fields]:
+def _system(system: str | Sequence[TextPart] | None) -> Iterator[Fields]:
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     kept = [text for text in texts if text and not text.startswith(BILLING_HEADER)]
     if kept:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from api.errors import invalid, quoted
-from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString
+from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString, TextPart
 
 MAX_STOP_SEQUENCES = 16
 
@@ -111,7 +111,7 @@ class Conversation(Struct, kw_only=True):
 
     model: str
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[TextPart] | None = None
     tools: list[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -4,6 +4,7 @@ import copy
 import hmac
 import logging
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -16,16 +17,18 @@ from starlette.types import Scope
 
 from api import schema
 from api.errors import ApiError, draining, unauthorized
-from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, PATHS, GenerationApi
+from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, GenerationApi
 from api.http import documents
 from api.http.bodies import Bodies
 from api.http.keys import shown_key
-from api.http.responses import json_response
+from api.http.responses import JSON_TYPE, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, add_routes
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
+from api.openai_responses.answers import DeletedResponse, ResponseAnswer
+from api.openai_responses.requests import ResponsesRequest
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
@@ -37,6 +40,7 @@ from replica.http.errors import add_error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import CONTENT_TYPE, Metrics
 from replica.http.request_reader import Reader
+from replica.http.stored_responses import Conversation, StoredResponses
 from replica.http.work import Served, plan, size_of_plan
 from replica.messages import Hello
 
@@ -58,6 +62,7 @@ class Endpoints:
         self.model = config.engine.model
         self.metrics = Metrics(self.model, config.engine.block_size, lambda: engine.stats)
         self.reader = Reader(prompts, self.model, config.max_body_bytes, Bodies(config.max_bodies_bytes))
+        self.stored = StoredResponses()
         self.created = int(time.time())
 
     # ---- generation
@@ -71,10 +76,21 @@ class Endpoints:
     async def messages(self, request: Request) -> Response:
         return await self._generate(request, MESSAGES)
 
-    async def _generate(self, request: Request, api: GenerationApi) -> Response:
+    async def responses(self, request: Request) -> Response:
+        return await self._generate(request, RESPONSES, self._complete)
+
+    def _complete(self, asked: ResponsesRequest) -> None:
+        """Look up what a request continues, unless it comes with it."""
+        if asked.previous_response_id is not None and asked.previous_items is None:
+            stored = self.stored.get(asked.previous_response_id, "previous_response_id")
+            asked.previous_items = read(stored.conversation, Conversation).items
+
+    async def _generate(
+        self, request: Request, api: GenerationApi, complete: Callable[[Any], None] | None = None
+    ) -> Response:
         arrived_s = time.perf_counter()
         hello = self._open()
-        parsed = await self.reader.generation(request, api, hello.max_model_len)
+        parsed = await self.reader.generation(request, api, hello.max_model_len, complete)
         tokenizer = self.prompts.tokenizer
         served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids)
         work = await self.reader.aside(
@@ -82,7 +98,7 @@ class Endpoints:
         )
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
-        form = form_of(work, self.model, tokenizer)
+        form = form_of(work, self.model, tokenizer, stored=self.stored)
         return GenerationResponse(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
 
     def _open(self) -> Hello:
@@ -92,6 +108,20 @@ class Endpoints:
         if self.engine.hello is None:
             raise unavailable("the model is still being loaded; try again", "loading")
         return self.engine.hello
+
+    # ---- stored responses
+
+    async def response(self, request: Request) -> Response:
+        return Response(self.stored.get(request.path_params["response_id"]).body, media_type=JSON_TYPE)
+
+    async def response_conversation(self, request: Request) -> Response:
+        """All items of a response, for a router that continues it anywhere."""
+        return Response(self.stored.get(request.path_params["response_id"]).conversation, media_type=JSON_TYPE)
+
+    async def delete_response(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        self.stored.remove(response_id)
+        return json_response(DeletedResponse(id=response_id))
 
     # ---- tokens and models
 
@@ -213,9 +243,10 @@ def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **
     return Documented(methods=methods, template=template, who=who, endpoint=endpoint, **more)
 
 
-GET, POST, PAGE = ("GET",), ("POST",), ("GET", "HEAD")
+GET, POST, DELETE, PAGE = ("GET",), ("POST",), ("DELETE",), ("GET", "HEAD")
 ANYONE, CLIENT = Role.ANYONE, Role.CLIENT
 ONE_MODEL = "/v1/models/{model:path}"
+ONE_RESPONSE = "/v1/responses/{response_id}"
 
 # Who may ask for what, where there is a key. Routers have it, and whoever has it may do here what they do.
 ROUTES = (
@@ -232,6 +263,10 @@ ROUTES = (
         request=CountTokensRequest,
         answer=TokenCount,
     ),
+    _route(POST, "/v1/responses", CLIENT, Endpoints.responses, request=ResponsesRequest, answer=ResponseAnswer),
+    _route(GET, ONE_RESPONSE, CLIENT, Endpoints.response, answer=ResponseAnswer),
+    _route(DELETE, ONE_RESPONSE, CLIENT, Endpoints.delete_response, answer=DeletedResponse),
+    _route(GET, f"{ONE_RESPONSE}/conversation", CLIENT, Endpoints.response_conversation, in_document=False),
     _route(GET, "/v1/models", CLIENT, Endpoints.models, answer=ModelList),
     _route(GET, ONE_MODEL, CLIENT, Endpoints.model_named, answer=Model, encoded_slashes=True),
     _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
@@ -310,6 +345,8 @@ def _documented(_method: str, route: Documented) -> dict[str, Any]:
         operation["responses"]["200"]["content"] |= {SSE_TYPE: {}, FRAMES_TYPE: {}}
     if route.template == ONE_MODEL:
         operation["parameters"] = [_MODEL_IN_PATH]
+    if route.template.startswith(ONE_RESPONSE):
+        operation["parameters"] = [_MODEL_IN_PATH | {"name": "response_id"}]
     return operation
 
 
@@ -317,7 +354,7 @@ def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = copy.deepcopy(schema.components())
-        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest):
+        for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
             schemas[request.__name__]["properties"]["model"] = {"enum": [model]}
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = document

@@ -1,17 +1,24 @@
 """The forms of answers of other APIs than OpenAI's older ones: the same pieces of an answer in their own words."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from api.generation_apis import MESSAGES
+import msgspec
+
+from api.generation_apis import MESSAGES, RESPONSES
 from api.messages import answers as messages
 from api.messages.blocks import Blocks
+from api.openai_responses import answers as responses
+from api.openai_responses.output import Event, Output, event_bytes
+from api.openai_responses.requests import Item, ResponsesRequest
 from api.parsing.parsed import AnswerParser, Parsed
 from api.responses import encode
 from api.tokenizer import Tokenizer
 from replica.http import forms
 from replica.http.forms import Form
 from replica.http.generation import Choice, Delta
+from replica.http.stored_responses import StoredResponses
 from replica.http.work import Work
 
 
@@ -22,8 +29,16 @@ class ConversationForm(Form):
     counts events or blocks goes on where the client is.
     """
 
-    def __init__(self, work: Work, model: str, tokenizer: Tokenizer, parser: AnswerParser | None = None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        model: str,
+        tokenizer: Tokenizer,
+        parser: AnswerParser | None = None,
+        stored: StoredResponses | None = None,
+    ) -> None:
         super().__init__(work, model, tokenizer)
+        self._stored = stored
         [part] = work.parts
         self.choice = part.choice
         self.streams = bool(work.request.stream)
@@ -85,9 +100,90 @@ class MessageForm(ConversationForm):
         return "end_turn" if self.choice.stop_string is None else "stop_sequence"
 
 
-FORMS: dict[str, type[ConversationForm]] = {MESSAGES.name: MessageForm}
+class ResponseForm(ConversationForm):
+    """A response of the Responses API."""
+
+    def prepare_answer(self) -> None:
+        self._output = Output(self.id)
+        self._reasoning_tokens = 0
+
+    def show(self, choice: Choice, delta: Delta) -> bytes:  # noqa: ARG002  # there is only one
+        events: list[Event] = []
+        if self.streams and not self.events:
+            begun = self._answer("in_progress", [])
+            events += [("response.created", {"response": begun}), ("response.in_progress", {"response": begun})]
+        for parsed in self.parsed(delta):
+            if parsed.reasoning and not (parsed.content or parsed.calls):
+                self._reasoning_tokens += len(delta.token_ids)
+            events += self._output.add(parsed)
+        return self._numbered(events)
+
+    def end(self) -> bytes:
+        status: responses.Status = "incomplete" if self.choice.finish_reason == "length" else "completed"
+        closing = list(self._output.finish(status))
+        answer = self._answer(status, self._output.items(status))
+        answer.usage = self._usage()
+        if status == "incomplete":
+            answer.incomplete_details = responses.IncompleteDetails("max_output_tokens")
+        body = encode(answer)
+        self._store(body, answer)
+        return self._numbered([*closing, (f"response.{status}", {"response": answer})]) if self.streams else body
+
+    def _numbered(self, events: Sequence[Event]) -> bytes:
+        if not self.streams:
+            return b""
+        first, self.events = self.events, self.events + len(events)
+        return b"".join([event_bytes(event, number) for number, event in enumerate(events, first)])
+
+    def _store(self, body: bytes, answer: responses.ResponseAnswer) -> None:
+        asked = self.work.original
+        if asked.store and self._stored is not None:
+            said = msgspec.convert(msgspec.to_builtins(answer.output), list[Item])
+            self._stored.add(self.id, body, [*(asked.previous_items or ()), *asked.items, *said])
+
+    def _answer(self, status: responses.Status, output: list[responses.OutputItem]) -> responses.ResponseAnswer:
+        asked: ResponsesRequest = self.work.original
+        text: Any = {"format": {"type": "text"}} if asked.text is None else asked.text
+        return responses.ResponseAnswer(
+            id=self.id,
+            created_at=self.created,
+            status=status,
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            metadata=asked.metadata or {},
+            model=self.model,
+            output=output,
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            previous_response_id=asked.previous_response_id,
+            reasoning=asked.reasoning,
+            store=asked.store,
+            temperature=self.request.temperature,
+            text=text,
+            tool_choice=asked.tool_choice or "auto",
+            tools=asked.tools or [],
+            top_p=self.request.top_p,
+            user=asked.user,
+        )
+
+    def _usage(self) -> responses.ResponseUsage:
+        return responses.ResponseUsage(
+            input_tokens=self._prompt_tokens,
+            input_tokens_details=responses.InputTokensDetails(self._cached_in_prompts),
+            output_tokens=self._completion_tokens,
+            output_tokens_details=responses.OutputTokensDetails(self._reasoning_tokens),
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+        )
 
 
-def form_of(work: Work, model: str, tokenizer: Tokenizer, parser: AnswerParser | None = None) -> Form:
+FORMS: dict[str, type[ConversationForm]] = {MESSAGES.name: MessageForm, RESPONSES.name: ResponseForm}
+
+
+def form_of(
+    work: Work,
+    model: str,
+    tokenizer: Tokenizer,
+    parser: AnswerParser | None = None,
+    stored: StoredResponses | None = None,
+) -> Form:
     form = FORMS.get(work.api.name)
-    return forms.form_of(work, model, tokenizer) if form is None else form(work, model, tokenizer, parser)
+    return forms.form_of(work, model, tokenizer) if form is None else form(work, model, tokenizer, parser, stored)

@@ -58,6 +58,7 @@ class Form(ABC):
         self._told: dict[int, Sequence[TokenLogprobs]] = {}  # of each prompt, from its second token on
         # What `usage` says, kept as it grows: it may be asked for at every event, of a thousand choices.
         self._prompt_tokens = work.prompt_tokens
+        self.events = 0  # sent so far, where they are numbered
         self._completion_tokens = sum(part.choice.completion_tokens for part in work.parts)
         self._cached_in_prompts = 0
 
@@ -87,7 +88,7 @@ class Form(ABC):
 
     def broken(self, error: ApiError) -> bytes:
         """The end of a stream that cannot go on."""
-        return self.work.api.error_event(error)
+        return self.work.api.error_event(error, self.events)
 
     def cached_tokens_of_first(self) -> int:
         """Cached tokens of the first choice that has begun; the choices of one prompt begin together."""

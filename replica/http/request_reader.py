@@ -79,11 +79,17 @@ class Reader:
         finally:
             self.bodies.release(held)
 
-    async def generation(self, request: Request, api: GenerationApi, max_model_len: int) -> ParsedRequest:
+    async def generation(
+        self,
+        request: Request,
+        api: GenerationApi,
+        max_model_len: int,
+        complete: Callable[[Any], None] | None = None,
+    ) -> ParsedRequest:
         enveloped = request.headers.get("content-type", "").partition(";")[0].strip().lower() == REQUEST_TYPE
         async with self.body(request) as received:
             return await self.aside(
-                request, len(received), lambda: self._parse(received, api, enveloped, max_model_len)
+                request, len(received), lambda: self._parse(received, api, enveloped, max_model_len, complete)
             )
 
     async def aside(self, request: Request, size: int, work: Callable[[], Read]) -> Read:
@@ -116,11 +122,18 @@ class Reader:
         if name is not None and name != self.model:
             raise unknown_model(name, [self.model])
 
-    def _parse(self, received: bytes, api: GenerationApi, enveloped: bool, max_model_len: int) -> ParsedRequest:
+    def _parse(
+        self,
+        received: bytes,
+        api: GenerationApi,
+        enveloped: bool,
+        max_model_len: int,
+        complete: Callable[[Any], None] | None,
+    ) -> ParsedRequest:
         native, body = unwrap(received) if enveloped else (Native(), received)
         if len(body) > MEDIUM_BYTES:
             check_body(body, max_model_len, chat=api.is_chat)
-        request, original = api.read(body)
+        request, original = api.read(body, complete)
         self.check_model(request.model)
         if isinstance(request, ChatRequest) and request.tools:
             self._tell_of_tools()

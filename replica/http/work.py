@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from api.errors import context_length, invalid, too_long
-from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, GenerationApi, InnerRequest
+from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
 from api.prompts import check_room
 from api.requests import ChatRequest
@@ -174,7 +174,7 @@ def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, m
             return room  # it has to name a limit, and agents name the same for all models
         limit_name = "max_tokens"
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-            limit_name = "max_completion_tokens"
+            limit_name = "max_output_tokens" if api is RESPONSES else "max_completion_tokens"
         both = f"{limit_name} is {wanted} and the prompt has {prompt_tokens} tokens, together {wanted + prompt_tokens}"
         raise too_long(f"{context_length(max_model_len)} However, {both}; ask for at most {room}", limit_name)
     return wanted

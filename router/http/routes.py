@@ -51,6 +51,7 @@ DIRECT_ROUTES = (
     _route(POST, "/v1/rerank", CLIENT, Openings.forward),
     _route(POST, "/v1/responses", CLIENT, Openings.responses),
     _route(GET, "/v1/responses/{response_id}", CLIENT, Openings.of_response),
+    _route(DELETE, "/v1/responses/{response_id}", CLIENT, Openings.of_response),
     _route(POST, "/v1/responses/{response_id}/cancel", CLIENT, Openings.of_response),
     _route(POST, "/v1/score", CLIENT, Openings.forward),
     _route(POST, "/v1/tokenize", CLIENT, Openings.forward_as_it_is),

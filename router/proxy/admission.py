@@ -162,6 +162,11 @@ class Admission:
             assert usage.in_flight >= 0, f"{name} has {usage.in_flight} requests in flight"
             assert usage.bucket is None or usage.bucket.tokens >= 0, f"{name} has {usage.bucket}"
 
+    @property
+    def has_salts(self) -> bool:
+        """Tell whether some clients' caches and responses are kept apart from those of others."""
+        return any(key.salt is not None for key in self.keys)
+
     # ---- parts
 
     def _request_id(self, given: bytes | None) -> str:

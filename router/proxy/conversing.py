@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import ApiError, quoted
-from api.generation_apis import APIS
+from api.generation_apis import APIS, RESPONSES, GenerationApi
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel
 from router.placement.decision import Decision
@@ -20,6 +20,7 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt, by_text
 from router.prompts.reading.client import is_quick
 from router.prompts.shapes import NOT_THERE
 from router.proxy.attempt import Attempt
+from router.proxy.continued import continued, conversation
 from router.proxy.exchange import Exchange
 from router.proxy.forwarding import Forwarding, model_in
 from router.proxy.generation import Generation
@@ -85,7 +86,30 @@ class Conversing(Forwarding):
         if api is None or not self._is_for_ours(exchange):
             Forwarding.serve(self, exchange)  # super() would fail: `slots` makes a new class
             return
+        previous = _previous_in(bytes(exchange.body)) if api is RESPONSES else None
+        if previous is None:
+            self._generate(api, exchange)
+        else:
+            self._aside(partial(self._generate_continued, api, exchange, previous))
+
+    def _generate(self, api: GenerationApi, exchange: Exchange) -> None:
         Generation(self.router, exchange, self.admitted, self.arrived_s, api=api).serve(exchange)
+
+    async def _generate_continued(self, api: GenerationApi, exchange: Exchange, previous: str) -> None:
+        """Put the conversation of the previous response into the body: then any replica can go on with it."""
+        items = await conversation(self._holder_of(previous), previous)
+        exchange.aside = None
+        exchange.body = bytearray(continued(bytes(exchange.body), items))
+        exchange.hold(len(exchange.body))
+        self._generate(api, exchange)
+
+    def _holder_of(self, response_id: str) -> list[Member]:
+        """The replica that has this response; all, where the router does not know it and keeps no tenants apart."""
+        members = self.router.members
+        name = _holder(self, response_id)
+        if name is not None:
+            return [members.by_name[name]] if name in members.by_name else []
+        return [] if self.router.admission.has_salts else list(members)
 
     def _is_for_ours(self, exchange: Exchange) -> bool:
         members = self.router.members

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from api.errors import ApiError
-from api.generation_apis import CHAT, GenerationApi
+from api.generation_apis import CHAT, RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE
 from router.members.feeds import Moment
@@ -94,6 +94,7 @@ class Generation(Request):
     _moves: int = 0  # away from replicas that fell silent
     _reads_events: bool = False  # whether the client does, so that its stream can end with an error
     _last: bytes = b""  # the last bytes of the events sent to it
+    _events: int = 0  # sent to it, where they are numbered
     _whole: bytearray | None = None  # the buffered part of an unstreamed answer
     _held_bytes: int = 0  # of the router's budget: these, and an unfinished frame
 
@@ -285,6 +286,9 @@ class Generation(Request):
         exchange = self.exchange
         self._is_answered()
         self.router.answered(attempt)
+        if self.api is RESPONSES:  # a replica that goes on with it keeps it in place of this one
+            salt = self.admitted.cache_salt(None)
+            self.router.responses.add(self._response.response_id, attempt.member.name, salt)
         if attempt.cached_tokens is not None and not self.resumes:
             self.reported_tokens = attempt.cached_tokens
         if exchange.response_started or exchange.disconnected:
@@ -335,12 +339,21 @@ class Generation(Request):
         elif exchange.response_started:
             if body:
                 exchange.send(body)
-                kept = len(self.api.last_event)
-                self._last = (self._last + body[-kept:])[-kept:]
+                self._note_events(body)
             else:
                 exchange.flush()
         else:
             self._keep(attempt, body)
+
+    def _note_events(self, body: bytes) -> None:
+        """Keep the end of what was sent, and the number of events."""
+        api = self.api
+        kept = len(api.last_event)
+        if api.ending is None:
+            self._last = (self._last + body[-kept:])[-kept:]
+            return
+        self._events += body.count(b"\n\n")  # frames of ours have whole events
+        self._last = api.last_event if api.ending.search(body) else body[-kept:]
 
     def _keep(self, attempt: Attempt, body: bytes) -> None:
         """Buffer a part of an unstreamed answer, which another replica could repeat; send a long one on."""
@@ -526,7 +539,7 @@ class Generation(Request):
             error = ApiError(502, f"the answer broke off, and no other replica could continue it: {why}")
             error.type, error.code = "server_error", "broken_stream"
             end_of_half_an_event = b"" if self._last.endswith(b"\n\n") or not self._last else b"\n\n"
-            exchange.send(end_of_half_an_event + self.api.error_event(error))
+            exchange.send(end_of_half_an_event + self.api.error_event(error, self._events))
             exchange.finish()
         else:
             exchange.cut()

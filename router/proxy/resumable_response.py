@@ -85,6 +85,11 @@ class ResumableResponse(Struct, eq=False):
         return continuation
 
     @property
+    def response_id(self) -> str:
+        """The answer's id; empty until a replica of ours was asked."""
+        return self._response_id
+
+    @property
     def _head(self) -> tuple[str, int, str]:
         return self._response_id, self._created, self._prompt.peek.model
 

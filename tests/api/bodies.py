@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from api.messages.requests import CountTokensRequest, MessagesRequest
+from api.openai_responses.requests import ResponsesRequest
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 # What is right for some field and wrong for others.
@@ -33,6 +34,7 @@ REQUIRED: dict[type[Struct], dict[str, Any]] = {
     ChatRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
     MessagesRequest: {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]},
     CountTokensRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
+    ResponsesRequest: {"model": "demo", "input": "Hello"},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1, 2]},
 }

@@ -11,6 +11,7 @@ from api.messages.requests import MessagesRequest
 from api.native import unpack_ids
 from api.prompts import Prompts
 from api.reading import read
+from api.requests import ChatRequest
 from api.tokenizer import ByteTokenizer
 from router.proxy.keys import Key, digest_of
 from tests.router.scripted import MODEL, Call, Script, Scripted, connect, says, served
@@ -128,3 +129,99 @@ async def test_a_key_may_come_in_anthropics_header_and_goes_no_further() -> None
             async with connect(running.port) as other:
                 refused = await other.post(PATH, body(), **shown)
                 assert refused.status == 401 and refused.json["error"]["type"] == "authentication_error"
+
+
+RESPONSES = "/v1/responses"
+DONE_EVENT = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+ITEMS = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "said"}]
+
+
+class Keeping:
+    """A replica of ours that keeps the responses it made."""
+
+    def __init__(self, name: str) -> None:
+        self.kept: set[str] = set()
+        self.scripted = Scripted(name, self, native=True)
+
+    def __call__(self, call: Call) -> None:
+        if call.method == "GET":
+            response_id = call.path.split("/")[3]
+            found = response_id in self.kept
+            call.answer(json.dumps({"items": ITEMS}).encode() if found else b"{}", 200 if found else 404)
+            return
+        native, _ = call.native
+        assert native.response_id is not None
+        self.kept.add(native.response_id)
+        call.begin_frames("application/json")
+        call.frame(json.dumps({"id": native.response_id}).encode(), 104)
+        call.end()
+
+
+async def test_a_response_is_continued_with_the_conversation_of_its_replica() -> None:
+    one, two = Keeping("one"), Keeping("two")
+    async with served(one.scripted, two.scripted) as running, connect(running.port) as client:
+        made = (await client.post(RESPONSES, {"model": MODEL, "input": "first"})).json["id"]
+        asked = {"model": MODEL, "input": "then", "previous_response_id": made}
+        assert (await client.post(RESPONSES, asked)).status == 200
+        calls = [call for keeping in (one, two) for call in keeping.scripted.calls if call.method == "POST"]
+        [(native, sent)] = [call.native for call in calls if b"then" in call.body]
+        assert sent["previous_items"] == ITEMS and sent["previous_response_id"] == made
+        chat = [*ITEMS, {"role": "user", "content": "then"}]
+        assert unpack_ids(native.prompts[0]) == Prompts(ByteTokenizer()).chat(
+            read(json.dumps({"model": MODEL, "messages": chat}).encode(), ChatRequest)
+        )
+
+
+@pytest.mark.parametrize("response_id", ["resp_unknown", "resp_x/../../load", "resp_x HTTP/1.1\r\nhost: x", ""])
+async def test_a_response_that_is_nowhere_is_said_to_be_gone(response_id: str) -> None:
+    one = Keeping("one")
+    async with served(one.scripted) as running, connect(running.port) as client:
+        asked = {"model": MODEL, "input": "then", "previous_response_id": response_id}
+        answer = await client.post(RESPONSES, asked)
+        assert (answer.status, answer.error["code"]) == (404, "response_not_found")
+        assert {call.path for call in one.scripted.calls} <= {f"{RESPONSES}/resp_unknown/conversation"}
+
+
+async def test_a_router_that_has_forgotten_a_response_finds_it_unless_keys_are_kept_apart() -> None:
+    keys = tuple(Key(name=name, digest=digest_of(name), salt=salt) for name, salt in (("a", "1"), ("b", "2")))
+    one = Keeping("one")
+    one.kept.add("resp_1")
+    asked = {"model": MODEL, "input": "then", "previous_response_id": "resp_1"}
+    async with served(one.scripted) as running, connect(running.port) as client:
+        assert (await client.post(RESPONSES, asked)).status == 200
+    two = Keeping("two")
+    async with served(two.scripted, keys=keys, demand_key=True) as running:
+        made = ""
+        for name, status in (("a", 200), ("b", 404), ("a", 200)):
+            async with connect(running.port) as client:
+                more = {"previous_response_id": made} if made else {}
+                sent = {"model": MODEL, "input": "then", **more}
+                answer = await client.post(RESPONSES, sent, authorization=f"Bearer {name}")
+                assert answer.status == status, name
+                made = made or answer.json["id"]
+        async with connect(running.port) as client:
+            answer = await client.post(RESPONSES, asked, authorization="Bearer a")
+            assert answer.status == 404 and "resp_1" in answer.error["message"]
+
+
+async def test_a_stream_of_responses_is_complete_after_its_last_event_and_numbers_its_error() -> None:
+    def breaks_after_all(call: Call) -> None:
+        call.begin_frames()
+        call.frame(MORE, 104)
+        call.frame(DONE_EVENT)
+        call.drop()
+
+    asked = {"model": MODEL, "input": "hi", "stream": True}
+    async with (
+        served(Scripted("one", breaks_after_all, native=True)) as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.post(RESPONSES, asked)).body == MORE + DONE_EVENT
+    async with (
+        served(Scripted("one", breaks, native=True), resume=False) as running,
+        connect(running.port) as client,
+    ):
+        answer = await client.post(RESPONSES, asked)
+        assert answer.body.startswith(HEAD + b"event: error\ndata: ")
+        error = json.loads(answer.body.removeprefix(HEAD).partition(b"data: ")[2])
+        assert (error["type"], error["code"], error["sequence_number"]) == ("error", "broken_stream", 1)

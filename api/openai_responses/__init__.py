@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its requests as chats, and its responses and events."""

@@ -1,0 +1,106 @@
+"""Requests of the Responses API as chat requests."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from api.errors import invalid, quoted
+from api.openai_responses.requests import Format, FunctionTool, Item, NamedChoice, Part, ResponsesRequest
+from api.reading import converted
+from api.requests import ChatRequest
+
+Fields: TypeAlias = dict[str, Any]
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens"),
+    *("cache_salt", "prompt_cache_key", "user", "chat_template_kwargs"),
+)
+_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
+
+
+def chat_of(request: ResponsesRequest) -> ChatRequest:
+    made: list[Fields] = []
+    if request.instructions:
+        made.append({"role": "system", "content": request.instructions})
+    begun = len(made)
+    for i, item in enumerate((*(request.previous_items or ()), *request.items)):
+        earlier = len(request.previous_items or ())
+        _add_item(item, made, begun, f"input[{i - earlier}]" if i >= earlier else f"previous_items[{i}]")
+    fields: Fields = {"model": request.model, "messages": made, "stream": request.stream}
+    fields |= {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.max_output_tokens is not None:
+        fields["max_completion_tokens"] = request.max_output_tokens
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        if request.tool_choice is not None:
+            fields["tool_choice"] = _choice(request.tool_choice)
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and (wanted := _format(request.text.format)) is not None:
+        fields["response_format"] = wanted
+    return converted(fields, ChatRequest)
+
+
+def _add_item(item: Item, made: list[Fields], begun: int, where: str) -> None:
+    """Add an item; one of the assistant's that follows another becomes a part of the same message."""
+    last = made[-1] if len(made) > begun and made[-1]["role"] == "assistant" else None
+    match item:
+        case Item(type="message", role=str() as role):
+            text = _text(item.content, f"{where}.content")
+            if role == "assistant":
+                _continue(last, "content", text, made)
+            else:
+                made.append({"role": role, "content": text})
+        case Item(type="function_call", call_id=str() as id, name=str() as name, arguments=str() as arguments):
+            if last is None:
+                last = {"role": "assistant"}
+                made.append(last)
+            function = {"name": name, "arguments": arguments}
+            last.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+        case Item(type="function_call_output", call_id=str() as id):
+            made.append({"role": "tool", "tool_call_id": id, "content": _text(item.output, f"{where}.output")})
+        case Item(type="reasoning"):
+            thoughts = _text(item.content or item.summary, f"{where}.content")
+            if thoughts:  # encrypted ones cannot be read
+                _continue(last, "reasoning_content", thoughts, made)
+        case _:
+            known = "a message with a role, a function_call, a function_call_output or reasoning"
+            raise invalid(f"{where} is of type {quoted(item.type)} or lacks a field; send {known}", where)
+
+
+def _continue(last: Fields | None, name: str, text: str, made: list[Fields]) -> None:
+    if last is not None and name not in last and "tool_calls" not in last:
+        last[name] = text
+    else:
+        made.append({"role": "assistant", name: text})
+
+
+def _text(content: str | Sequence[Part] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for i, part in enumerate(content):
+        if part.type not in _TEXTS:
+            message = f"{where}[{i}] is of type {quoted(part.type)}; the models served here read text only"
+            raise invalid(message, f"{where}[{i}]", "unsupported")
+    return "\n".join(part.text for part in content if part.text)
+
+
+def _tool(tool: FunctionTool) -> Fields:
+    given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+
+
+def _choice(choice: str | NamedChoice) -> Any:
+    if isinstance(choice, NamedChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
+
+
+def _format(wanted: Format | None) -> Fields | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "json_object"}
+    schema: Fields = {"name": wanted.name or "output", "schema": wanted.schema or {}}
+    if wanted.strict is not None:
+        schema["strict"] = wanted.strict
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,118 @@
+"""The requests of the Responses API. Unknown fields are ignored; what has an effect we cannot give is refused."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from api.errors import invalid, quoted
+from api.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed
+
+# Fields that are refused, and the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
+
+class Part(Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class Item(Struct, kw_only=True, omit_defaults=True):
+    """One item of the input; without a type, it is a message."""
+
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+
+
+class FunctionTool(Struct, kw_only=True):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Struct, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class Format(Struct, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextSettings(Struct, kw_only=True):
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    model: str
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
+    store: Nullable[bool] = True
+    stream: Nullable[bool] = False
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextSettings | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    user: Identifier | None = None
+    prompt_cache_key: Identifier | None = None
+    # Additions that other requests have, too:
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # The conversation of `previous_response_id`, by whoever has looked it up.
+    previous_items: Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
+    # Refused:
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    top_logprobs: Any = None
+    truncation: Any = None
+
+    def __post_init__(self) -> None:
+        self.store = self.store is not False  # null, too, stands for true
+        for name, neutral in UNSUPPORTED.items():
+            value = getattr(self, name)
+            if value is not None and not any(type(value) is type(none) and value == none for none in neutral):
+                raise invalid(f"{name} is {quoted(value)}, which is not supported; leave it out", name, "unsupported")
+        for i, tool in enumerate(self.tools or ()):
+            if tool.type != "function" or not tool.name:
+                message = f"tools[{i}] is of type {quoted(tool.type)}; only functions with a name are supported"
+                raise invalid(message, f"tools[{i}]", "unsupported")
+
+    @property
+    def items(self) -> list[Item]:
+        """The input of this request, without what came before."""
+        return [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input

@@ -1,0 +1,136 @@
+"""OpenAI's own client, unchanged, speaking the Responses API to a real replica."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, envelope
+from tests.replica.serving import MODEL, Replica, replica
+
+MORE = {"ignore_eos": True, "seed": 1}
+HALVES = (0x80, 0xE0)  # beginnings and ends of two-byte characters
+CACHED = re.compile(rb'"cached_tokens":\d+')
+HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+
+
+@pytest.fixture
+def client(served: Replica) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response_is_the_same_whole_and_streamed(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": "hello", "instructions": "Be brief.", "max_output_tokens": 12}
+    whole = client.responses.create(**asked, metadata={"a": "b"}, extra_body=MORE)
+    assert whole.id.startswith("resp_") and whole.status == "incomplete" and whole.metadata == {"a": "b"}
+    assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage is not None and whole.usage.output_tokens == 12
+    with client.responses.stream(**asked, extra_body=MORE) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    last = events[-1]
+    assert last.type == "response.incomplete" and last.response.output_text == whole.output_text != ""
+    told = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert told == whole.output_text
+
+
+def test_a_response_that_ends_by_itself_is_completed(client: OpenAI) -> None:
+    kinds = [event.type for event in client.responses.create(model=MODEL, input="hello", stream=True)]
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def test_a_response_is_continued_and_read_until_it_is_deleted(client: OpenAI) -> None:
+    asked = "Tell me of the sea. " * 10
+    first = client.responses.create(model=MODEL, input=asked, max_output_tokens=8, extra_body=MORE)
+    more: dict[str, Any] = {"model": MODEL, "input": "And then?", "max_output_tokens": 8, "extra_body": MORE}
+    second = client.responses.create(**more, previous_response_id=first.id)
+    written: list[Any] = [
+        {"role": "user", "content": asked},
+        *(item.to_dict() for item in first.output),
+        {"role": "user", "content": "And then?"},
+    ]
+    apart = client.responses.create(**more | {"input": written})
+    assert second.previous_response_id == first.id and second.output_text == apart.output_text
+    assert first.usage is not None and second.usage is not None and apart.usage is not None
+    assert second.usage.input_tokens == apart.usage.input_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    assert client.responses.retrieve(first.id).to_dict() == first.to_dict()
+    client.responses.delete(first.id)
+    for ask in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.create(**more, previous_response_id=first.id),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            ask()
+        assert caught.value.code == "response_not_found" and first.id in str(caught.value)
+    third = client.responses.create(**more, previous_response_id=second.id)  # it has all that came before
+    assert third.usage is not None and third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
+    made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2, store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_its_name(client: OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, extra_body={"input": "hello"} | fields)
+    assert caught.value.param == param
+
+
+@pytest.fixture(scope="module")
+def halves() -> Iterator[Replica]:
+    with replica(vocabulary=HALVES) as running:
+        yield running
+
+
+def frames(served: Replica, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
+    native = Native(resume_token_ids=resume or [], response_id="resp_1", created=1)
+    answer = served.post("/v1/responses", envelope(native) + json.dumps(body).encode(), **HEADERS)
+    assert answer.status == 200, answer.body
+    return FrameReader().feed(answer.body)
+
+
+def said(received: list[Frame]) -> bytes:
+    """The client's bytes, without the count that depends on the cache."""
+    return CACHED.sub(b"", b"".join(frame.payload for frame in received))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stream_cut_at_every_token_continues_byte_for_byte(halves: Replica, stream: bool) -> None:
+    body = {"model": MODEL, "input": "hello", "max_output_tokens": 24, "stream": stream, **MORE}
+    whole = frames(halves, body)
+    for cut in range(len(whole)):
+        packed = b"".join(frame.packed_ids for frame in whole[:cut])
+        after = frames(halves, body, [packed])
+        assert said(whole[:cut] + after) == said(whole), cut
