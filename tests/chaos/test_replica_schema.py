@@ -32,7 +32,8 @@ def test_generated_requests_are_answered_as_documented(tmp_path: Path) -> None:
         document = strict(served.get("/openapi.json").json)
         done = generate(served, document, tmp_path)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
-        assert f"{len(document['paths'])} passed" in done.stdout
+        operations = sum(map(len, document["paths"].values()))
+        assert f"{operations} passed" in done.stdout
         print(done.stdout[-400:])
         served.wait_idle()
         assert served.post("/reset_prefix_cache").status == 200
