@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from api.billing import BILLING_HEADER
 from api.errors import invalid, quoted
 from api.messages.requests import (
     Block,
@@ -26,7 +27,6 @@ from api.messages.requests import (
 from api.reading import converted
 from api.requests import ChatRequest, TextPart
 
-BILLING_HEADER = "x-anthropic-billing-header"  # a system line of Claude Code's that differs in each request
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens", "cache_salt", "prompt_cache_key")
 
 Fields: TypeAlias = dict[str, Any]

@@ -102,7 +102,7 @@ async def _read(router: Router, body: bytes, admitted: Admitted) -> tuple[Peek, 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> Prompt:
     chat, counts = peek.messages is not None, TokenCounts()  # no request is served
-    return model.tokens.draft(chat, body, peek, model.lora, salt, model.max_model_len, counts).finish()
+    return model.tokens.draft(chat, body, peek, model.lora, salt, model.max_model_len, counts=counts).finish()
 
 
 def _main_size(model: ServedModel, prompt: Prompt) -> int:

@@ -131,8 +131,8 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
-        counts: TokenCounts | None = None,
         api: GenerationApi | None = None,
+        counts: TokenCounts | None = None,
     ) -> "Draft":
         """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
 
