@@ -46,6 +46,12 @@ class Prompts:
         self._template = _compiled(source, tokenizer, name)
         self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
 
+    @property
+    def templates(self) -> list[str]:
+        """The sources of the chat templates."""
+        compiled = (self._template, self._tool_template)
+        return list(dict.fromkeys(template.source for template in compiled if template is not None))
+
     def chat(self, request: ChatRequest, max_model_len: int | None = None) -> list[int]:
         """The prompt's token ids; raise ApiError 400 early if the prompt leaves no room in the model's length."""
         text = self.chat_text(request, max_model_len)
@@ -215,8 +221,9 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     seen: dict[str, Any] = msgspec.to_builtins(message)
     if message.content is not None:
         seen["content"] = _unbilled_text(seen["content"]) if message.role == "system" else message.text
-    if message.reasoning_content is not None:
-        seen["thinking"] = message.reasoning_content  # its other name in templates
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought is not None:
+        seen["thinking"] = seen["reasoning_content"] = thought  # its names in templates
     if message.role == "developer" and not developer:
         seen["role"] = "system"  # its name of old, which most templates know alone
     for j, call in enumerate(seen.get("tool_calls") or ()):

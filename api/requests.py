@@ -225,6 +225,7 @@ class Message(Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # for templates that show earlier thoughts
+    reasoning: str | None = None  # its newer name
 
     @property
     def text(self) -> str:
@@ -261,6 +262,9 @@ Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX
 class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
+    tool_choice: Any = None
+    parallel_tool_calls: Nullable[bool] = True  # false: the first call of an answer is its only one
+    include_reasoning: Nullable[bool] = True
     max_tokens: Count | None = None
     echo: Any = None  # in chats vLLM's own; it changes the prompt
     max_completion_tokens: Count | None = None  # wins over max_tokens, its old name

@@ -30,7 +30,7 @@ class StopStrings:
             end, self.stopped = found
             self._held = ""
             return text[: end if self._include else end - len(self.stopped)]
-        shown = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        shown = len(text) - max(overlap(text, stop) for stop in self._stops)
         self._held = text[shown:]
         return text[:shown]
 
@@ -45,7 +45,7 @@ class StopStrings:
         return min(found, key=lambda end_and_stop: (end_and_stop[0], -len(end_and_stop[1])), default=None)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest start of the stop string at the end of the text."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:

@@ -83,9 +83,10 @@ def test_what_a_message_does_not_have_is_undefined() -> None:
     assert Prompts(ByteTokenizer(), source).render(chat(messages)) == "FalseFalsebob"
 
 
-def test_thoughts_have_both_names_that_templates_use() -> None:
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_have_both_names_that_templates_use(name: str) -> None:
     source = "{{ messages[0].thinking }} {{ messages[0].reasoning_content }} {{ messages[1].thinking is defined }}"
-    messages = [{"role": "assistant", "content": "x", "reasoning_content": "hm"}, USER]
+    messages = [{"role": "assistant", "content": "x", name: "hm"}, USER]
     assert Prompts(ByteTokenizer(), source).render(chat(messages)) == "hm hm False"
 
 
