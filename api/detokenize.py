@@ -20,8 +20,11 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one choice: a continuation, so a space at its beginning is kept."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """`shown` are special tokens that are not skipped."""
+        self._skipped = tokenizer.special_token_ids - shown if skip_special_tokens else frozenset[int]()
         self._text = _JoinedBytes(tokenizer) if tokenizer.joins_bytes else _Window(tokenizer)
 
     def feed(self, token_ids: Sequence[int]) -> str:

@@ -8,9 +8,11 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from api.parsing.parsed import CallDelta, Parsed
+from api.requests import FunctionCall, ToolCall
 from api.tokenizer import Tokenizer
 
-FinishReason: TypeAlias = Literal["stop", "length"] | None
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"] | None
 # A token, its log probability, and the alternatives with theirs, most likely first.
 TokenChoice: TypeAlias = tuple[int, float, Sequence[tuple[int, float]]]
 
@@ -97,8 +99,11 @@ class ChatLogprobs(Struct):
 
 class ChatMessage(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None  # None beside calls
     refusal: None = None
+    reasoning: str | UnsetType = UNSET  # vLLM's name
+    reasoning_content: str | UnsetType = UNSET  # its older name, which many clients look for
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -121,9 +126,24 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, kw_only=True):
+    name: str | UnsetType = UNSET  # in a call's first delta
+    arguments: str
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    index: int
+    id: str | UnsetType = UNSET  # in a call's first delta
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):
@@ -192,6 +212,35 @@ def completion_id() -> str:
 
 def chat_id() -> str:
     return f"chatcmpl-{secrets.token_hex(16)}"
+
+
+def chat_message(said: Parsed) -> ChatMessage:
+    """A whole message: `said` has one piece for each call."""
+    thought: str | UnsetType = said.reasoning or UNSET
+    calls = [ToolCall(call.id, "function", FunctionCall(call.name or "", call.arguments)) for call in said.calls]
+    return ChatMessage(
+        content=said.content or (None if calls else ""),
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=calls or UNSET,
+    )
+
+
+def chat_delta(said: Parsed) -> Delta:
+    thought: str | UnsetType = said.reasoning or UNSET
+    return Delta(
+        content=said.content or UNSET,
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=[_call_delta(call) for call in said.calls] or UNSET,
+    )
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.name is None:
+        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
 
 
 def chat_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice]) -> ChatLogprobs:

@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from api.parsing.formats import ReasoningFormat, ToolFormat
+
 EngineName: TypeAlias = Literal["native", "simulated"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -74,6 +76,8 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
     chat_template: str | None = None  # a file; None: the tokenizer's own
     special_tokens_in_text: Literal["parse", "refuse"] = "parse"
+    tool_call_parser: ToolFormat = "auto"
+    reasoning_parser: ReasoningFormat = "auto"
     api_key: str | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 192 * 1024 * 1024  # of all requests in progress

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from api.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from api.settings import (
     ABOVE_0,
     AT_LEAST_0,
@@ -89,6 +90,18 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         http("chat_template", FILE, "FILE", "A chat template in Jinja.  [default: the tokenizer's own]"),
         SPECIAL_TOKENS_IN_TEXT,
+        http(
+            "tool_call_parser",
+            click.Choice(TOOL_FORMATS),
+            "NAME",
+            f"The format of tool calls: {', '.join(TOOL_FORMATS[2:])}, none: calls are text, or auto: the template's.",
+        ),
+        http(
+            "reasoning_parser",
+            click.Choice(REASONING_FORMATS),
+            "NAME",
+            f"The format of reasoning: {', '.join(REASONING_FORMATS[2:])}, none: it is text, or auto: the template's.",
+        ),
         derived(
             "max_model_len",
             click.IntRange(2, LARGEST),

@@ -29,6 +29,7 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import ResponsesRequest
+from api.parsing.formats import answer_formats
 from api.prompts import Prompts
 from api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
 from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
@@ -61,8 +62,17 @@ class Endpoints:
         self.config = config
         self.model = config.engine.model
         self.metrics = Metrics(self.model, config.engine.block_size, lambda: engine.stats)
-        self.reader = Reader(prompts, self.model, config.max_body_bytes, Bodies(config.max_bodies_bytes))
         self.stored = StoredResponses()
+        self.formats = answer_formats(
+            prompts.tokenizer, prompts.templates, config.tool_call_parser, config.reasoning_parser
+        )
+        self.reader = Reader(
+            prompts,
+            self.model,
+            config.max_body_bytes,
+            Bodies(config.max_bodies_bytes),
+            parses_calls=self.formats.tools is not None,
+        )
         self.created = int(time.time())
 
     # ---- generation
@@ -92,13 +102,16 @@ class Endpoints:
         hello = self._open()
         parsed = await self.reader.generation(request, api, hello.max_model_len, complete)
         tokenizer = self.prompts.tokenizer
-        served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids)
+        served = Served(hello.max_model_len, tokenizer, self.config.engine.eos_token_ids, self.formats)
         work = await self.reader.aside(
             request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])
         )
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
-        form = form_of(work, self.model, tokenizer, stored=self.stored)
+        # A parser reads what another replica has said.
+        form = await self.reader.aside(
+            request, size_of_plan(parsed), lambda: form_of(work, self.model, tokenizer, self.stored)
+        )
         return GenerationResponse(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
 
     def _open(self) -> Hello:

@@ -12,7 +12,7 @@ from api.messages.blocks import Blocks
 from api.openai_responses import answers as responses
 from api.openai_responses.output import Event, Output, event_bytes
 from api.openai_responses.requests import Item, ResponsesRequest
-from api.parsing.parsed import AnswerParser, Parsed
+from api.parsing.parsed import Parsed
 from api.responses import encode
 from api.tokenizer import Tokenizer
 from replica.http import forms
@@ -34,7 +34,6 @@ class ConversationForm(Form):
         work: Work,
         model: str,
         tokenizer: Tokenizer,
-        parser: AnswerParser | None = None,
         stored: StoredResponses | None = None,
     ) -> None:
         super().__init__(work, model, tokenizer)
@@ -42,7 +41,7 @@ class ConversationForm(Form):
         [part] = work.parts
         self.choice = part.choice
         self.streams = bool(work.request.stream)
-        self._parser = parser
+        self._parser = part.parser
         self.prepare_answer()
         for delta in part.choice.retold(part.resumed.token_ids):
             self.show(part.choice, delta)
@@ -178,12 +177,6 @@ class ResponseForm(ConversationForm):
 FORMS: dict[str, type[ConversationForm]] = {MESSAGES.name: MessageForm, RESPONSES.name: ResponseForm}
 
 
-def form_of(
-    work: Work,
-    model: str,
-    tokenizer: Tokenizer,
-    parser: AnswerParser | None = None,
-    stored: StoredResponses | None = None,
-) -> Form:
+def form_of(work: Work, model: str, tokenizer: Tokenizer, stored: StoredResponses | None = None) -> Form:
     form = FORMS.get(work.api.name)
-    return forms.form_of(work, model, tokenizer) if form is None else form(work, model, tokenizer, parser, stored)
+    return forms.form_of(work, model, tokenizer) if form is None else form(work, model, tokenizer, stored)

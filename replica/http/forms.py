@@ -13,20 +13,23 @@ from msgspec import UNSET, UnsetType
 
 from api.detokenize import Detokenizer
 from api.errors import ApiError
+from api.parsing.answer import named_function
+from api.parsing.parsed import AnswerParser, Parsed, merged
 from api.requests import ChatRequest, CompletionRequest
 from api.responses import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatMessage,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     FinishReason,
     PromptLogprobs,
     Usage,
+    chat_delta,
     chat_logprobs,
+    chat_message,
     completion_logprobs,
     encode,
     prompt_logprob,
@@ -128,6 +131,35 @@ class Form(ABC):
         return self.kind(id=self.id, created=self.created, model=self.model, choices=choices, usage=used)
 
 
+class ChatForm(Form):
+    """The parsers of a chat's choices."""
+
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(work, model, tokenizer)
+        self._parsers: list[AnswerParser | None] = [part.parser for part in work.parts]
+        self._called: set[int] = set()  # choices
+        assert isinstance(work.request, ChatRequest)
+        self._calls_end = (
+            named_function(work.request) is None
+        )  # OpenAI's: a call that the client asked for is no reason
+
+    def parsed(self, choice: Choice, delta: Delta) -> Parsed:
+        parser = self._parsers[choice.index]
+        if parser is None:
+            return Parsed(content=delta.text)
+        said = parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            said = merged(said, parser.finish())
+        if said.calls:
+            self._called.add(choice.index)
+        return said
+
+    def finish_reason(self, choice: Choice, delta: Delta) -> FinishReason:
+        """An answer with calls is one that ends because of them, unless it was cut short."""
+        reason = finish_reason(delta)
+        return "tool_calls" if reason == "stop" and self._calls_end and choice.index in self._called else reason
+
+
 class StreamedForm(Form):
     """Server-sent events. What another replica has said is not said again."""
 
@@ -143,9 +175,9 @@ class StreamedForm(Form):
         self._opened.add(choice.index)
         return first
 
-    def is_silent(self, delta: Delta) -> bool:
-        """Half a character, or a text that may become a stop string."""
-        return not (delta.text or delta.finish_reason or self._always_show)
+    def is_silent(self, shown: bool, delta: Delta) -> bool:
+        """Half a character, or a text that may become a stop string or a call."""
+        return not (shown or delta.finish_reason or self._always_show)
 
     def usage_so_far(self) -> Usage | UnsetType | None:
         """Every event has the field when the last one will have it filled."""
@@ -163,7 +195,7 @@ class StreamedCompletion(StreamedForm):
     def show(self, choice: Choice, delta: Delta) -> bytes:
         first = self.is_first(choice)
         echo = echo_of(self, choice.index) if first else ""
-        if self.is_silent(delta) and not echo:
+        if self.is_silent(bool(delta.text or echo), delta):
             return b""
         shown = CompletionChoice(
             index=choice.index,
@@ -177,18 +209,24 @@ class StreamedCompletion(StreamedForm):
         return event(encode(self.answer([shown], self.usage_so_far())))
 
 
-class StreamedChat(StreamedForm):
+class StreamedChat(ChatForm, StreamedForm):
     kind = ChatChunk
+
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__(work, model, tokenizer)
+        for part in work.parts:
+            self.parsed(part.choice, part.resumed)  # the client has it
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         opening = self._opening(choice.index) if self.is_first(choice) else b""
-        if self.is_silent(delta):
+        said = self.parsed(choice, delta)
+        if self.is_silent(any(said), delta):
             return opening
         shown = ChatChunkChoice(
             index=choice.index,
-            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            delta=chat_delta(said),
             logprobs=self.logprobs(delta),
-            finish_reason=finish_reason(delta),
+            finish_reason=self.finish_reason(choice, delta),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(delta),
         )
@@ -296,7 +334,7 @@ class WholeCompletion(WholeForm):
         )
 
 
-class WholeChat(WholeForm):
+class WholeChat(ChatForm, WholeForm):
     kind = ChatCompletion
 
     def end(self) -> bytes:
@@ -309,9 +347,9 @@ class WholeChat(WholeForm):
         said = self.joined(choice.index)
         return ChatChoice(
             index=index,
-            message=ChatMessage(content=said.text),
+            message=chat_message(self.parsed(choice, said)),
             logprobs=self.logprobs(said),
-            finish_reason=finish_reason(said),
+            finish_reason=self.finish_reason(choice, said),
             stop_reason=self.stop_reason(choice),
             token_ids=self.token_ids(said),
         )

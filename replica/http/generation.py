@@ -25,6 +25,7 @@ class StopConditions(Struct, frozen=True):
     stop_strings: tuple[str, ...] = ()
     show_stop: bool = False  # include_stop_str_in_output
     skip_special_tokens: bool = True
+    shown_special_tokens: frozenset[int] = frozenset()  # for the parser of the answer
 
 
 class Delta(NamedTuple):
@@ -51,7 +52,7 @@ class Choice:
         self.stop_token: int | None = None
         self._ending = ending
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, ending.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, ending.skip_special_tokens, ending.shown_special_tokens)
         self._stops = StopStrings(ending.stop_strings, ending.show_stop) if ending.stop_strings else None
         self._decoded = 0  # characters
 

@@ -38,7 +38,9 @@ class ParsedRequest(NamedTuple):
 class Reader:
     """Owns the threads that read long requests."""
 
-    def __init__(self, prompts: Prompts, model: str, max_body_bytes: int, bodies: Bodies) -> None:
+    def __init__(
+        self, prompts: Prompts, model: str, max_body_bytes: int, bodies: Bodies, *, parses_calls: bool = False
+    ) -> None:
         self.prompts = prompts
         self.model = model
         self.max_body_bytes = max_body_bytes
@@ -47,7 +49,7 @@ class Reader:
         self._free_threads = asyncio.Semaphore(THREADS)
         self._waiting_bytes = 0
         self._closed = False
-        self._told_of_tools = False
+        self._told_of_tools = parses_calls
 
     def close(self) -> None:
         self._closed = True
@@ -150,7 +152,10 @@ class Reader:
     def _tell_of_tools(self) -> None:
         if not self._told_of_tools:
             self._told_of_tools = True
-            log.warning("a client sends tools: the model sees them, but its calls come as text, not as tool_calls")
+            log.warning(
+                "a client sends tools, but the chat template does not tell how the model calls them: calls come as "
+                "text; name their format with --tool-call-parser"
+            )
 
 
 def _check_size(size: int, limit: int) -> None:

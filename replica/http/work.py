@@ -11,6 +11,9 @@ from msgspec.structs import replace
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
+from api.parsing.answer import answer_parser, parsed_tokens
+from api.parsing.formats import AnswerFormats
+from api.parsing.parsed import AnswerParser
 from api.prompts import check_room
 from api.requests import ChatRequest
 from api.tokenizer import Tokenizer
@@ -22,6 +25,7 @@ SEEDS = 2**63
 MAX_CHOICES = 1024
 MAX_PROMPT_LOGPROBS = 2**16  # in one answer: more would hold up other clients when they come from the engine
 BYTES_PER_RESUMED_TOKEN = 16
+PROMPT_END = 32  # tokens of a prompt in which the beginning of the reasoning is looked for
 
 
 class Served(Struct, frozen=True):
@@ -30,6 +34,7 @@ class Served(Struct, frozen=True):
     max_model_len: int
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...] = ()  # the model's, which the tokenizer need not know
+    formats: AnswerFormats = AnswerFormats()
 
 
 class ChoiceWork(NamedTuple):
@@ -38,6 +43,7 @@ class ChoiceWork(NamedTuple):
     choice: Choice
     submit: Submit | None  # None: it was complete before it came here
     resumed: Delta
+    parser: AnswerParser | None = None  # a chat's, which has not read anything yet
 
 
 class Work(Struct):
@@ -76,6 +82,7 @@ def plan(
     resumed = _resumed(request, _count_choices(request, prompts))
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
+    answer_id = native.response_id or api.new_id()
     parts: list[ChoiceWork] = []
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
@@ -92,11 +99,12 @@ def plan(
             choice = Choice(len(parts), ending, served.tokenizer)
             said = resumed[choice.index]
             _check_resumed(said, choice.index, ending.max_tokens)
-            parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id))
+            parser = _parser(request, served, answer_id, choice.index, prompt)
+            parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id, parser))
             submit = replace(submit, sampling=replace(submit.sampling, prompt_logprobs=None))  # the first says them
     return Work(
         request,
-        id=native.response_id or api.new_id(),
+        id=answer_id,
         created=int(time.time()) if native.created is None else native.created,
         prompts=prompts,
         parts=parts,
@@ -105,12 +113,30 @@ def plan(
     )
 
 
-def _part(choice: Choice, submit: Submit, resumed: Sequence[int], seed: int, new_id: Callable[[], int]) -> ChoiceWork:
+def _part(
+    choice: Choice,
+    submit: Submit,
+    resumed: Sequence[int],
+    seed: int,
+    new_id: Callable[[], int],
+    parser: AnswerParser | None,
+) -> ChoiceWork:
     said = choice.resume(resumed)
     if choice.finish_reason is not None:
-        return ChoiceWork(choice, None, said)
+        return ChoiceWork(choice, None, said, parser)
     sampling = replace(submit.sampling, seed=seed % SEEDS)
-    return ChoiceWork(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said)
+    return ChoiceWork(choice, replace(submit, id=new_id(), sampling=sampling, output=pack_ids(resumed)), said, parser)
+
+
+def _parser(
+    request: InnerRequest, served: Served, answer_id: str, index: int, prompt: Sequence[int]
+) -> AnswerParser | None:
+    if not isinstance(request, ChatRequest):
+        return None
+    end = ""
+    if served.formats.reasoning is not None:
+        end = served.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
+    return answer_parser(request, served.formats, answer_id, index, prompt_end=end)
 
 
 def _count_choices(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> int:
@@ -188,6 +214,9 @@ def _ending(request: InnerRequest, max_tokens: int, served: Served) -> StopCondi
         stop_strings=request.stop_strings,
         show_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
+        shown_special_tokens=parsed_tokens(request, served.formats)
+        if isinstance(request, ChatRequest)
+        else frozenset(),
     )
 
 

@@ -178,7 +178,7 @@ async def test_a_routers_prompt_that_cannot_fit_is_refused(reader: Reader) -> No
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
-async def test_the_log_says_once_that_calls_of_tools_are_not_read(
+async def test_the_log_says_once_that_the_format_of_calls_is_not_known(
     reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -190,7 +190,7 @@ async def test_the_log_says_once_that_calls_of_tools_are_not_read(
             body = json.dumps(asked | {"tools": tools, "tool_choice": "auto"}).encode()
             await reader.generation(Client(body).request, CHAT, 1000)
     [record] = caplog.records
-    assert "tool_calls" in record.getMessage()
+    assert "--tool-call-parser" in record.getMessage()
 
 
 async def test_a_length_of_thousands_of_digits_is_refused(reader: Reader) -> None:
