@@ -20,6 +20,7 @@ from msgspec import Raw, Struct
 
 from api.detokenize import Detokenizer
 from api.native import unpack_ids
+from api.parsing.formats import REASONING
 from api.sse import DONE as LAST_EVENT
 from api.sse import event as event_of
 from api.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ from router.proxy.sse import DONE, EventReader, payload_of
 
 COMPLETIONS_PATH = b"/v1/completions"
 TAKE_IDS = ("vllm", "sglang")  # as a prompt; beside our own
+PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
 USUAL_COMPLETION_TOKENS = 16  # OpenAI's default, where a chat may go on to the model's length
 
 _IDS = rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]'
@@ -197,6 +199,7 @@ class Continuation:
             self._limit = asked.max_tokens or (None if chat else USUAL_COMPLETION_TOKENS)
         self._head: tuple[str, int, str] | None = None  # id, created and model, as the client knows them
         self._opened = False  # the role was shown
+        self._begun_by_ours = False
         self._finished = False
         self._usage_shown = False
         # Of the present replica:
@@ -242,8 +245,24 @@ class Continuation:
             return False  # ids within a character would be shown again
         if not native and (spec.engine not in TAKE_IDS or self._room(spec.max_model_len) is None):
             return False
+        if not native and self._begun_by_ours and self._has_reasoning():
+            return False  # the client has it as reasoning, the engine would continue it as content
         del self.ids[kept:]
         return True
+
+    def _has_reasoning(self) -> bool:
+        """Return whether a parser may have made reasoning of a part of the answer."""
+        if not self._chat:
+            return False
+        decode = self._tokenizer.decode
+        prompt_end = decode(
+            unpack_ids(self._prompt_ids[-PROMPT_END * TOKEN_BYTES :]), skip_special_tokens=False
+        ).rstrip()
+        text = decode(self.ids, skip_special_tokens=False)
+        return any(
+            prompt_end.endswith(markers.begin) or markers.begin in text or markers.end in text
+            for markers in REASONING.values()
+        )
 
     def _room(self, max_model_len: int | None) -> int | None:
         """The number of tokens that may still be generated; None if it is unknown."""
@@ -376,7 +395,7 @@ class Continuation:
     def begun_by_ours(self, head: tuple[str, int, str]) -> None:
         """Adopt a stream that a replica of ours has begun, whose events are not parsed."""
         self._head = head
-        self._opened = True
+        self._opened = self._begun_by_ours = True
 
     def settle(self, ids: Sequence[int] | None = None) -> None:
         """After a loss, find the generated tokens that were shown; `ids` are those of a replica of ours."""

@@ -174,6 +174,17 @@ def test_half_a_character_whose_ids_were_shown_continues_only_with_ours() -> Non
     assert stream.fits(True, VLLM)
 
 
+@pytest.mark.parametrize(
+    ("text", "chat", "continued"), [("<think>so", True, False), ("so", True, True), ("<think>", False, True)]
+)
+def test_reasoning_that_our_parser_has_shown_continues_only_with_ours(text: str, chat: bool, continued: bool) -> None:
+    stream = stream_of({"max_tokens": 50}, chat=chat)
+    stream.begun_by_ours(("chatcmpl-1", 5, "m"))
+    stream.settle([*text.encode()])
+    assert stream.fits(False, VLLM) == continued
+    assert stream.fits(True, VLLM)
+
+
 def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
     stream = stream_of()
     stream.relay()
