@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeAlias, 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from api.constraints import Asked, Choices, ResponseFormat, Schema, StructuredOutputs, ToolChoice, constraint_of
 from api.errors import invalid
 from api.reading import read as read  # the way in: read(body, ChatRequest)
 from api.unsupported import Unsupported, check_neutral
@@ -76,6 +77,12 @@ class SamplingFields(Unsupported, kw_only=True):
     prompt_cache_key: Identifier | None = None  # a hint that keeps a router's choice stable; the cache does not see it
     user: Identifier | None = None
     resume_token_ids: Annotated[list[list[TokenId]], Meta(min_length=1)] | None = None  # one list per choice
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None  # vLLM's older names
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +106,11 @@ class SamplingFields(Unsupported, kw_only=True):
         limit = self.usual_output if self.output_limit is None else self.output_limit
         if limit is not None and self.min_tokens > limit:
             raise invalid(f"min_tokens is {self.min_tokens}; the most that may be generated is {limit}", "min_tokens")
+
+    @property
+    def constraint(self) -> Asked | None:
+        """The form that the answer must have, and the field that says so; ApiError 400 if it cannot be read."""
+        return constraint_of(self)
 
     @property
     def output_limit(self) -> int | None:
@@ -262,7 +274,7 @@ Messages: TypeAlias = Annotated[list[Message], Meta(min_length=1, max_length=MAX
 class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)  # each a Tool
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: Nullable[bool] = True  # false: the first call of an answer is its only one
     include_reasoning: Nullable[bool] = True
     max_tokens: Count | None = None

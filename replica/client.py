@@ -23,6 +23,7 @@ from replica.messages import (
     Cancel,
     FromEngine,
     Hello,
+    Learn,
     Loading,
     Output,
     Outputs,
@@ -130,6 +131,7 @@ class EngineClient:
         self._greeted: asyncio.Future[Hello] = loop.create_future()
         self._heard_s = loop.time()
         self._read_soon = False
+        self._has_vocabulary = False
         self._fd = socket.fileno()
         loop.add_reader(self._fd, self._read)
         self._death = loop.create_task(self._watch())
@@ -184,6 +186,12 @@ class EngineClient:
 
     def new_id(self) -> int:
         return next(self._ids)
+
+    def learn(self, vocabulary: bytes) -> None:
+        """Give the engine the vocabulary that constraints are compiled for; the first time alone."""
+        if not self._has_vocabulary:
+            self._has_vocabulary = True
+            self._send(Learn(vocabulary))
 
     def submit(self, submits: Sequence[Submit]) -> OutputStream:
         """Submit one HTTP request's work to the engine; the ids are from `new_id`."""

@@ -16,6 +16,7 @@ from replica.block_pool import BlockPool
 from replica.chain import Chain
 from replica.clock import Clock
 from replica.config import EngineConfig
+from replica.grammar.matcher import Matcher
 from replica.messages import Output, Refused, Stats, Submit
 from replica.rates import Speed, StepLimit, Window
 from replica.request import Request
@@ -60,21 +61,21 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.requests) or self._flying is not None
 
-    def submit_all(self, submits: Sequence[Submit]) -> Refused | None:
-        """Let all of them wait for their turn, or none; then say why not."""
+    def submit_all(self, submits: Sequence[Submit], matchers: Sequence[Matcher] = ()) -> Refused | None:
+        """Let all of them wait for their turn, or none; then say why not. Constrained ones have a matcher each."""
         room = self.config.max_waiting + self.config.max_num_seqs
         if len(submits) > room:
             message = f"the request has {len(submits)} choices, all prompts counted; at most {room} are taken at once"
             return Refused(submits[0].id, "invalid", message)
         for number, submit in enumerate(submits):
-            refused = self.submit(submit)
+            refused = self.submit(submit, matchers[number] if matchers else None)
             if refused is not None:
                 for taken in submits[:number]:
                     self.cancel(taken.id)
                 return refused
         return None
 
-    def submit(self, submit: Submit) -> Refused | None:
+    def submit(self, submit: Submit, matcher: Matcher | None = None) -> Refused | None:
         """Let the request wait for its turn, or say why not."""
         if not submit.prompt or len(submit.prompt) % 4 or len(submit.output) % 4:
             return Refused(submit.id, "invalid", "a prompt is at least one token id, packed as little-endian uint32")
@@ -93,7 +94,8 @@ class Engine:
             cache_salt=submit.cache_salt,
             extras=submit.extras,
         )
-        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, (rank_s, self._arrivals))
+        priority = rank_s, self._arrivals
+        request = Request(submit.id, chain, len(submit.prompt) // 4, submit.sampling, priority, matcher=matcher)
         try:
             self.scheduler.submit(request)
         except QueueFull as full:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
+from api.constraints import Constraint
 from events.blocks import ExtraKey
 from events.native import Load
 from events.publisher import EventEndpoints
@@ -30,6 +31,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     top_logprobs: int | None = None  # how many alternatives to report for each token; None: no logprobs at all
     ignore_eos: bool = False
     prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
+    constraint: Constraint | None = None  # the form of the answer
 
 
 # ---- to the engine
@@ -46,8 +48,14 @@ class Submit(Struct, omit_defaults=True):
     priority: float = 0.0  # seconds: it counts as having come so much later than it did
 
 
+class Learn(Struct, tag="learn"):
+    """The vocabulary for which constraints are compiled; sent once, before the first of them."""
+
+    vocabulary: bytes  # packed by `replica.grammar.vocabulary`
+
+
 class SubmitAll(Struct, tag="submit"):
-    """The choices of one client's request, accepted together or not at all."""
+    """The choices of one client's request, accepted together or not at all. They share their constraint."""
 
     submits: list[Submit]
 
@@ -172,7 +180,7 @@ class Hello(Struct, tag="hello"):
     attention: str = ""  # how it is computed; empty where nothing is
 
 
-ToEngine: TypeAlias = SubmitAll | Cancel | Reset | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop
 
 
 class Loading(Struct, tag="loading"):

@@ -23,16 +23,20 @@ from events.publisher import Publisher, PublisherConfig
 from replica.clock import Clock, WallClock
 from replica.config import EngineConfig
 from replica.engine import Engine
+from replica.grammar.compilations import Compilations
 from replica.messages import (
     Cancel,
     FromEngine,
     Hello,
+    Learn,
     Loading,
     Outputs,
+    Refused,
     Reset,
     ResetDone,
     Stats,
     Stop,
+    Submit,
     SubmitAll,
     decode_to_engine,
     encode,
@@ -42,6 +46,7 @@ from replica.runner import Runner
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
+COMPILING_POLL_S = 0.001  # with nothing to compute but constraints under way
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,6 +130,7 @@ class Loop:
         self.publisher = publisher
         self.socket = socket
         self.parent_pid = parent_pid
+        self.compilations = Compilations(engine.config.max_waiting)
         self.stopped = False
         self._check_asked = False
         self._report_at_s = 0.0
@@ -133,6 +139,7 @@ class Loop:
     def run(self) -> None:
         self._send(self._hello())
         while not orphaned(self.parent_pid) and self._read():
+            self._submit_compiled()
             if self.engine.busy:
                 outputs = self.engine.step()
                 if outputs:
@@ -142,6 +149,7 @@ class Loop:
                 self._check()
             if time.monotonic() >= self._report_at_s:
                 self._report()
+        self.compilations.close()
 
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
@@ -159,6 +167,8 @@ class Loop:
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
         wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
+        if self.compilations:
+            wait_s = min(wait_s, COMPILING_POLL_S)
         while not self.stopped and self.socket.poll(max(0, round(wait_s * 1000))):
             self._obey(self.socket.recv())
             wait_s = 0.0
@@ -167,11 +177,12 @@ class Loop:
     def _obey(self, payload: bytes) -> None:
         message = decode_to_engine(payload)
         if isinstance(message, SubmitAll):
-            refused = self.engine.submit_all(message.submits)
-            if refused is not None:
-                self._send(refused)
+            self._submit(message.submits)
+        elif isinstance(message, Learn):
+            self.compilations.learn(message.vocabulary)
         elif isinstance(message, Cancel):
             for request_id in message.ids:
+                self.compilations.cancel(request_id)
                 self.engine.cancel(request_id)
         elif isinstance(message, Reset):
             done = self.engine.reset()
@@ -179,6 +190,18 @@ class Loop:
             self._send(ResetDone(message.id, done))
         elif isinstance(message, Stop):
             self.stopped = True
+
+    def _submit(self, submits: list[Submit]) -> None:
+        is_constrained = submits[0].sampling.constraint is not None
+        refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
+        if refused is not None:
+            self._send(refused)
+
+    def _submit_compiled(self) -> None:
+        for compiled in self.compilations.take():
+            refused = compiled if isinstance(compiled, Refused) else self.engine.submit_all(*compiled)
+            if refused is not None:
+                self._send(refused)
 
     def _publish(self, events: list[KnownEvent]) -> None:
         if events and self.publisher is not None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from events.blocks import TOKEN_BYTES
 from kernels.spans import Copy
 from replica.chain import Chain
+from replica.grammar.matcher import Matcher
 from replica.messages import Sampling, TokenLogprobs
 
 
@@ -37,6 +38,7 @@ class Request:
     uncached_tokens: int = field(init=False)  # what admitting it would have to compute, when last looked up
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, if wanted; from the second token on
     runner_state: object = None  # the runner's own
+    matcher: Matcher | None = None  # of a constrained answer: which tokens may come next
     _waits: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +75,13 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """True if it needs one token computed; not if the one that is being drawn is its last, whatever it is."""
-        return self.length - self.launched == 1 and (self.length < self.limit or not self.drawing)
+        """True if it needs one token computed; not if the one that is being drawn is its last, whatever it is.
+
+        A constrained answer sits out the step that starts before its last token is known: its mask depends on it.
+        """
+        if self.length - self.launched != 1:
+            return False
+        return not self.drawing or (self.length < self.limit and self.matcher is None)
 
     def launch(self, tokens: int, copy: Copy | None = None) -> "Scheduled":
         """Schedule up to this many of its next tokens."""

@@ -13,9 +13,11 @@ from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from replica.grammar.matcher import boolean
 from replica.messages import Sampling, TokenLogprobs
 from replica.request import Request, is_penalized
 from replica.runner import SampledToken
@@ -31,12 +33,15 @@ TINIEST = torch.finfo(torch.float32).tiny
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-    """The next token of each request; row i of the logits is that of request i."""
+    """The next token of each request; row i of the logits is that of request i, and is masked in place."""
+    allowed = mask_of(requests, logits.shape[-1])
+    if allowed is not None:
+        logits.masked_fill_(~allowed, -math.inf)
     peaks, best = logits.max(dim=-1)
     tokens: list[int] = best.tolist()
     for row, (request, peak) in enumerate(zip(requests, peaks.tolist(), strict=True)):
         if not math.isfinite(peak):
-            tokens[row] = _best_of_broken(logits[row])
+            tokens[row] = _best_of_broken(logits[row], None if allowed is None else allowed[row])
         elif not _is_plain(request):
             tokens[row] = _draw(logits[row], request, tokens[row])
     logprobs = logprobs_of(logits, tokens, requests)
@@ -58,10 +63,12 @@ def _may_not_stop(request: Request, generated: int) -> bool:
     return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
 
 
-def _best_of_broken(row: Tensor) -> int:
+def _best_of_broken(row: Tensor, allowed: Tensor | None) -> int:
     """For a model that failed: the other requests must go on, and this one does so for as long as it makes sense."""
     _tell_of_broken()
-    return int(torch.nan_to_num(row, nan=-math.inf).argmax())
+    if allowed is None:
+        return int(torch.nan_to_num(row, nan=-math.inf).argmax())
+    return int(torch.nan_to_num(row, nan=LOWEST).masked_fill_(~allowed, -math.inf).argmax())
 
 
 @cache
@@ -90,6 +97,30 @@ def _draw(row: Tensor, request: Request, otherwise: int) -> int:
         weights[weights < _nucleus_end(weights, sampling.top_p)] = 0
     place = pick(weights, uniform(sampling.seed, generated))
     return place if ids is None else int(ids[place])
+
+
+# ---- which tokens may come next
+
+
+def bits_of(requests: Sequence[Request]) -> dict[int, NDArray[np.uint8]]:
+    """The constrained ones, by their places; each with a bit for every token that may come next."""
+    found: dict[int, NDArray[np.uint8]] = {}
+    for place, request in enumerate(requests):
+        if (matcher := request.matcher) is not None:
+            matcher.follow(request.chain.tokens, request.prompt_tokens)
+            found[place] = matcher.allowed()
+    return found
+
+
+def mask_of(requests: Sequence[Request], vocab_size: int) -> Tensor | None:
+    """Return for each request which tokens may come next; None: no request is constrained."""
+    bits = bits_of(requests)
+    if not bits:
+        return None
+    mask = np.ones((len(requests), vocab_size), np.bool_)
+    for place, of_request in bits.items():
+        mask[place] = boolean(of_request, vocab_size)
+    return torch.from_numpy(mask)
 
 
 # ---- what the client adds to the logits

@@ -288,7 +288,8 @@ class Scheduler:
     def _finish_reason(self, request: Request, token: int) -> str | None:
         sampling = request.sampling
         if token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
-            return "stop"
+            # A constraint that could not be followed further has ended the answer, not the model.
+            return "length" if request.matcher is not None and request.matcher.failed else "stop"
         return "length" if len(request.chain.tokens) >= request.limit else None
 
     # ---- say

@@ -75,6 +75,7 @@ async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socke
         await engine.close()
         server.should_exit = True
         endpoints.reader.close()
+        await endpoints.checker.close()
         await asyncio.gather(*tasks, return_exceptions=True)
     return status
 

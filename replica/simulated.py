@@ -7,16 +7,19 @@ goes on with the same text. Sampling parameters that shape a distribution have n
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from replica.clock import Clock
 from replica.config import SimulatedConfig
+from replica.grammar.matcher import Matcher, boolean
 from replica.messages import TokenLogprobs
 from replica.request import Request, Scheduled
 from replica.runner import ImmediateRunner, SampledToken
 
 BYTES = (0, 256)
 # What a replica without a tokenizer babbles: about as many vowels and spaces as English has.
+CLOSING = (b'"', b"}", b"]")
 LETTERS = b"eeeeetttaaaoooiiinnnsshhrrdllucmfwgypbvk      ,."
 
 
@@ -48,7 +51,9 @@ class SimulatedRunner(ImmediateRunner):
 
     def sample(self, request: Request) -> SampledToken:
         """Draw the token that follows the known ones."""
-        return self.draw(request, request.generated)
+        if request.matcher is None:
+            return self.draw(request, request.generated)
+        return self._draw_allowed(request, request.matcher)
 
     def draw(self, request: Request, position: int) -> SampledToken:
         """The token at this position of the output."""
@@ -66,6 +71,25 @@ class SimulatedRunner(ImmediateRunner):
         if sampling.top_logprobs is None:
             return SampledToken(token)
         return SampledToken(token, self._logprobs(stream, position, token, sampling.top_logprobs))
+
+    def _draw_allowed(self, request: Request, matcher: Matcher) -> SampledToken:
+        """The token that it draws without a constraint, or another one where that is not allowed.
+
+        At the length at which it would end by itself, it closes what is open.
+        """
+        matcher.follow(request.chain.tokens, request.prompt_tokens)
+        drawn = self.draw(request, request.generated)
+        allowed = boolean(matcher.allowed(), max(len(matcher.vocabulary.tokens), drawn.token + 1))
+        stream, mean = self._stream(request), self.speed.mean_output_tokens
+        is_long = bool(mean) and request.generated >= self._length(stream, request.sampling.min_tokens)
+        if allowed[drawn.token] and not is_long:
+            return drawn
+        among = [int(token) for token in np.flatnonzero(allowed)]
+        if is_long:
+            texts = matcher.vocabulary.tokens
+            ends = [token for token in among if token in matcher.vocabulary.eos_ids or texts[token] in CLOSING]
+            among = ends or among
+        return SampledToken(among[_draw(stream, request.generated) % len(among)], drawn.logprobs)
 
     def _stream(self, request: Request) -> int:
         """The number that prompt and seed are, from which everything else about the output is drawn."""

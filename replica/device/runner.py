@@ -20,11 +20,12 @@ from replica.device.accelerator import Accelerator, Replay
 from replica.device.block_tables import BlockTables, Numbers
 from replica.device.graph_sizes import MIXED_PROMPTS, size_for
 from replica.device.inputs import Counts, Inputs, Staging
+from replica.device.masks import Masks
 from replica.messages import TokenLogprobs
 from replica.model.transformer import Transformer
 from replica.request import Scheduled
 from replica.runner import Finish, SampledToken
-from replica.sampling import GREEDY_BELOW, is_shaped, logprobs_of, shaped, uniform
+from replica.sampling import GREEDY_BELOW, bits_of, is_shaped, logprobs_of, shaped, uniform
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -73,6 +74,7 @@ class DeviceRunner:
         self._tables = BlockTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
         self._staging = Staging(Counts(limits.rows, limits.requests), accelerator)
         self._logits = torch.zeros(limits.requests, self.vocab_size, device=accelerator.device)
+        self._masks = Masks(limits.requests, self.vocab_size, accelerator)
         self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
         self._received = [accelerator.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
         self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
@@ -83,7 +85,7 @@ class DeviceRunner:
     @property
     def own_bytes(self) -> int:
         """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
-        return 4 * self._logits.nbytes + self._tables.table.nbytes + self._staging.nbytes
+        return 4 * self._logits.nbytes + self._tables.table.nbytes + self._staging.nbytes + self._masks.nbytes
 
     # ---- one step
 
@@ -100,9 +102,12 @@ class DeviceRunner:
             self.model.pointwise.copy(self.caches, copies)
         inputs = self._compute(ordered, table_rows)
         drawing = {place: one for place, one in enumerate(ordered) if one.samples}
+        is_masked = self._mask(drawing)
         shaping = {place: one for place, one in drawing.items() if is_shaped(one.request, one.position)}
         if shaping:
             self._draw_shaped(shaping, inputs)
+        elif is_masked:
+            self._draw_all(inputs)
         self._drawers = {one.request.id: place for place, one in drawing.items()}
         return self._receive(drawing, order)
 
@@ -152,6 +157,14 @@ class DeviceRunner:
         count = len(inputs.points)
         shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
         self._draw(self._logits[:count], *shapes, inputs.points, self._drawn[:count])
+
+    def _mask(self, drawing: Mapping[int, Scheduled]) -> bool:
+        """Rule out what may not come next in constrained answers; return False if there are none."""
+        places = list(drawing)
+        bits = bits_of([one.request for one in drawing.values()])
+        if bits:
+            self._masks.apply(self._logits, {places[number]: of_request for number, of_request in bits.items()})
+        return bool(bits)
 
     def _draw_shaped(self, shaping: Mapping[int, Scheduled], inputs: Inputs) -> None:
         """Once more, where clients add something to the logits: few do. Log probabilities are of those without."""

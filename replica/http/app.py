@@ -36,6 +36,8 @@ from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, 
 from api.sse import CONTENT_TYPE as SSE_TYPE
 from replica.client import EngineClient
 from replica.config import ReplicaConfig
+from replica.grammar.checker import Checker
+from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.conversation_forms import form_of
 from replica.http.errors import add_error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
@@ -73,6 +75,7 @@ class Endpoints:
             Bodies(config.max_bodies_bytes),
             parses_calls=self.formats.tools is not None,
         )
+        self.checker = Checker(self._vocabulary)
         self.created = int(time.time())
 
     # ---- generation
@@ -106,6 +109,9 @@ class Endpoints:
         work = await self.reader.aside(
             request, size_of_plan(parsed), lambda: plan(*parsed[:3], served, self.engine.new_id, *parsed[3:])
         )
+        if work.asked is not None:
+            await self.checker.check(work.asked)
+            self.engine.learn(await self.checker.vocabulary())
         self._open()  # draining may have begun while the body came
         framed = FRAMES_TYPE in request.headers.get("accept", "")
         # A parser reads what another replica has said.
@@ -113,6 +119,14 @@ class Endpoints:
             request, size_of_plan(parsed), lambda: form_of(work, self.model, tokenizer, self.stored)
         )
         return GenerationResponse(work, self.engine, form, self.metrics, framed=framed, arrived_s=arrived_s)
+
+    def _vocabulary(self) -> bytes:
+        """The tokens that the engine may draw: the model's, or all that the simulated one is given."""
+        engine, tokenizer = self.config.engine, self.prompts.tokenizer
+        size = engine.vocabulary[1]
+        if engine.engine == "simulated":
+            size = max(size, tokenizer.vocab_size)
+        return packed_vocabulary(tokenizer, size, engine.eos_token_ids)
 
     def _open(self) -> Hello:
         """ApiError 503 when no work can be taken (yet, or any more)."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from api.constraints import Asked
 from api.errors import context_length, invalid, too_long
 from api.generation_apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationApi, InnerRequest
 from api.native import Native, pack_ids
@@ -17,6 +18,7 @@ from api.parsing.parsed import AnswerParser
 from api.prompts import check_room
 from api.requests import ChatRequest
 from api.tokenizer import Tokenizer
+from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import ParsedRequest
 from replica.messages import Sampling, Submit
@@ -56,6 +58,7 @@ class Work(Struct):
     parts: list[ChoiceWork]  # the choices of the first prompt, then those of the second
     api: GenerationApi
     original: Any = None  # the client's own request, where it is of another API
+    asked: Asked | None = None  # the form that the answers must have
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,6 +83,9 @@ def plan(
     """Return what to submit; raise ApiError if the request does not fit the model."""
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
     resumed = _resumed(request, _count_choices(request, prompts))
+    asked = request.constraint
+    if asked is not None:
+        check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
     _check_prompt_logprobs(request, prompts)
     seed = _seed(request, native)
     answer_id = native.response_id or api.new_id()
@@ -87,11 +93,11 @@ def plan(
     # What a client's own seed says must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
     for prompt in prompts:
-        ending = _ending(request, _max_tokens(request, api, len(prompt), served.max_model_len), served)
+        ending = _ending(request, _max_tokens(request, api, len(prompt), served.max_model_len), served, asked)
         submit = Submit(
             id=0,
             prompt=pack_ids(prompt),
-            sampling=_sampling(request, ending),
+            sampling=_sampling(request, ending, asked),
             cache_salt=request.cache_salt if native.cache_salt is None else native.cache_salt,
             priority=native.priority,
         )
@@ -99,7 +105,7 @@ def plan(
             choice = Choice(len(parts), ending, served.tokenizer)
             said = resumed[choice.index]
             _check_resumed(said, choice.index, ending.max_tokens)
-            parser = _parser(request, served, answer_id, choice.index, prompt)
+            parser = _parser(request, served, answer_id, choice.index, prompt, constrained=asked is not None)
             parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id, parser))
             submit = replace(submit, sampling=replace(submit.sampling, prompt_logprobs=None))  # the first says them
     return Work(
@@ -110,6 +116,7 @@ def plan(
         parts=parts,
         api=api,
         original=original,
+        asked=asked,
     )
 
 
@@ -129,14 +136,14 @@ def _part(
 
 
 def _parser(
-    request: InnerRequest, served: Served, answer_id: str, index: int, prompt: Sequence[int]
+    request: InnerRequest, served: Served, answer_id: str, index: int, prompt: Sequence[int], *, constrained: bool
 ) -> AnswerParser | None:
     if not isinstance(request, ChatRequest):
         return None
     end = ""
     if served.formats.reasoning is not None:
         end = served.tokenizer.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
-    return answer_parser(request, served.formats, answer_id, index, prompt_end=end)
+    return answer_parser(request, served.formats, answer_id, index, prompt_end=end, constrained=constrained)
 
 
 def _count_choices(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> int:
@@ -206,11 +213,12 @@ def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, m
     return wanted
 
 
-def _ending(request: InnerRequest, max_tokens: int, served: Served) -> StopConditions:
+def _ending(request: InnerRequest, max_tokens: int, served: Served, asked: Asked | None) -> StopConditions:
+    goes_on = request.ignore_eos and asked is None  # after its end a constrained answer has no form to go on in
     return StopConditions(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        stop_token_ids=frozenset(request.stop_token_ids).union(() if request.ignore_eos else served.eos_token_ids),
+        stop_token_ids=frozenset(request.stop_token_ids).union(() if goes_on else served.eos_token_ids),
         stop_strings=request.stop_strings,
         show_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
@@ -225,7 +233,7 @@ def _alternatives(request: InnerRequest) -> int | None:
     return 0 if request.alternatives is None and request.candidates > request.n else request.alternatives
 
 
-def _sampling(request: InnerRequest, ending: StopConditions) -> Sampling:
+def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None) -> Sampling:
     return Sampling(
         max_tokens=max(1, ending.max_tokens),  # a prompt that is only echoed is computed on the way to one token
         min_tokens=ending.min_tokens,
@@ -241,4 +249,5 @@ def _sampling(request: InnerRequest, ending: StopConditions) -> Sampling:
         top_logprobs=_alternatives(request),
         ignore_eos=request.ignore_eos,
         prompt_logprobs=request.scored,
+        constraint=None if asked is None else asked.constraint,
     )

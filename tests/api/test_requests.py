@@ -270,7 +270,7 @@ def test_a_field_that_asks_for_nothing_is_accepted(name: str, neutral: object) -
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("echo", 0), ("priority", False), ("tool_choice", "required"), ("suffix", "x")]
+    ("name", "value"), [("echo", 0), ("priority", False), ("suffix", "x"), ("modalities", ["audio"])]
 )
 def test_what_looks_neutral_and_is_not_is_refused(name: str, value: object) -> None:
     assert refused_completion(**{name: value}).param == name

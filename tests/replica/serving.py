@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,8 +89,9 @@ class Replica:
     @property
     def engine_pid(self) -> int:
         with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as children:
-            [pid] = map(int, children.read().split())
-        return pid
+            pids = children.read().split()
+        [engine] = [pid for pid in pids if b"replica.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return int(engine)  # another one tries constraints
 
     def open(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

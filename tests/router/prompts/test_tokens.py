@@ -127,7 +127,7 @@ def test_keys_are_those_of_the_replicas_blocks(qwen: Prompts) -> None:
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format"),
         ({"messages": [USER | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [USER], "temperature": -1}, "temperature"),
         ({"prompt": ""}, "prompt"),

@@ -1,0 +1,79 @@
+"""A matcher depends on the tokens of the answer, and on nothing else."""
+
+import logging
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.constraints import Constraint
+from replica.grammar.matcher import Matcher
+from tests.replica.grammar.constraints import KINDS, allowed, drawn, matcher, text, tokenizer, vocabulary
+
+[END] = vocabulary().eos_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 1000), data=st.data())
+def test_it_is_the_same_however_the_tokens_came(kind: str, seed: int, data: st.DataObject) -> None:
+    answer = drawn(matcher(KINDS[kind]), seed)
+    cut = data.draw(st.integers(0, len(answer)))
+    stepwise, at_once = matcher(KINDS[kind]), matcher(KINDS[kind])
+    for length in range(cut + 1):
+        assert stepwise.follow(answer[:length])
+        if data.draw(st.booleans()):
+            stepwise.allowed()
+    prompt = [1, 2, 3]
+    assert at_once.follow(prompt + answer[:cut], len(prompt))
+    assert allowed(stepwise) == allowed(at_once)
+    assert stepwise.ended == at_once.ended == (cut == len(answer) or allowed(at_once) == [END])
+
+
+def test_no_special_token_is_text() -> None:
+    free = matcher(Constraint("regex", r"[\s\S]{5}"))
+    assert not tokenizer().special_token_ids.intersection(allowed(free))
+
+
+def test_the_end_is_allowed_where_the_answer_may_end() -> None:
+    open_end = matcher(Constraint("regex", "a{1,3}"))
+    assert END not in allowed(open_end)
+    assert open_end.follow([ord("a")])
+    assert END in allowed(open_end) and len(allowed(open_end)) > 1
+    assert not open_end.ended
+
+
+def test_after_the_end_only_the_end_follows() -> None:
+    one = matcher(Constraint("regex", "a"))
+    for answer in ([97], [97, END], [97, END, END]):
+        assert one.follow(answer)
+        assert one.ended and allowed(one) == [END]
+    assert text([97, END, END]) == "a"
+
+
+def test_a_token_that_is_not_allowed_is_noticed() -> None:
+    one = matcher(Constraint("regex", "ab"))
+    assert not one.follow([ord("b")])
+    assert one.failed and "98" in one.reason
+    late = matcher(Constraint("regex", "a"))
+    assert not late.follow([97, END, 97])
+
+
+def test_a_limit_in_the_middle_ends_the_answer_there(caplog: pytest.LogCaptureFixture) -> None:
+    many_states = matcher(Constraint("regex", r"(\p{L}{1,200}\p{N}{1,200}){200}"))
+    answer: list[int] = []
+    chance = random.Random(1)
+    with caplog.at_level(logging.WARNING):
+        while END not in answer and len(answer) < 500:
+            following = allowed(many_states)
+            answer.append(chance.choice([token for token in following if token != END] or following))
+            many_states.follow(answer)
+    assert many_states.failed and many_states.ended and following == [END]
+    assert caplog.text.count("an answer ends early") == 1
+
+
+def test_copies_go_their_own_ways() -> None:
+    first = matcher(Constraint("regex", "ab|cd"))
+    second: Matcher = matcher(Constraint("regex", "ab|cd"))
+    assert first.follow([ord("a")])
+    assert ord("c") in allowed(second) and ord("c") not in allowed(first)

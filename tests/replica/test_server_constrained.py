@@ -1,0 +1,130 @@
+"""Constrained answers over HTTP, of the demo model and of the simulated engine: whole, streamed and continued."""
+
+import json
+import re
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from api.native import FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, envelope
+from tests.replica.grammar.constraints import CHOICES, LIST, WEATHER
+from tests.replica.natives import native
+from tests.replica.serving import FAST, Answer, Replica, replica
+
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "additionalProperties": False}}},
+]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Replica]:
+    with native("demo") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[Replica]:
+    with native("demo") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Replica]:
+    with replica(simulated=FAST, eos_token_ids=(257, 259)) as running:
+        yield running
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 600, "seed": 1, **fields}
+
+
+def chat(served: Replica, **fields: Any) -> Answer:
+    return served.post("/v1/chat/completions", asked(**fields))
+
+
+def said(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer.body
+    assert {choice["finish_reason"] for choice in answer.json["choices"]} == {"stop"}
+    return [choice["message"]["content"] for choice in answer.json["choices"]]
+
+
+@pytest.mark.parametrize("name", ["demo", "simulated"])
+def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> None:
+    served: Replica = request.getfixturevalue(name)
+    for content in said(chat(served, response_format=FORMAT, n=3)):
+        jsonschema.validate(json.loads(content), WEATHER)
+    [found] = said(chat(served, structured_outputs={"regex": r"\d{3}-[a-f]{2}"}, ignore_eos=True))
+    assert re.fullmatch(r"[0-9]{3}-[a-f]{2}", found)
+    assert said(chat(served, guided_choice=CHOICES))[0] in CHOICES
+    assert re.fullmatch(r"\[[a-z]{1,3}(,[a-z]{1,3})?\]", said(chat(served, guided_grammar=LIST))[0])
+    [found] = said(chat(served, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}))
+    jsonschema.validate(json.loads(found), WEATHER)
+    close = {str(ord("]")): 20} if name == "demo" else {}  # one that says nothing of its own would go on
+    for call in json.loads(said(chat(served, tools=TOOLS, tool_choice="required", logit_bias=close))[0]):
+        jsonschema.validate(call["parameters"], WEATHER if call["name"] == "weather" else {"const": {}})
+    answer = served.post("/v1/completions", {"model": "demo", "prompt": "x", "guided_choice": ["a", "b"]})
+    assert answer.json["choices"][0]["text"] in ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["demo", "simulated"])
+def test_any_object_ends(name: str, request: pytest.FixtureRequest) -> None:
+    served: Replica = request.getfixturevalue(name)
+    close = {str(ord("}")): 20} if name == "demo" else {}
+    [found] = said(chat(served, response_format={"type": "json_object"}, logit_bias=close, max_tokens=2000))
+    assert isinstance(json.loads(found), dict)
+
+
+def test_a_schema_that_cannot_be_compiled_is_quoted(demo: Replica) -> None:
+    schema = {"type": "object", "properties": {"a": {"items": {"type": "strin"}}}}
+    answer = chat(demo, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert answer.status == 400
+    assert answer.error["param"] == "response_format.json_schema.schema"
+    assert answer.error["message"].endswith("cannot be compiled: at $.properties.a.items: Invalid type: strin")
+    assert chat(demo, guided_regex="(a").status == chat(demo, guided_grammar="start: b").status == 400
+
+
+def test_a_stop_string_ends_it_early_and_log_probabilities_are_finite(demo: Replica) -> None:
+    answer = chat(demo, response_format=FORMAT, stop='"days', logprobs=True, top_logprobs=20)
+    [content] = said(answer)
+    assert '"city"' in content and "days" not in content
+    logprobs = answer.json["choices"][0]["logprobs"]["content"]
+    assert all(token["logprob"] > -100 and len(token["top_logprobs"]) == 20 for token in logprobs)
+
+
+def test_a_stream_continues_on_another_replica_byte_for_byte(demo: Replica, second: Replica) -> None:
+    body = json.dumps(asked(response_format=FORMAT, stream=True)).encode()
+
+    def frames(served: Replica, resume: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        given = Native(resume_token_ids=resume, response_id="chatcmpl-1", created=1)
+        answer = served.post("/v1/chat/completions", envelope(given) + body, **HEADERS)
+        assert answer.status == 200, answer.body
+        received = FrameReader().feed(answer.body)
+        return [frame.payload for frame in received], [frame.packed_ids for frame in received]
+
+    payloads, ids = frames(demo, [])
+    for cut in range(1, len(payloads), 1 + len(payloads) // 4):
+        after, _ = frames(second, [b"".join(ids[:cut])])
+        assert b"".join(payloads[:cut] + after) == b"".join(payloads), cut
+    wrong = served_status(second, body, Native(resume_token_ids=[b"A\0\0\0"]))
+    assert wrong.status == 400 and "does not allow" in wrong.error["message"]
+
+
+def served_status(served: Replica, body: bytes, given: Native) -> Answer:
+    return served.post("/v1/chat/completions", envelope(given) + body, **HEADERS)
+
+
+def test_clients_that_leave_while_a_constraint_is_compiled_leave_nothing(demo: Replica) -> None:
+    for number in range(5):
+        schema = {"enum": [f"value {number} {index}" for index in range(500)]}
+        connection = HTTPConnection(demo.host, demo.port)
+        body = json.dumps(asked(guided_json=schema)).encode()
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection.close()
+    assert said(chat(demo, guided_choice=["done"])) == ["done"]
+    demo.wait_idle()
