@@ -56,7 +56,7 @@ class Compiler:
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer; it encodes text that a grammar forces, with the longest tokens."""
+    """A tokenizer for llguidance, which encodes text that a grammar forces, with the longest tokens."""
 
     bos_token_id = None
 

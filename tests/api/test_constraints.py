@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import msgspec
 import pytest
 
 from api.constraints import MAX_BYTES, Asked, Constraint, calls_schema
 from api.errors import ApiError
+from api.requests import ChatRequest, read
 from tests.api.test_requests import chat, completion, refused_chat, refused_completion
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}}
@@ -62,6 +64,21 @@ def test_without_such_a_field_nothing_is_asked_for() -> None:
 )
 def test_a_schema_keeps_its_order(fields: dict[str, Any], param: str) -> None:
     assert asked(**fields) == Asked(Constraint("json_schema", json.dumps(SCHEMA, separators=(",", ":"))), param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "time"}}},
+    ],
+    ids=str,
+)
+def test_a_body_that_the_router_writes_anew_asks_for_the_same(fields: dict[str, Any]) -> None:
+    request = chat(**fields)
+    assert read(msgspec.json.encode(request), ChatRequest).constraint == request.constraint is not None
 
 
 @pytest.mark.parametrize(

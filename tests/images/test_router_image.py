@@ -20,7 +20,7 @@ from tests.images.trying import health_check
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 DOCKER = read()
-OF_ENGINES = {"torch", "ray", "numpy", "safetensors", "transformers"}
+OF_ENGINES = {"torch", "ray", "numpy", "llguidance", "safetensors", "transformers"}
 OF_INSTALLING = {"pip", "setuptools", "wheel", "hatchling", "virtualenv"}
 STARTS_WITHIN_S = 30.0
 
