@@ -3,10 +3,9 @@
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
+from api.constraints import NamedTool
 from api.parsing.calls import CallParser
 from api.parsing.formats import CALL_PARSERS, AnswerFormats
 from api.parsing.json_calls import RequiredCallsParser
@@ -109,11 +108,8 @@ def may_call(request: ChatRequest) -> bool:
 
 def named_function(request: ChatRequest) -> str | None:
     """Return the function that `tool_choice` names."""
-    if not is_forced(request) or request.tool_choice == "required":
-        return None
-    choice: dict[str, Any] = msgspec.to_builtins(request.tool_choice)
-    name: str = choice["function"]["name"]
-    return name
+    choice = request.tool_choice
+    return choice.function.name if isinstance(choice, NamedTool) else None
 
 
 def call_id(answer_id: str, choice_index: int, call_index: int, *, mistral: bool = False) -> str:

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from api.constraints import NamedFunction, NamedTool
 from api.parsing.answer import answer_parser, call_id, parsed_tokens
 from api.parsing.formats import REASONING, AnswerFormats
 from api.parsing.parsed import CallDelta, Parsed, in_order, merged
@@ -64,7 +65,7 @@ def test_a_required_answer_that_is_no_list_of_calls_is_text(text: str) -> None:
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_an_answer_for_a_named_function_is_its_arguments(step: int) -> None:
-    request = forced({"type": "function", "function": {"name": "f"}})
+    request = forced(NamedTool(NamedFunction("f")))
     parser = answer_parser(request, HERMES, ANSWER, 2, prompt_end="<think>\n", constrained=True)
     assert parser is not None
     parsed = said(parser, cut(' {"a": "<think>"}', range(0, 17, step)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from api.constraints import NamedFunction, NamedTool
 from api.native import Native
 from api.parsing.formats import REASONING, AnswerFormats, answer_formats
 from api.requests import ChatRequest, read
@@ -184,7 +185,7 @@ def test_a_parser_sees_special_tokens_that_its_client_does_not(stream: bool, tmp
 
 def test_an_answer_for_a_function_that_the_client_named_ends_by_itself() -> None:
     request = asked()
-    request.tool_choice = {"type": "function", "function": {"name": "get_weather"}}
+    request.tool_choice = NamedTool(NamedFunction("get_weather"))
     [choice] = whole(request, '{"city": "Oslo"}')
     assert choice["finish_reason"] == "stop"  # as OpenAI has it
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
