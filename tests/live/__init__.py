@@ -1,5 +1,5 @@
-"""Predictions held against real engines: unmodified vLLM whose model runner only counts and sleeps.
+"""Predictions held against real engines: unmodified vLLM whose worker computes nothing, and SGLang's own cache.
 
-`python -m tests.live` prints the table. An environment with vLLM is needed: WARMROUTE_LIVE names the folder that
-`setup.sh` in ../shared/real-vllm has made. Without it the tests are skipped.
+`python -m tests.live.setup DIR` sets them up, and `python -m tests.live` prints the table. WARMROUTE_LIVE names DIR.
+Without it the tests are skipped.
 """

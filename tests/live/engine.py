@@ -15,9 +15,11 @@ from tests.chaos.replicas import free_ports
 from tests.events.processes import wait_until
 
 VARIABLE = "WARMROUTE_LIVE"  # names the folder with the environment and the model
-RUNNER = Path(__file__).resolve().parents[3] / "shared" / "real-vllm"  # the model runner that only counts
-HERE = Path(__file__).resolve().parent
+RUNNER = Path(__file__).resolve().parent / "runner"  # what runs inside the engines
 READY_S = 300.0
+IN_PROCESS = (
+    "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # by its path: without a GPU its name stands for another
+)
 MODEL = "m"
 ROUTERS_ID = re.compile(r"req-[0-9a-f]+-\d+")
 QUIET = {
@@ -38,16 +40,18 @@ def missing() -> str | None:
     """Return the reason why no engine can be started here, or None."""
     folder = os.environ.get(VARIABLE)
     if not folder:
-        return f"{VARIABLE} is not set; it names the folder that setup.sh made"
-    if not (Path(folder) / "venv/bin/vllm").exists():
-        return f"there is no venv/bin/vllm in {folder}, which {VARIABLE} names"
-    return None if (RUNNER / "fakevllm.py").exists() else f"there is no {RUNNER}/fakevllm.py"
+        return f"{VARIABLE} is not set; it names the folder that `python -m tests.live.setup` made"
+    for part in ("venv/bin/vllm", "model/tokenizer.json"):
+        if not (Path(folder) / part).exists():
+            return f"there is no {part} in {folder}, which {VARIABLE} names; run `python -m tests.live.setup {folder}`"
+    return None
 
 
 class Engine:
-    """A running server. `environment` is that of the runner (FAKE_...), `options` are the engine's own."""
+    """A running server. `environment` is that of the runner (RUNNER_...), `options` are the engine's own."""
 
     kind = "vllm"
+    reset_path = "/reset_prefix_cache"
 
     def __init__(
         self,
@@ -80,10 +84,8 @@ class Engine:
         self._environment = {
             **os.environ,
             **QUIET,
-            "PYTHONPATH": f"{RUNNER}{os.pathsep}{HERE / 'runner'}",
-            "FAKE_LOG": str(log),
-            "FAKE_STEP_MS": "1",
-            "FAKE_PREFILL_US": "5",
+            "PYTHONPATH": str(RUNNER),
+            "RUNNER_LOG": str(log),
             **environment,
         }
         self.process = self._start()
@@ -91,7 +93,8 @@ class Engine:
     def _program(self, block_size: int, blocks: int, algorithm: str, settings: Mapping[str, object]) -> list[str]:
         return [
             *(str(self.folder / "venv/bin/vllm"), "serve", str(self.folder / "model"), "--served-model-name", MODEL),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "executor.Executor"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--worker-cls", "worker.Worker"),
+            *("--distributed-executor-backend", IN_PROCESS),
             *("--block-size", str(block_size), "--num-gpu-blocks-override", str(blocks), "--max-model-len", "4096"),
             *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--enforce-eager", "--enable-prefix-caching"),
             *("--enable-prompt-tokens-details", "--enable-request-id-headers", "--prefix-caching-hash-algo", algorithm),
@@ -142,14 +145,16 @@ class Engine:
         self.process.wait(30)
 
     def hits(self) -> dict[str, int]:
-        """The cached tokens that the scheduler found, by the router's ids, which are part of the engine's."""
+        """The cached tokens that the scheduler found in any memory, by the router's ids, which the engine's contain."""
         found: dict[str, int] = {}
         with self.log.open() as lines:
             for text in lines:
                 if text.endswith("\n") and "admit" in (line := json.loads(text)):
                     name = ROUTERS_ID.search(line["admit"])
                     if name is not None:
-                        found.setdefault(name[0], line["hit"])  # later ones are of other choices, or after a preemption
+                        found.setdefault(
+                            name[0], line["hit"] + line.get("lower", 0)
+                        )  # later ones are of other choices, or after a preemption
         return found
 
 
@@ -157,11 +162,15 @@ class SGLang(Engine):
     """SGLang's radix cache and publisher, behind a server of ours."""
 
     kind = "sglang"
+    reset_path = "/flush_cache"
 
     def _program(self, block_size: int, blocks: int, algorithm: str, settings: Mapping[str, object]) -> list[str]:  # noqa: ARG002
-        ports = (self.port, self.events_port, self.replay_port)
-        numbers = map(str, (*ports, block_size, blocks * block_size))
-        return [str(HERE / "runner/sglang_worker.py"), str(self.folder / "model"), str(self.log), *numbers]
+        published = {
+            name: value for name, value in settings.items() if name not in ("enable_kv_cache_events", "publisher")
+        }
+        numbers = map(str, (self.port, block_size, blocks * block_size))
+        worker = str(RUNNER / "sglang_worker.py")
+        return [worker, str(self.folder / "model"), str(self.log), *numbers, json.dumps(published)]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ class Tally(Struct):
     exact: int = 0  # predictions called exact
     equal: int = 0  # of these
     wrong: list[str] = []  # the first of the others
+    doubts: dict[str, int] = {}  # why predictions were not called exact
 
     @property
     def line(self) -> str:
@@ -61,8 +62,12 @@ def judge(count: int, decisions: list[dict[str, Any]], hits: Mapping[str, int], 
         found = hits.get(decision["request_id"])
         if found is None:
             tally.unmatched += 1
+            if tally.unmatched == 1:
+                tally.wrong.append(f"{decision['request_id']}: not in the engine's log")
             continue
         if not is_called_exact(decision):
+            doubt = str(decision["why_inexact"])
+            tally.doubts[doubt] = tally.doubts.get(doubt, 0) + 1
             continue
         tally.exact += 1
         predicted = decision["predicted_cached_tokens"]

@@ -21,7 +21,7 @@ from msgspec import Struct
 from router.members.predictions import JUDGED_WITHIN_S
 from tests.chaos.routers import RouterProcess, router
 from tests.live import traffic
-from tests.live.engine import Engine, missing, ready
+from tests.live.engine import Engine, SGLang, missing, ready
 from tests.live.judge import Tally, drive, judge
 from tests.live.traffic import Asked, requests
 
@@ -92,7 +92,7 @@ def kill(scene: Scene) -> None:
 
 def reset(scene: Scene) -> None:
     """Somebody empties the cache, which vLLM announces with its next step."""
-    answer = httpx2.post(f"{scene.engine.url}/reset_prefix_cache", timeout=30)
+    answer = httpx2.post(f"{scene.engine.url}{scene.engine.reset_path}", timeout=30)
     assert answer.status_code == 200, answer.text
 
 
@@ -138,7 +138,7 @@ class Measured(Struct):
 def measure(name: str, running: Engine, seed: int) -> Measured:
     """Let the event happen, and send requests until the router is exact again, and some more."""
     event = EVENTS[name]
-    source = f"url={running.url},engine=vllm,events={running.events},replay={running.replay}"
+    source = f"url={running.url},engine={running.kind},events={running.events},replay={running.replay}"
     options = ("--replica", source, "--model-dir", f"m={running.folder / 'model'}", "--decisions", "4000")
     ours, others = requests(seed, traffic.chat), requests(seed + 100, traffic.chat)
     if event is late_join:
@@ -169,15 +169,17 @@ def measure(name: str, running: Engine, seed: int) -> Measured:
         )
 
 
-def small_engine(folder: Path) -> AbstractContextManager[Engine]:
+def small_engine(folder: Path, kind: str = Engine.kind) -> AbstractContextManager[Engine]:
     """An engine with a small cache that keeps few batches for replay."""
     events = {"buffer_steps": BUFFER, "hwm": HWM}
-    return ready(Engine(folder / "hits.jsonl", {}, (), blocks=BLOCKS, events=events))
+    made = SGLang if kind == SGLang.kind else Engine
+    return ready(made(folder / "hits.jsonl", {}, (), blocks=BLOCKS, events=events))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.live.losses", description=__doc__)
     parser.add_argument("events", nargs="*", metavar="EVENT", help=f"by default all of: {', '.join(EVENTS)}")
+    parser.add_argument("--engine", choices=(Engine.kind, SGLang.kind), default=Engine.kind)
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     args = parser.parse_args()
     if unknown := [name for name in args.events if name not in EVENTS]:
@@ -186,7 +188,7 @@ def main() -> int:
         parser.error(reason)
     print(f"{'':12} {HEADING}", flush=True)
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder, small_engine(Path(folder)) as running:
+    with tempfile.TemporaryDirectory() as folder, small_engine(Path(folder), args.engine) as running:
         for name in args.events or EVENTS:
             measured = measure(name, running, args.seed)
             print(f"{name:12} {measured.line}", flush=True)

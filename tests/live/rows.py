@@ -14,6 +14,14 @@ from tests.live.engine import VARIABLE
 from tests.live.traffic import Asked
 
 EAGLE = {"method": "eagle", "model": "MODEL", "num_speculative_tokens": 2}
+CPU_BLOCK_BYTES = 4096  # a block of 16 tokens of the runner's layer, as vLLM rounds it
+
+
+def offloading(blocks: int, **more: object) -> tuple[str, ...]:
+    """Options for vLLM's own connector to host memory of so many blocks."""
+    extra = {"cpu_bytes_to_use": blocks * CPU_BLOCK_BYTES, **more}
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return ("--kv-transfer-config", json.dumps(connector))
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -81,20 +89,23 @@ ROWS: dict[str, Row] = {
     "messages": Row(change=traffic.message),
     "responses": Row(change=traffic.response),
     "report mode full": Row(change=traffic.reported_in_full),
-    "full + sliding": Row(environment={"FAKE_KV": "hybrid"}),
-    "sliding": Row(environment={"FAKE_KV": "sliding"}),
-    "sliding, cbor": Row(environment={"FAKE_KV": "sliding"}, algorithm="sha256_cbor"),
-    "blocks of 16 and 32": Row(environment={"FAKE_KV": "sizes"}),
-    "full + mamba": Row(environment={"FAKE_KV": "mamba"}),
-    "mamba of 64": Row(environment={"FAKE_KV": "mamba sizes"}),
-    "full, window, mamba": Row(environment={"FAKE_KV": "all"}),
+    "full + sliding": Row(environment={"RUNNER_LAYERS": "hybrid"}),
+    "sliding": Row(environment={"RUNNER_LAYERS": "sliding"}),
+    "sliding, cbor": Row(environment={"RUNNER_LAYERS": "sliding"}, algorithm="sha256_cbor"),
+    "blocks of 16 and 32": Row(environment={"RUNNER_LAYERS": "sizes"}),
+    "full + mamba": Row(environment={"RUNNER_LAYERS": "mamba"}),
+    "mamba of 64": Row(environment={"RUNNER_LAYERS": "mamba sizes"}),
+    "full, window, mamba": Row(environment={"RUNNER_LAYERS": "all"}),
     "EAGLE": Row(options=("--speculative-config", json.dumps(EAGLE))),
     "EAGLE, no look-ahead": Row(
         options=("--speculative-config", json.dumps({**EAGLE, "disable_lookahead_block_hashes": True}))
     ),
     "EAGLE, full + sliding": Row(
-        environment={"FAKE_KV": "hybrid"}, options=("--speculative-config", json.dumps(EAGLE))
+        environment={"RUNNER_LAYERS": "hybrid"}, options=("--speculative-config", json.dumps(EAGLE))
     ),
+    "CPU": Row(options=offloading(1024, self_describing_kv_events=True)),
+    "CPU, hashes alone": Row(options=offloading(1024)),
+    "CPU, chunks of 4": Row(options=offloading(1024, self_describing_kv_events=True, blocks_per_chunk=4)),
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),

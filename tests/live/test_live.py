@@ -21,5 +21,6 @@ def test_predictions_called_exact_are_what_the_engine_finds(name: str, tmp_path:
     with engine_of(row, tmp_path) as running:
         tally = run(row, running, 150, 1)
     assert not tally.failed, tally.wrong
+    assert not tally.unmatched, tally.wrong
     if row.clients == 1:
         assert tally.equal == tally.exact, tally.wrong

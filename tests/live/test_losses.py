@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live.engine import Engine, missing
+from tests.live.engine import Engine, SGLang, missing
 from tests.live.losses import EVENTS, measure, small_engine
 
 pytestmark = [
@@ -15,9 +15,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with small_engine(tmp_path_factory.mktemp("engine")) as one:
+@pytest.fixture(scope="module", params=(Engine.kind, SGLang.kind))
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with small_engine(tmp_path_factory.mktemp("engine"), request.param) as one:
         yield one
 
 

@@ -1,6 +1,6 @@
 """SGLang's own radix cache, block recorder and publisher behind a small HTTP server that computes nothing.
 
-In an environment of its own, with the arguments MODEL_FOLDER LOG PORT EVENTS_PORT REPLAY_PORT PAGE_SIZE TOKENS [eagle].
+In an environment of its own, with the arguments MODEL_FOLDER LOG PORT PAGE_SIZE TOKENS EVENTS [eagle]; EVENTS is JSON.
 The server around them is ours: it finds, inserts and evicts as SGLang's scheduler does, one request at a time.
 """
 
@@ -23,10 +23,10 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from transformers import AutoTokenizer
 
-folder, log_path, port, events_port, replay_port, page_size, capacity = sys.argv[1:8]
-PAGE, CAPACITY, EAGLE = int(page_size), int(capacity), "eagle" in sys.argv[8:]
+folder, log_path, port, page_size, capacity, published = sys.argv[1:7]
+PAGE, CAPACITY, EAGLE = int(page_size), int(capacity), "eagle" in sys.argv[7:]
 STEP_S = 0.002
-EVENTS = {"endpoint": f"tcp://*:{events_port}", "replay_endpoint": f"tcp://*:{replay_port}"}
+EVENTS = json.loads(published)  # the publisher's settings
 
 
 class Memory:
@@ -82,13 +82,8 @@ async def compute(prompt: list[int], salt: str | None, most: int) -> tuple[int, 
     return found.device_prefix_len, tokens[len(prompt) :]
 
 
-@app.post("/v1/chat/completions")
-async def chat(request: Request) -> dict[str, Any]:
-    body = await request.json()
-    text = tokenizer.apply_chat_template(
-        body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True
-    )
-    prompt = tokenizer.encode(text, add_special_tokens=False)
+async def answered(request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> dict[str, Any]:
+    """Compute an answer; return it with all but the choice that holds its text."""
     name = request.headers.get("x-request-id") or uuid.uuid4().hex
     async with turn:
         hit, answer = await compute(prompt, body.get("cache_salt"), body.get("max_tokens") or 16)
@@ -99,16 +94,27 @@ async def chat(request: Request) -> dict[str, Any]:
         "total_tokens": len(prompt) + len(answer),
         "prompt_tokens_details": {"cached_tokens": hit},
     }
-    message = {"role": "assistant", "content": tokenizer.decode(answer)}
-    choice = {"index": 0, "message": message, "finish_reason": "length"}
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": 0,
-        "model": body["model"],
-        "choices": [choice],
-        "usage": usage,
-    }
+    text = tokenizer.decode(answer)
+    said = {"message": {"role": "assistant", "content": text}} if kind == "chat.completion" else {"text": text}
+    choice = {"index": 0, "finish_reason": "length", **said}
+    return {"id": name, "object": kind, "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+
+
+@app.post("/v1/chat/completions")
+async def chat(request: Request) -> dict[str, Any]:
+    body = await request.json()
+    text = tokenizer.apply_chat_template(
+        body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True
+    )
+    return await answered(request, body, tokenizer.encode(text, add_special_tokens=False), "chat.completion")
+
+
+@app.post("/v1/completions")
+async def completion(request: Request) -> dict[str, Any]:
+    body = await request.json()
+    prompt = body["prompt"]
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return await answered(request, body, ids, "text_completion")
 
 
 @app.post("/flush_cache")
@@ -125,7 +131,7 @@ async def models() -> dict[str, Any]:
 
 @app.get("/server_info")
 async def server_info() -> dict[str, Any]:
-    config = {"publisher": "zmq", "topic": "", **EVENTS}
+    config = {"publisher": "zmq", **EVENTS}
     return {"page_size": PAGE, "dp_size": 1, "kv_events_config": json.dumps(config), "version": "0.5.23"}
 
 

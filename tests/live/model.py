@@ -1,0 +1,81 @@
+"""A model without weights: a tokenizer trained on Python's own library, a chat template with tools, and a config."""
+
+import json
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCABULARY = 16_000
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # tokens 0, 1 and 2
+END = SPECIAL.index("<|im_end|>")
+TEMPLATE = """\
+{%- set first = messages[0] %}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if first.role == 'system' %}{{ first.content + '\\n\\n' }}{% endif %}
+{{- 'You may call these functions:\\n' }}
+{%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<call>' + call.function.name + ' ' + (call.function.arguments | tojson) + '</call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+TOKENIZER: dict[str, Any] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+    "additional_special_tokens": ["<|im_start|>"],
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 32768,
+    "chat_template": TEMPLATE,
+}
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "float32",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": END,
+}
+
+
+def make(folder: Path) -> None:
+    """Write the model's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(path) for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in (
+        ("tokenizer_config.json", TOKENIZER),
+        ("config.json", CONFIG),
+        ("generation_config.json", {"bos_token_id": 0, "eos_token_id": END}),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=1))
