@@ -35,6 +35,7 @@ QUICK_TEXT_BYTES = 3 * 1024  # to encode
 QUICK_BODY_BYTES = 64 * 1024  # to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # to read and hash
 
+PLAIN_ROLES = ("system", "user", "assistant")
 UNFOLLOWED = "how its engine builds a prompt of more than plain messages is not known here"
 
 Found: TypeAlias = LookUp | Text
@@ -348,11 +349,20 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
 
 
 def _is_plain(request: ChatRequest) -> bool:
-    """Tell whether a chat uses nothing but what the check of a replica's tokenizer covers."""
+    """Tell whether a chat uses nothing but what the check of a replica's tokenizer covers.
+
+    Engines differ in chats that end with the assistant, too: SGLang makes that message a user's, or encodes it alone.
+    """
     if request.tools or request.chat_template_kwargs or request.reasoning_effort is not None:
         return False
+    if request.add_special_tokens or request.add_generation_prompt is False or request.messages[-1].role == "assistant":
+        return False
     return not any(
-        message.tool_calls or message.name or message.reasoning_content or isinstance(message.content, list)
+        message.role not in PLAIN_ROLES
+        or message.tool_calls
+        or message.name
+        or message.reasoning_content
+        or isinstance(message.content, list)
         for message in request.messages
     )
 

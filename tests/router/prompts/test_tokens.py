@@ -195,6 +195,11 @@ def test_more_than_a_plain_chat_is_not_called_exact_where_the_engines_prompts_ar
         {"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False}},
         {"messages": [USER | {"content": [{"type": "text", "text": "a"}]}]},
         {"messages": [USER | {"name": "bob"}]},
+        {"messages": TURNS[:2]},  # which SGLang makes a user's
+        {"messages": TURNS[:2], "continue_final_message": True, "add_generation_prompt": False},
+        {"messages": TURNS, "add_generation_prompt": False},  # fields that SGLang does not have
+        {"messages": TURNS, "add_special_tokens": True},
+        {"messages": [USER | {"role": "developer"}]},
     ]
     for fields in unusual:
         made = prompt(foreign, **fields)
