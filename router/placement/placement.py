@@ -218,11 +218,11 @@ class Placement:
         if block_size == APPROXIMATE or not prompt.exact:
             return None
         found, slot = matches[block_size], chosen.slot
-        blocks, sure = found.lower.get(slot, 0), found.sure.get(slot, 0)
         most = (prompt.tokens - 1) // block_size  # the last token is always computed
+        blocks, gpu, sure = (min(held.get(slot, 0), most) for held in (found.lower, found.gpu, found.sure))
         # Nobody has claimed blocks that are still on their way; only lower media can reach beyond them.
-        claimed = min(blocks if blocks > found.gpu.get(slot, 0) else sure, most)
-        return Prediction(block_size, min(blocks, most), claimed, blocks == sure, not chosen.in_flight)
+        claimed = blocks if blocks > gpu else sure
+        return Prediction(block_size, blocks, claimed, blocks == sure, not chosen.in_flight)
 
     # ---- a request at a replica
 

@@ -35,6 +35,7 @@ class Exactness(Struct, frozen=True, gc=False):
 
 ALL_EXACT = Exactness(True, True, True)
 UNSURE = "it rests on prompts just sent there that no event has confirmed"
+LOWER = "it counts on lower media, from which the replica may load less"
 UNPREDICTED = "no hit is predicted: engines compute a prompt to score it, or its form is not verified there"
 
 
@@ -45,10 +46,14 @@ def exactness(prompt: "Prompt", prediction: Prediction | None, index_doubt: str 
     if known and prediction is not None and prediction.sure:
         return ALL_EXACT
     if known:
-        why: str | None = UNPREDICTED if prediction is None else UNSURE
+        why: str | None = UNPREDICTED if prediction is None else _why_unsure(prediction)
     else:
         why = index_doubt if tokens else prompt.why_not or prompt.doubt
     return Exactness(tokens, index_doubt is None, False, why)
+
+
+def _why_unsure(prediction: Prediction) -> str:
+    return LOWER if prediction.claimed_blocks == prediction.blocks else UNSURE
 
 
 class GenerationSummary(Struct, eq=False, gc=False):

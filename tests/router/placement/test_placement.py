@@ -80,6 +80,15 @@ def test_a_lower_medium_counts_at_its_price() -> None:
     assert prediction is not None and (prediction.blocks, prediction.sure) == (9, False)
 
 
+def test_a_block_that_cannot_be_a_hit_leaves_a_prediction_sure() -> None:
+    scene, prompt = Scene(1), Prompt()
+    scene.it.index.store(0, prompt.keys(SIZE)[:9])
+    scene.it.index.store(0, prompt.keys(SIZE)[9:], "CPU")
+    _, found = scene.it.question(prompt, scene.slots, 0.0)
+    prediction = scene.it.predict(prompt, scene.loads[0].candidate, SIZE, found)
+    assert prediction is not None and (prediction.blocks, prediction.sure) == (9, True)
+
+
 def test_waiting_for_room_counts_for_the_place_in_the_replicas_queue() -> None:
     scene = Scene(1)
     early, late = (scene.place(Prompt(first=number), 9.0, came_s)[1] for number, came_s in ((100, 4.0), (200, 9.0)))
