@@ -63,7 +63,7 @@ def main() -> int:
                     began_s = time.monotonic()
                     tally = run(row, running, args.requests, args.seed, typed=args.typed)
                     print(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", flush=True)
-                    for line in (*tally.wrong, *(f"not exact: {doubt}: {n}" for doubt, n in tally.doubts.items())):
+                    for line in tally.explanations:
                         print(f"    {line}", flush=True)
                     wrong += tally.unmatched + tally.exact - tally.equal
         except (RuntimeError, AssertionError) as error:  # its engine did not start, or has ended

@@ -19,12 +19,18 @@ class Tally(Struct):
     exact: int = 0  # predictions called exact
     equal: int = 0  # of these
     wrong: list[str] = []  # the first of the others
-    doubts: dict[str, int] = {}  # why predictions were not called exact
+    doubts: dict[str, list[bool]] = {}  # why predictions were not called exact, and whether each was equal
 
     @property
     def line(self) -> str:
         compared = self.requests - self.failed - self.unmatched
         return f"{self.requests:8} {self.failed:6} {share(self.exact, compared):>8} {share(self.equal, self.exact):>8}"
+
+    @property
+    def explanations(self) -> Iterator[str]:
+        yield from self.wrong
+        for doubt, equal in self.doubts.items():
+            yield f"not called exact: {len(equal)}, {sum(equal)} of these equal: {doubt}"
 
 
 HEADING = f"{'requests':>8} {'failed':>6} {'exact':>8} {'equal':>8}"
@@ -67,7 +73,7 @@ def judge(count: int, decisions: list[dict[str, Any]], hits: Mapping[str, int], 
             continue
         if not is_called_exact(decision):
             doubt = str(decision["why_inexact"])
-            tally.doubts[doubt] = tally.doubts.get(doubt, 0) + 1
+            tally.doubts.setdefault(doubt, []).append(decision["predicted_cached_tokens"] == found)
             continue
         tally.exact += 1
         predicted = decision["predicted_cached_tokens"]

@@ -96,6 +96,7 @@ ROWS: dict[str, Row] = {
     "full + mamba": Row(environment={"RUNNER_LAYERS": "mamba"}),
     "mamba of 64": Row(environment={"RUNNER_LAYERS": "mamba sizes"}),
     "full, window, mamba": Row(environment={"RUNNER_LAYERS": "all"}),
+    "full + chunked": Row(environment={"RUNNER_LAYERS": "chunked"}),
     "EAGLE": Row(options=("--speculative-config", json.dumps(EAGLE))),
     "EAGLE, no look-ahead": Row(
         options=("--speculative-config", json.dumps({**EAGLE, "disable_lookahead_block_hashes": True}))
