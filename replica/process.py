@@ -192,7 +192,8 @@ class Loop:
             self.stopped = True
 
     def _submit(self, submits: list[Submit]) -> None:
-        is_constrained = submits[0].sampling.constraint is not None
+        # Those of a request have the same form; none are left of one that another replica has finished.
+        is_constrained = bool(submits) and submits[0].sampling.constraint is not None
         refused = self.compilations.add(submits) if is_constrained else self.engine.submit_all(submits)
         if refused is not None:
             self._send(refused)

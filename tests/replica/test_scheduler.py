@@ -283,7 +283,9 @@ def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:
     submit(one, 1, 15, max_tokens=10)
     [output] = step(one)[1]
     assert (output.token_ids, output.finish_reason) == ([7], "length")
-    with pytest.raises(TooLong, match=r"the prompt has 16 tokens and leaves no room .* takes 16"):
+    with pytest.raises(
+        TooLong, match=r"maximum context length is 16 tokens.*the prompt has 16 tokens and leaves no room"
+    ):
         submit(one, 2, 16)
 
 

@@ -54,6 +54,15 @@ def said(answer: Answer) -> list[str]:
     return [choice["message"]["content"] for choice in answer.json["choices"]]
 
 
+def calls(answer: Answer, finish_reason: str) -> list[tuple[str, Any]]:
+    """The names and arguments of the functions that an answer calls."""
+    assert answer.status == 200, answer.body
+    [choice] = answer.json["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == (finish_reason, None)
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
 @pytest.mark.parametrize("name", ["demo", "simulated"])
 def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> None:
     served: Replica = request.getfixturevalue(name)
@@ -63,11 +72,14 @@ def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> N
     assert re.fullmatch(r"[0-9]{3}-[a-f]{2}", found)
     assert said(chat(served, guided_choice=CHOICES))[0] in CHOICES
     assert re.fullmatch(r"\[[a-z]{1,3}(,[a-z]{1,3})?\]", said(chat(served, guided_grammar=LIST))[0])
-    [found] = said(chat(served, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}))
-    jsonschema.validate(json.loads(found), WEATHER)
+    [(called, arguments)] = calls(
+        chat(served, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}), "stop"
+    )
+    assert called == "weather"
+    jsonschema.validate(arguments, WEATHER)
     close = {str(ord("]")): 20} if name == "demo" else {}  # one that says nothing of its own would go on
-    for call in json.loads(said(chat(served, tools=TOOLS, tool_choice="required", logit_bias=close))[0]):
-        jsonschema.validate(call["parameters"], WEATHER if call["name"] == "weather" else {"const": {}})
+    for called, arguments in calls(chat(served, tools=TOOLS, tool_choice="required", logit_bias=close), "tool_calls"):
+        jsonschema.validate(arguments, WEATHER if called == "weather" else {"const": {}})
     answer = served.post("/v1/completions", {"model": "demo", "prompt": "x", "guided_choice": ["a", "b"]})
     assert answer.json["choices"][0]["text"] in ("a", "b")
 
