@@ -50,6 +50,12 @@ class Books:
         made = Prediction(16, predicted, claimed, sure=claimed == predicted)
         self.it.compare("r", self.accuracy, made, since, reported, KEYS, 10.0)
 
+    def settled(self, predicted: int, reported: int) -> tuple[int, int, int]:
+        """The counts once a difference has been judged."""
+        self.compare(predicted, reported)
+        self.it.settle(10.6)
+        return self.counts
+
     @property
     def counts(self) -> tuple[int, int, int]:
         return self.accuracy.compared, self.accuracy.explained, self.accuracy.different
@@ -78,34 +84,26 @@ def test_a_difference_without_an_explanation_is_wrong_once_the_events_have_come(
 def test_a_block_evicted_before_its_event_came_explains_fewer_blocks() -> None:
     books = Books()
     books.feeds.removed[KEYS[1]] = True
-    books.compare(3, 1)
-    books.it.settle(10.6)
-    assert books.counts == (1, 1, 0)
+    assert books.settled(3, 1) == (1, 1, 0)
     assert books.accuracy.recent == 1.0
 
 
 def test_a_block_stored_before_its_event_came_explains_more_blocks() -> None:
     books = Books()
     books.feeds.stored[KEYS[1]] = True
-    books.compare(1, 3)
-    books.it.settle(10.6)
-    assert books.counts == (1, 1, 0)
+    assert books.settled(1, 3) == (1, 1, 0)
 
 
 def test_another_block_explains_nothing() -> None:
     books = Books()
     books.feeds.removed[KEYS[2]] = books.feeds.stored[KEYS[1]] = True
-    books.compare(3, 1)
-    books.it.settle(10.6)
-    assert books.counts == (1, 0, 1)
+    assert books.settled(3, 1) == (1, 0, 1)
 
 
 def test_with_groups_any_of_the_blocks_that_were_found_may_explain_it() -> None:
     books = Books()
     books.feeds.groups, books.feeds.removed[KEYS[2]] = True, True
-    books.compare(3, 1)
-    books.it.settle(10.6)
-    assert books.counts == (1, 1, 0)
+    assert books.settled(3, 1) == (1, 1, 0)
 
 
 def test_blocks_that_were_only_hoped_for_are_no_wrong_claim() -> None:
@@ -120,9 +118,7 @@ def test_blocks_that_were_only_hoped_for_are_no_wrong_claim() -> None:
 def test_after_a_new_start_of_the_index_nothing_is_judged() -> None:
     books = Books()
     books.feeds.stored[KEYS[1]] = None
-    books.compare(1, 3)
-    books.it.settle(10.6)
-    assert books.counts == (0, 0, 0)
+    assert books.settled(1, 3) == (0, 0, 0)
 
 
 def test_an_index_that_was_not_exact_claims_nothing_and_learns() -> None:
