@@ -1,7 +1,8 @@
 """The stream of another engine: gaps are repaired by replays, and an idle stream is probed."""
 
 from events.actions import Action
-from events.stream import Repair, Row, State, Stream, StreamConfig
+from events.states import Repair, Row, State
+from events.stream import Stream, StreamConfig
 
 DRAINED_S = 0.2  # without a batch: all that was sent during a standstill has been read
 

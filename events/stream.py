@@ -17,9 +17,8 @@ holds only what was stored after the loss, so that it claims too little and neve
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from enum import StrEnum
-from typing import ClassVar, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -27,8 +26,8 @@ from events.actions import Action, Apply, Gap, Partial, Replay, Reset
 from events.held import HeldBatches
 from events.payloads import PayloadMemory
 from events.pool import Digest
-
-Reaction: TypeAlias = Callable[..., list[Action]]
+from events.states import IN_ORDER, Repair, Row, State
+from events.stream_stats import StreamStats
 
 
 class StreamConfig(Struct, frozen=True):
@@ -45,62 +44,6 @@ class StreamConfig(Struct, frozen=True):
     max_held_bytes: int = 64 * 2**20
     # At least as many as a replay brings (vLLM keeps 10,000): their live copies may still be on their way.
     remembered_batches: int = 16_384
-
-
-class StreamStats(Struct):
-    batches: int = 0
-    payload_bytes: int = 0
-    gaps: int = 0
-    missing_batches: int = 0
-    replayed_batches: int = 0
-    lost_batches: int = 0
-    duplicates: int = 0
-    restarts: int = 0
-    reconnects: int = 0
-    replays: int = 0
-    snapshots: int = 0
-    digests_compared: int = 0
-    digest_mismatches: int = 0
-    dropped_waiting: int = 0
-    repairs: int = 0  # requests for what was missing or doubted; not those of a start, a restart or an idle stream
-
-
-class State(StrEnum):
-    FOLLOWING = "batches are applied as they come"
-    GAP = "a replay of missing batches is awaited"
-    # of a foreign replica only
-    JOIN = "the first replay is awaited"
-    PROOF = "a replay is to prove that the publisher is the same as before the reconnect"
-    PROBE = "a replay is to show whether an idle stream has lost its tail"
-    # of a native replica only
-    SNAPSHOT = "a snapshot is awaited"
-    PAUSE = "a snapshot is to be asked for later"
-    OVERSIZED = "snapshots are too long to be read: what is lost stays lost"
-
-
-IN_ORDER = {State.FOLLOWING, State.PROBE, State.OVERSIZED}  # in all other states live batches wait for a repair
-
-
-class Repair(Struct):
-    """The request under way; all but the deadline and the attempts are a replay's."""
-
-    deadline_s: float
-    attempts: int = 1
-    start: int = 0
-    overlaps: bool = False  # the replay brings a batch we know
-    missing_to: int = -1
-    replies: int = 0
-    proves_tail: bool = True  # asked after the last standstill of the reader
-
-
-class Row(NamedTuple):
-    """The reaction of one state to each fact."""
-
-    live: Reaction
-    replayed: Reaction
-    replay_ended: Reaction
-    snapshot: Reaction
-    tick: Reaction
 
 
 class Stream(ABC):

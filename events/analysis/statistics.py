@@ -9,7 +9,7 @@ from events.actions import Action, Apply
 from events.analysis.lifetimes import Lifetimes
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.resolver import Change, Cleared, Removed, ResolverStats, Stored
-from events.stream import StreamStats
+from events.stream_stats import StreamStats
 from events.tree import Tree, place
 from events.view import CacheView
 

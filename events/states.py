@@ -1,0 +1,49 @@
+"""The states of a stream, how each reacts, and the repair under way in some of them."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from events.actions import Action
+
+Reaction: TypeAlias = Callable[..., list[Action]]
+
+
+class State(StrEnum):
+    FOLLOWING = "batches are applied as they come"
+    GAP = "a replay of missing batches is awaited"
+    # of a foreign replica only
+    JOIN = "the first replay is awaited"
+    PROOF = "a replay is to prove that the publisher is the same as before the reconnect"
+    PROBE = "a replay is to show whether an idle stream has lost its tail"
+    # of a native replica only
+    SNAPSHOT = "a snapshot is awaited"
+    PAUSE = "a snapshot is to be asked for later"
+    OVERSIZED = "snapshots are too long to be read: what is lost stays lost"
+
+
+IN_ORDER = {State.FOLLOWING, State.PROBE, State.OVERSIZED}  # in all other states live batches wait for a repair
+
+
+class Repair(Struct):
+    """The request under way; all but the deadline and the attempts are a replay's."""
+
+    deadline_s: float
+    attempts: int = 1
+    start: int = 0
+    overlaps: bool = False  # the replay brings a batch we know
+    missing_to: int = -1
+    replies: int = 0
+    proves_tail: bool = True  # asked after the last standstill of the reader
+
+
+class Row(NamedTuple):
+    """The reaction of one state to each fact."""
+
+    live: Reaction
+    replayed: Reaction
+    replay_ended: Reaction
+    snapshot: Reaction
+    tick: Reaction
