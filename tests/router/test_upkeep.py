@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from events.native import Load, Status
-from router import upkeep
+from router import silence, upkeep
 from router.members.spec import BadSpec, ReplicaSpec
 from tests.router.loopback import until
 from tests.router.scripted import (
@@ -471,8 +471,8 @@ async def test_where_all_are_silent_a_stream_waits_for_its_replica() -> None:
 
 async def test_without_a_look_at_the_siblings_it_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    monkeypatch.setattr(upkeep.Upkeep, "_is_lively", lambda *_: True)
-    monkeypatch.setattr(upkeep, "GIVEN_UP_S", 0.3)  # before the other one counts as silent
+    monkeypatch.setattr(silence.Silence, "_is_lively", lambda *_: True)
+    monkeypatch.setattr(silence, "GIVEN_UP_S", 0.3)  # before the other one counts as silent
     script = Script(begins, silent)
     async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat(stream=True))
