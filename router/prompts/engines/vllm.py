@@ -4,8 +4,7 @@ Fields that are not read here leave the prompt as it is. What is read and cannot
 the field's name: its prompt is matched approximately.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from api.templates import Conversation
 from router.prompts.engines.asked import Asked, Question, Text, chat_shape
 from router.prompts.engines.content_format import takes_parts
 from router.prompts.engines.vllm_apis import CHATS
+from router.prompts.engines.vllm_tools import described_calls, described_tools
 
 VERSION = "0.33.0"
 
@@ -120,7 +120,7 @@ class Vllm:
     def chat(self, api: str, asked: ChatFields, max_model_len: int | None = None) -> Asked:
         _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "chat_template"))
         given = self._arguments(asked)
-        tools, kinds = _tools(asked.tools)
+        tools, kinds = described_tools(asked.tools)
         messages, turns = self._messages(asked.messages, with_tools=bool(tools), checked=api != "responses")
         conversation = Conversation(
             messages=messages,
@@ -311,7 +311,7 @@ def _add_fields(message: Message, role: str, made: dict[str, Any], kinds: list[s
     """Add a message's other fields in the engine's order."""
     if role == "assistant":
         if message.tool_calls:
-            made["tool_calls"] = _tool_calls(message.tool_calls, kinds, checked)
+            made["tool_calls"] = described_calls(message.tool_calls, kinds, checked)
         reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
         if reasoning is not None:
             if not isinstance(reasoning, str):
@@ -351,89 +351,6 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     elif not content:
         kinds.append("empty")
     return shown if wrapped else "\n".join(texts)
-
-
-def _tool_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[str, Any]]:
-    """An assistant's calls with parsed arguments, their fields in the order of the engine's types."""
-    made = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not (isinstance(function, dict) and call.get("type") == "function" and isinstance(call.get("id"), str)):
-            raise invalid("a tool call is no call of a function with an id", "messages")
-        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), str):
-            raise invalid("a tool call has no name, or arguments that are no text", "messages")
-        arguments = _arguments(function["arguments"])
-        named = {"arguments": arguments, "name": function["name"]}
-        if not checked:
-            named = {"name": function["name"], "arguments": arguments}
-        made.append(
-            {"id": call["id"], "function": named | _others(function, named), "type": "function"}
-            | _others(call, ("id", "function", "type"))
-        )
-        kinds.append(_fields_of("call", made[-1]["function"], made[-1]))
-    kinds[:] = [*sorted(set(kinds)), *(["several"] if len(made) > 1 else [])]
-    return made
-
-
-def _others(given: Mapping[str, Any], known: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in known}
-
-
-def _fields_of(kind: str, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    extra = sorted({*inner, *outer} - {"id", "function", "type", "arguments", "name"})
-    return "+".join([kind, *extra])
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {}
-
-
-def _tools(tools: list[Any] | None) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """The tools with all fields of the engine's type, set or not, and a description of each."""
-    if tools is None:
-        return [], None
-    if not tools:
-        raise invalid("tools is empty, which the engine refuses", "tools")
-    made: list[dict[str, Any]] = []
-    kinds: list[str] = []
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise invalid("a tool is no function", "tools")
-        shown, kind = _tool(function, tool.get("defer_loading"))
-        made.append(shown)
-        kinds.append(kind)
-    return made, kinds
-
-
-def _tool(function: dict[str, Any], deferred: Any) -> tuple[dict[str, Any], str]:
-    """A tool with null for a description or parameters that it does not have, and a description of it."""
-    get = function.get
-    name, description, parameters, strict = get("name"), get("description"), get("parameters"), get("strict")
-    inner = deferred if get("defer_loading") is None else get("defer_loading")
-    for what, value, type in (
-        ("name", name, str),
-        ("description", description, str),
-        ("parameters", parameters, dict),
-        ("strict", strict, bool),
-        ("defer_loading", inner, bool),
-    ):
-        if not isinstance(value, type) and (value is not None or what == "name"):
-            raise invalid(f"a tool's {what} is of another type than the engine's", "tools")
-    shown = {"name": name, "description": description, "parameters": parameters}
-    kind = f"function{'' if description is None else '+description'}{'' if parameters is None else '+parameters'}"
-    if strict is not None:
-        shown["strict"], kind = strict, f"{kind}+strict"
-    if inner is not None:
-        shown["defer_loading"], kind = inner, f"{kind}+defer_loading"
-    made: dict[str, Any] = {"type": "function", "function": shown}
-    if deferred is not None:
-        made["defer_loading"] = deferred
-    return made, kind
 
 
 def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
