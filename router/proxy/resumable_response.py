@@ -15,7 +15,8 @@ from router.members.members import Member
 from router.prompts.prompt import Prompt, salted
 from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt
-from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation, why_alone, with_ids
+from router.proxy.resumable_request import why_alone, with_ids
+from router.proxy.resume import COMPLETIONS_PATH, TAKE_IDS, Continuation
 
 
 class ResumableResponse(Struct, eq=False):

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from api.detokenize import Detokenizer
 from api.native import unpack_ids
@@ -27,6 +27,8 @@ from api.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Prompt
+from router.proxy.chunks import Choice, Chunk, decode_chunk, is_silent
+from router.proxy.resumable_request import decode_asked
 from router.proxy.sse import DONE, EventReader, payload_of
 
 COMPLETIONS_PATH = b"/v1/completions"
@@ -46,140 +48,11 @@ _NOT_CONTINUED = frozenset(
 )
 
 
-# ---- the parsed parts of an engine's events
-
-
-class Choice(Struct):
-    index: int = 0
-    text: str | None = None
-    delta: dict[str, Any] | None = None
-    logprobs: Any = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-    @property
-    def said(self) -> str:
-        return (self.text if self.delta is None else self.delta.get("content")) or ""
-
-    @property
-    def role(self) -> bool:
-        return self.delta is not None and self.delta.get("role") is not None
-
-
-class Chunk(Struct):
-    id: str = ""
-    created: int = 0
-    model: str = ""
-    choices: list[Choice] = []
-    usage: dict[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
-    error: Any = None
-
-
-decode_chunk = msgspec.json.Decoder(Chunk).decode
-
-
-def is_silent(chunk: Chunk, *, role_is_news: bool = True) -> bool:
-    """Return whether the event is there only for its token ids."""
-    if chunk.usage is not None or not chunk.choices:
-        return False
-    return all(
-        choice.finish_reason is None
-        and not choice.logprobs
-        and not (choice.role and role_is_news)
-        and not any(value for name, value in (choice.delta or {}).items() if name != "role")
-        and not choice.text
-        for choice in chunk.choices
-    )
-
-
-# ---- requests that can be resumed
-
-
-# Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
-_WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),  # not 0, which asks for a token's own
-    "prompt_logprobs": (),
-    "stop": ([],),
-    "min_tokens": (0,),
-    "thinking_token_budget": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
-}
-_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED, ())
-_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in _WHOLE_OUTPUT])
-_decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
-
-
-def not_resumable(body: bytes) -> str | None:
-    """The first field that keeps an engine from simply continuing a prompt with half its answer, if there is one."""
-    asked = _decode_whole_output(body)
-    for name, neutral in _WHOLE_OUTPUT.items():
-        value = getattr(asked, name)
-        if value is None:
-            continue
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
-            return name
-    return None
-
-
-class _Asked(Struct):
-    """Other fields of a request that decide whether, and how, its answer can be continued."""
-
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    return_token_ids: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    # Each of these makes the prompt differ from its tokens.
-    resume_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
-    prompt_embeds: Any = None
-
-
-_decode_asked = msgspec.json.Decoder(_Asked).decode
-
-
-def why_alone(prompt: Prompt, body: bytes) -> str | None:
-    """The reason why no other replica could continue the answer; None if one could."""
-    if not prompt.exact:
-        return f"its prompt is known only approximately ({prompt.why_not})"
-    field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
-    if field is None:
-        try:
-            asked = _decode_asked(body)
-        except msgspec.ValidationError as error:
-            return str(error)
-        names = ("resume_token_ids", "truncate_prompt_tokens", "prompt_embeds")
-        field = next((name for name in names if getattr(asked, name) is not None), None)
-    return None if field is None else f"{field} looks at the whole of it"
-
-
-def with_ids(body: bytes) -> bytes:
-    """The body, with a request for token ids at its end: parsers take the last of two fields."""
-    return body.rstrip()[:-1] + b',"return_token_ids":true}'
-
-
-# ---- the stream
-
-
 class Continuation:
     """Continues one stream. For each replica: `relay...` or `resume`, then `feed` its bytes; on a loss `settle`."""
 
     def __init__(self, chat: bool, prompt: Prompt, body: bytes, tokenizer: Tokenizer) -> None:
-        asked = _decode_asked(body)
+        asked = decode_asked(body)
         self.why_not: str | None = None  # the reason if no replica can continue it after all
         self.broken: str | None = None  # the replica's own error
         self.done = False  # the last event was shown

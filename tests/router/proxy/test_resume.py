@@ -22,8 +22,9 @@ from router.front import Front
 from router.members.spec import Engine, ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
+from router.proxy.resumable_request import why_alone, with_ids
 from router.proxy.resumable_response import ResumableResponse
-from router.proxy.resume import Continuation, why_alone, with_ids
+from router.proxy.resume import Continuation
 from router.proxy.sse import EventReader, payload_of
 from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica

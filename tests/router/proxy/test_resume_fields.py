@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.resume import not_resumable
+from router.proxy.resumable_request import not_resumable
 
 
 def asked(**fields: Any) -> str | None:
