@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.chaos.routers import router
-from tests.live.engine import Engine, SGLang, missing, ready
+from tests.live.engine import Engine, SGLang, ready
 from tests.live.judge import HEADING, Tally, drive, judge
+from tests.live.printing import check, show
 from tests.live.rows import ROWS, Row
 from tests.live.traffic import requests
 
@@ -48,10 +49,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default: 1)")
     parser.add_argument("--typed", action="store_true", help="tell the router the sockets, instead of letting it ask")
     args = parser.parse_args()
-    if unknown := [name for name in args.rows if name not in ROWS]:
-        parser.error(f"{unknown[0]!r} is no row; the rows are {', '.join(ROWS)}")
-    if reason := missing():
-        parser.error(reason)
+    check(parser, args.rows, ROWS, "row")
     print(f"{'':20} {HEADING}", flush=True)
     wrong = 0
     names = sorted(args.rows or ROWS, key=lambda name: [*map(repr, ROWS[name].engine)])
@@ -62,9 +60,7 @@ def main() -> int:
                 for name, row in rows.items():
                     began_s = time.monotonic()
                     tally = run(row, running, args.requests, args.seed, typed=args.typed)
-                    print(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", flush=True)
-                    for line in tally.explanations:
-                        print(f"    {line}", flush=True)
+                    show(f"{name:20} {tally.line}   ({time.monotonic() - began_s:.0f} s)", tally)
                     wrong += tally.unmatched + tally.exact - tally.equal
         except (RuntimeError, AssertionError) as error:  # its engine did not start, or has ended
             wrong += 1

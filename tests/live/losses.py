@@ -21,8 +21,9 @@ from msgspec import Struct
 from router.members.predictions import JUDGED_WITHIN_S
 from tests.chaos.routers import RouterProcess, router
 from tests.live import traffic
-from tests.live.engine import Engine, SGLang, missing, ready
+from tests.live.engine import Engine, SGLang, ready
 from tests.live.judge import Tally, drive, judge
+from tests.live.printing import check, show
 from tests.live.traffic import Asked, requests
 
 BLOCKS = 420
@@ -188,18 +189,13 @@ def main() -> int:
     parser.add_argument("--engine", choices=(Engine.kind, SGLang.kind), default=Engine.kind)
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     args = parser.parse_args()
-    if unknown := [name for name in args.events if name not in EVENTS]:
-        parser.error(f"{unknown[0]!r} is no event; the events are {', '.join(EVENTS)}")
-    if reason := missing():
-        parser.error(reason)
+    check(parser, args.events, EVENTS, "event")
     print(f"{'':12} {HEADING}", flush=True)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder, small_engine(Path(folder), args.engine) as running:
         for name in args.events or EVENTS:
             measured = measure(name, running, args.seed)
-            print(f"{name:12} {measured.line}", flush=True)
-            for line in measured.tally.wrong:
-                print(f"    {line}", flush=True)
+            show(f"{name:12} {measured.line}", measured.tally)
             wrong += measured.wrong
     return 1 if wrong else 0
 
