@@ -14,12 +14,12 @@ from starlette.types import Scope
 from api.errors import ApiError, queue_full
 from api.http.bodies import Bodies
 from router.config import RouterConfig
+from router.members.broken import Broken
 from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel, Server
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Histogram
-from router.members.upstream import Broken
 from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.decision import Decision
 from router.placement.index import Matches

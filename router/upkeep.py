@@ -18,12 +18,13 @@ from events.native import Status
 from router.core import Router
 from router.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
 from router.log_lines import Report
+from router.members.broken import Broken
 from router.members.discovery.desired import Desired, difference
 from router.members.health import Health, HealthConfig
 from router.members.members import Member, Server
 from router.members.ranks import Rank
 from router.members.spec import BadSpec, ReplicaSpec
-from router.members.upstream import Broken, Upstream
+from router.members.upstream import Upstream
 from router.placement.placement import APPROXIMATE
 from router.prompts.tokenizers import Tokenizers
 from router.proxy.attempt import refusal_code

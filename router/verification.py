@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from api.native import unpack_ids
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_tokens, root_key
+from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
-from router.members.upstream import Broken
 from router.placement.placement import APPROXIMATE, Placement
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import Difference, Shapes, difference

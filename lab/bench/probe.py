@@ -12,7 +12,7 @@ from lab.bench.conversations import Conversation, Turn
 from lab.bench.outcome import Outcome, error_text
 from lab.bench.prompts import DIALECTS, Form
 from lab.bench.words import Ids, Passage, Words
-from router.members.upstream import Broken
+from router.members.broken import Broken
 
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # what endpoints answer to a field that they do not take

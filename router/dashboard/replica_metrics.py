@@ -7,9 +7,9 @@ from router.core import Router
 from router.doctor.engine_metrics import engine_figures, relevant_lines
 from router.doctor.figures import EngineFigures
 from router.doctor.samples import BadMetrics, Samples
+from router.members.broken import Broken
 from router.members.fetch import fetch
 from router.members.members import Member, Server
-from router.members.upstream import Broken
 
 MOST_REPLICAS = 32  # a larger fleet would take too long to poll
 TIMEOUT_S = 2.0

@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, invalid, quoted
 from router.core import Router
+from router.members.broken import Broken
 from router.members.fetch import fetch
 from router.members.members import Server, no_replica
 from router.members.spec import ModelName
-from router.members.upstream import Broken
 from router.upkeep import Upkeep
 
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk

@@ -3,7 +3,8 @@
 import asyncio
 from typing import NamedTuple
 
-from router.members.upstream import Broken, Header, Upstream
+from router.members.broken import Broken
+from router.members.upstream import Header, Upstream
 
 MAX_BYTES = 4 * 1024 * 1024
 

@@ -4,7 +4,6 @@ No task runs per request. Nothing here decides: the listener judges a broken con
 """
 
 import asyncio
-import errno
 import socket
 import ssl
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Protocol
 import httptools
 from msgspec import Struct
 
+from router.members.broken import NETWORK_FAULTS, SHORTAGES, Broken, is_one_of
 from router.members.target import Target
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -21,33 +21,7 @@ IDLE_LIMIT_S = 60.0  # our replicas keep connections for 75 s
 SURE_IDLE_S = 1.0  # few servers close a connection this soon: for requests that must not arrive twice
 # A machine that lost its power says nothing: its connections end after a minute. Not every system has all of these.
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-# Faults of the network, not of the replica.
-NETWORK_FAULTS = frozenset({errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT})
 Header = tuple[bytes, bytes]
-# Shortages of this machine, no fault of the replica to connect to.
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-
-
-class Broken(Exception):
-    """No answer, or no more of it, will come.
-
-    `refused`: the request cannot have reached the replica. `silent`: nothing was heard from it, which is no sign that
-    it has died. `late`: it has had all the time that there is for this request. `ours`: the router itself is the cause.
-    """
-
-    def __init__(
-        self, reason: str, *, refused: bool = False, silent: bool = False, late: bool = False, ours: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.refused = refused
-        self.silent = silent
-        self.late = late
-        self.ours = ours
-
-    @property
-    def fault(self) -> str | None:
-        """The replica's fault in words; None if the router itself is the cause."""
-        return None if self.ours else str(self)
 
 
 class Listener(Protocol):
@@ -195,7 +169,7 @@ class Upstream:
             return
         except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
             reason = error.strerror if isinstance(error, OSError) else None
-            silent, ours = _is_one_of(error, NETWORK_FAULTS), _is_one_of(error, SHORTAGES)
+            silent, ours = is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
             sending.unconnected(f"no connection: {reason or error}", silent=silent, ours=ours)
             return
         if sending.over or self._closed:
@@ -342,7 +316,7 @@ class Connection(asyncio.Protocol):
             sending.received(b"", True)  # the end of the connection is the end of the answer
         else:
             reason = f"it ended the connection ({exc})" if exc else "it ended the connection"
-            sending.lost(reason, self, silent=_is_one_of(exc, NETWORK_FAULTS))
+            sending.lost(reason, self, silent=is_one_of(exc, NETWORK_FAULTS))
 
     def _framed(self) -> bool:
         """True if the answer itself says where it ends."""
@@ -395,10 +369,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = self._head_complete
-
-
-def _is_one_of(error: Exception | None, numbers: frozenset[int]) -> bool:
-    return isinstance(error, OSError) and error.errno in numbers
 
 
 def keep_alive(connected: socket.socket) -> None:

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from api.native import Frame, FrameReader
-from router.members.upstream import Broken, Header, Sending
+from router.members.broken import Broken
+from router.members.upstream import Header, Sending
 from router.placement.placement import Placed
 from router.proxy.headers import value_of
 

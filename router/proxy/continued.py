@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from api.errors import ApiError, quoted
+from router.members.broken import Broken
 from router.members.fetch import fetch
 from router.members.members import Member
-from router.members.upstream import Broken
 from router.prompts.prompt import UNREADABLE, unreadable
 
 _ID = re.compile(r"resp_[\w-]{1,128}", re.ASCII)

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from api.errors import ApiError, invalid, quoted
 from api.native import REQUEST_TYPE
+from router.members.broken import Broken
 from router.members.members import Member
-from router.members.upstream import Broken
 from router.placement.decision import Decision
 from router.placement.placement import Prompt, Unread
 from router.prompts.prompt import UNREADABLE, object_salted

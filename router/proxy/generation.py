@@ -13,9 +13,9 @@ from api.errors import ApiError
 from api.generation_apis import CHAT, RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from api.sse import CONTENT_TYPE
+from router.members.broken import Broken
 from router.members.feeds import Moment
 from router.members.members import Member, ServedModel, no_replica
-from router.members.upstream import Broken
 from router.placement.decision import Decision
 from router.placement.eligibility import can_take
 from router.placement.placement import Prediction

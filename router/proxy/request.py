@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from api.errors import ApiError, queue_full, too_long
+from router.members.broken import Broken
 from router.members.members import no_replica
-from router.members.upstream import Broken
 from router.placement.cost import NONE_TRIED, Candidate
 from router.placement.decision import Decision
 from router.placement.eligibility import obstacles

@@ -13,8 +13,8 @@ from api.prompts import Prompts
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
 from events.groups import FULL, Group, Layout
 from router import verification
+from router.members.broken import Broken
 from router.members.fetch import Fetched
-from router.members.upstream import Broken
 from router.placement.placement import Placement
 from router.prompts.engines.vllm import Vllm
 from router.prompts.prompt import Prompt, read_peek
