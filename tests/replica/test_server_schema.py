@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.replica.serving import MODEL, Replica
 
 CHECKS = [
@@ -16,6 +18,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.timeout(180)
 def test_no_request_makes_the_server_fail(served: Replica, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json"]
     options = ["--max-examples=5", "--seed=1", "--generation-database=none", f"--checks={','.join(CHECKS)}"]
