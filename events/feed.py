@@ -26,7 +26,7 @@ class Feed:
         self._header: SnapshotHeader | None = None
         self._snapshot: list[bytes] = []
         self._snapshot_bytes = 0
-        self._model_given = bool(view.resolver.model)
+        self._model_given = bool(view.resolver.naming.model)
         self._strange_after_s = -math.inf
         self._oversized_logged = False
         self._strange = 0  # since the last line
@@ -110,7 +110,7 @@ class Feed:
             return []
         self.asked("snapshot")
         if not self._model_given:
-            self.view.resolver.model = header.model
+            self.view.resolver.naming.model = header.model
         return self.view.perform(self.view.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
 
     def _snapshot_oversized(self, frames: Frames, now_s: float) -> list[Request]:

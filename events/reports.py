@@ -10,8 +10,12 @@ within the same batch, as nothing is computed in between. Until one such event h
 as copies; from then on it counts as nothing, and what was counted is taken back.
 """
 
+from collections.abc import Iterator
+
+from events.groups import Layout
 from events.messages import BlockStored, Hash
 from events.pool import Pool
+from events.pools import Pools
 from events.slices import StoredPiece
 
 
@@ -47,3 +51,31 @@ class Reports:
         follows = event.parent_block_hash == self.latest[1]
         self.latest = None
         return follows
+
+    def count(self, event: BlockStored, pool: Pool) -> None:
+        """Count the blocks as copies that may be reports."""
+        pool.doubt(event.block_hashes)
+        self.copies += len(event.block_hashes)
+
+    def take_back(self, pools: Pools) -> Iterator[tuple[Pool, list[Hash]]]:
+        """The engine is asked for reports: uncount the copies that looked like one; return blocks to remove by pool."""
+        self.seen, self.copies = True, 0
+        for pool in pools.values():
+            yield pool, pool.take_back()
+
+    def doubt(self, layout: Layout | None) -> str | None:
+        """Reports of a group that keeps part of a prefix name blocks that it does not hold."""
+        if layout is None or layout.whole or not self.seen:
+            return None
+        return "requests ask for reports of cached blocks, which name blocks that some of its groups do not hold"
+
+
+def ends_in_a_hit(event: BlockStored, pool: Pool, layout: Layout | None) -> bool:
+    """Return True for all blocks of a prefix that could be a hit: nobody computes them, so they are reported."""
+    hashes = event.block_hashes
+    if layout is None or event.parent_block_hash is not None:
+        return False
+    if len(event.token_ids) != event.block_size * len(hashes):
+        return False
+    needed = max([1, *(group.blocks for group in layout.groups if group.group == pool.group)])
+    return pool.named.keys() >= set(hashes[-needed:])

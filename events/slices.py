@@ -22,6 +22,10 @@ class Whole(Struct):
     last_key: int = 0
     reported: bool = False  # so far all of its blocks look like a report of resident ones
 
+    def note(self, named_blocks: int, last_key: int) -> None:
+        """The first blocks have keys up to this one."""
+        self.named_blocks, self.last_key = named_blocks, last_key
+
 
 class StoredPiece(BlockStored, tag="BlockStored", kw_only=True):
     """Some blocks of a long event: they follow those of the piece before, whatever its hashes name elsewhere."""

@@ -7,12 +7,13 @@ import msgspec
 from msgspec import Struct
 
 from events.actions import Action
+from events.changes import Change
 from events.curve import CurveClient
 from events.foreign_stream import ForeignStream
 from events.messages import EventBatch
 from events.native_stream import NativeStream
 from events.publisher import offset_port
-from events.resolver import Change, Resolver
+from events.resolver import Resolver
 from events.stream import Stream, StreamConfig
 from events.view import CacheView
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from events.blocks import TOKEN_BYTES, ExtraKey
+from events.changes import Change, Cleared, Removed, Stored
 from events.extras import block_extras, chain_salt, packed_tokens
 from events.messages import BlockStored, decode_tokens
-from events.resolver import Change, Cleared, Removed, Resolver, Stored
+from events.resolver import Resolver
 
 
 class Holder(NamedTuple):

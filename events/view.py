@@ -3,9 +3,10 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from events.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
+from events.changes import Change, Cleared, Removed
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
-from events.resolver import Change, Cleared, Removed, Resolver
+from events.resolver import Resolver
 from events.slices import SLICE_BLOCKS, blocks_of, slices
 from events.stream import Stream
 
@@ -88,9 +89,11 @@ class CacheView:
     def _compared(self, action: Compare) -> Iterable[Action]:
         if self.resolver.digest() == action.digest:
             self.stream.matched()
-            self.resolver.proved()
+            self.resolver.capacity.forgive()
             return ()
-        if self.resolver.is_too_small_for(action.digest.blocks):  # `inexact` says so; a snapshot would not help
+        if self.resolver.capacity.is_too_small_for(
+            action.digest.blocks
+        ):  # `inexact` says so; a snapshot would not help
             return ()
         return self.stream.mismatch()
 

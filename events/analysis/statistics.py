@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from events.actions import Action, Apply
 from events.analysis.lifetimes import Lifetimes
+from events.changes import Change, Cleared, Removed, Stored
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
-from events.resolver import Change, Cleared, Removed, ResolverStats, Stored
+from events.resolver_stats import ResolverStats
 from events.stream_stats import StreamStats
 from events.tree import Tree, place
 from events.view import CacheView

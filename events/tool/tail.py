@@ -8,10 +8,10 @@ import click
 from rich.text import Text
 
 from events.actions import Action, Apply, Gap, Partial, Reset
+from events.changes import Change, Stored
 from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
 from events.records import Record
-from events.resolver import Change, Stored
 from events.source import Source
 from events.tool.live import Followed, follow
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options

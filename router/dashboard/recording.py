@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from events.actions import Action
 from events.analysis.trunks import Run, Size, all_runs, runs_below, sizes, token_ids
+from events.changes import Change, Cleared, Removed, Stored
 from events.feed import Feed
 from events.messages import EventBatch
 from events.recording import Recording, feed_record
 from events.records import Record
-from events.resolver import Change, Cleared, Removed, Stored
 from events.tool.words import Decode
 from events.tree import Node, Tree
 from events.view import CacheView

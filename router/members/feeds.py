@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from events.actions import Action, Apply, Reset
+from events.changes import Change, Cleared, Removed, Stored
 from events.messages import EventBatch
 from events.native import Status
-from events.resolver import Change, Cleared, Removed, Resolver, Stored
+from events.resolver import Resolver
 from events.source import Source
 from events.subscriber import Subscriber
 from events.view import CacheView
@@ -162,10 +163,10 @@ class Feeds:
         if feed is None:
             return
         resolver = feed.view.resolver
-        if (resolver.gpu_blocks, resolver.cacheable_blocks) == (gpu_blocks, cacheable_blocks):
+        if (resolver.capacity.gpu_blocks, resolver.capacity.cacheable_blocks) == (gpu_blocks, cacheable_blocks):
             return
-        claimed = resolver.overclaim
-        resolver.limit(gpu_blocks, cacheable_blocks)
+        claimed = resolver.capacity.overclaim
+        resolver.capacity.limit(gpu_blocks, cacheable_blocks)
         if claimed is not None:
             self.resync(name, claimed)
 
@@ -188,7 +189,7 @@ class Feeds:
         if outgrown is not None and not feed.view.busy:
             self.resync(name, outgrown)
             return None
-        claimed = feed.view.resolver.overclaim
+        claimed = feed.view.resolver.capacity.overclaim
         if claimed is None:
             return False if feed.view.inexact is None else None
         now_s = time.monotonic()
@@ -270,7 +271,7 @@ class ReplicaFeed:
 
     def moment(self, *, standstill: bool = False) -> Moment:
         exact = self.view.inexact is None and not standstill
-        return Moment(self._resets, self._changes, exact, self.view.resolver.unknown_removals)
+        return Moment(self._resets, self._changes, exact, self.view.resolver.doubtful.unknown_removals)
 
     def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
         if since.resets != self._resets:
@@ -294,14 +295,14 @@ class ReplicaFeed:
     def found(self, since: Moment, keys: list[int], now_s: float, *, sure: bool) -> bool:
         """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
         resolver = self.view.resolver
-        if since.resets != self._resets or not (resolver.has_doubtful or (sure and resolver.learns_from_hits)):
+        if since.resets != self._resets or not (resolver.doubtful or (sure and resolver.learns_from_hits)):
             return False
         self._finds.append(Find(now_s + SETTLED_S, since, keys, sure))
         return True
 
     def _is_proved(self, find: Find) -> bool:
         """Return True if no removal since the decision can be of one of the blocks."""
-        if not find.sure or find.since.unknown_removals != self.view.resolver.unknown_removals:
+        if not find.sure or find.since.unknown_removals != self.view.resolver.doubtful.unknown_removals:
             return False
         return self.has_changed(find.since, find.keys, stored=False) is False
 
@@ -361,7 +362,7 @@ class ReplicaFeed:
             reconnects=stream.stats.reconnects,
             restarts=stream.stats.restarts,
             digest_mismatches=stream.stats.digest_mismatches,
-            overclaim=self.view.resolver.overclaim,
+            overclaim=self.view.resolver.capacity.overclaim,
             repairs=stream.stats.repairs,
             unknown=self.view.decoder.unknown(MOST_UNKNOWN),
             unreached=unreached,

@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from events.changes import Change, Cleared, Grouped, Stored
 from events.groups import FULL, Layout, hits
-from events.resolver import Change, Cleared, Grouped, Stored
 from router.placement.holders import Holders, slots_of
 from router.placement.optimistic import Optimistic
 

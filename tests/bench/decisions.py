@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable
 
 from events.blocks import block_keys, pack_tokens, root_key
+from events.changes import Stored
 from events.groups import Group, Layout
 from events.messages import BlockStored
 from events.native import Load
-from events.resolver import Stored
 from router.placement.ages import CacheAges
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad

@@ -204,7 +204,7 @@ def match(rounds: int) -> None:
     packed = pack_tokens(tokens)
     keys: list[Hash] = list(block_keys(tokens, BLOCK, ROOT))
     others: list[Hash] = [chance.getrandbits(64) for _ in range(MEMORY_BLOCKS)]
-    resolver._verified = True
+    resolver.naming.verified = True
     resolver.apply([BlockStored(part, 1, [], BLOCK, None, "GPU", None) for part in (keys, others)])
 
     def matching(prompt: bytes | list[int]) -> Callable[[], object]:

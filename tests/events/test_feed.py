@@ -53,7 +53,7 @@ def test_the_model_follows_the_replica_unless_it_was_given() -> None:
             feed.connected(1.0)
             feed.asked("snapshot")
             feed.receive("snapshot", [b"", msgspec.msgpack.encode(SnapshotHeader(1, 1, 0.0, 0, model))], 1.0)
-        assert (told.view.resolver.model, untold.view.resolver.model) == ("given", model)
+        assert (told.view.resolver.naming.model, untold.view.resolver.naming.model) == ("given", model)
 
 
 ROOT = root_key("m", None, None, 1)
@@ -128,7 +128,7 @@ def replica() -> Replica:
 def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 100)
+    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 100)
     replica.holds(150)
     replica.speaks(600)
     assert replica.asked == 1
@@ -140,7 +140,7 @@ def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
 
 
 def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica: Replica) -> None:
-    replica.feed.view.resolver.limit(100)
+    replica.feed.view.resolver.capacity.limit(100)
     replica.holds(500)
     replica.speaks(600)
     assert replica.asked == 1
@@ -151,7 +151,7 @@ def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica
 
 
 def test_a_loss_in_a_full_view_is_still_repaired(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 100)
+    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 100)
     replica.holds(100)
     replica.speaks(10)
     assert (replica.asked, replica.inexact) == (1, "")

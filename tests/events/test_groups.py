@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.changes import Grouped, Stored
 from events.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
 from events.messages import BlockRemoved, BlockStored, Token
 from events.pool import low64
-from events.resolver import Grouped, Resolver, Stored
+from events.resolver import Resolver
 from events.vllm_hashes import ENCODINGS, SEED, cbor
 
 MODEL = "m"

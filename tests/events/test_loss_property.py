@@ -15,9 +15,10 @@ from hypothesis.stateful import (
 )
 
 from events.blocks import block_keys, root_key
+from events.changes import Change, Cleared, Removed
 from events.foreign_stream import ForeignStream
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
-from events.resolver import Change, Cleared, Removed, Resolver
+from events.resolver import Resolver
 from events.stream import StreamConfig
 from events.view import CacheView
 
@@ -82,7 +83,7 @@ class Losses(RuleBasedStateMachine):
         self.cleared = 0
         self.removed: list[int] = []  # keys, in order
         resolver = Resolver()
-        resolver.limit(blocks + 1, blocks)
+        resolver.capacity.limit(blocks + 1, blocks)
         stream = ForeignStream(StreamConfig(can_replay=False))
         self.view = CacheView("r", stream, resolver, on_change=self.changed)
         for number in range(late):
@@ -130,7 +131,7 @@ class Losses(RuleBasedStateMachine):
     def reuse(self) -> None:
         """A request that begins now finds all that is resident; its answer says so later."""
         found = [number for number in NUMBERS if number in self.pool.blocks]
-        since = self.cleared, len(self.removed), self.view.resolver.unknown_removals
+        since = self.cleared, len(self.removed), self.view.resolver.doubtful.unknown_removals
         self.reused.append((*since, [KEYS[number] for number in found]))
 
     # ---- the wire
@@ -153,7 +154,7 @@ class Losses(RuleBasedStateMachine):
         resolver = self.view.resolver
         for cleared, removed, unknown, keys in self.reused:
             if cleared == self.cleared:
-                told = unknown == resolver.unknown_removals and not {*self.removed[removed:]} & {*keys}
+                told = unknown == resolver.doubtful.unknown_removals and not {*self.removed[removed:]} & {*keys}
                 resolver.found(keys, proved=self.is_proved(told))
         self.reused.clear()
 
@@ -237,7 +238,7 @@ class Careless(Losses):
     @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
     def begin(self, blocks: int, seed: int, late: int) -> None:
         super().begin(blocks, seed, late)
-        self.view.resolver.cacheable_blocks = max(1, blocks - 1)
+        self.view.resolver.capacity.cacheable_blocks = max(1, blocks - 1)
 
 
 class Unlimited(Losses):
@@ -248,7 +249,7 @@ class Unlimited(Losses):
     @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
     def begin(self, blocks: int, seed: int, late: int) -> None:
         super().begin(blocks, seed, late)
-        self.view.resolver.limit(None)
+        self.view.resolver.capacity.limit(None)
 
 
 class Credulous(Unlimited):
@@ -265,7 +266,7 @@ class Trusting(Unlimited):
     @initialize(blocks=st.integers(1, 6), seed=st.integers(0, 2**32), late=st.integers(0, 3))
     def begin(self, blocks: int, seed: int, late: int) -> None:
         super().begin(blocks, seed, late)
-        self.view.resolver._gone = lambda hashes: 0 * len(list(hashes))  # type: ignore[method-assign]
+        self.view.resolver.doubtful.gone = lambda hashes: 0 * len(list(hashes))  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("machine", [Losses, Unlimited])

@@ -32,7 +32,7 @@ def removed(*blocks: int) -> BlockRemoved:
 
 def held(*batches: Sequence[Event], gpu_blocks: int | None = None) -> Resolver:
     resolver = Resolver(MODEL)
-    resolver.limit(gpu_blocks)
+    resolver.capacity.limit(gpu_blocks)
     for batch in batches:
         resolver.apply(batch)
         resolver.check()

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.blocks import ExtraKey, block_keys, root_key
+from events.changes import Cleared, Held, Removed, Stored
 from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -24,7 +25,7 @@ from events.messages import (
     encode_batch,
 )
 from events.pool import Digest, fold
-from events.resolver import Cleared, Held, Removed, Resolver, Stored
+from events.resolver import Resolver
 from tests.events.resident import copies as resident_copies
 from tests.events.strategies import BATCHES
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from events.blocks import block_keys, root_key
+from events.changes import Change, Cleared, Grouped, Removed, Stored
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
-from events.resolver import Change, Cleared, Grouped, Removed, Resolver, Stored
+from events.resolver import Resolver
 from tests.events.resident import copies as resident_copies
 
 MODEL = "model"

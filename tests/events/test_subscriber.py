@@ -144,7 +144,7 @@ async def test_a_native_replica_says_which_model_its_keys_are_of() -> None:
             wrong = subscriber.add(msgspec.structs.replace(native(publisher, "wrong"), model="other"))
             await until(lambda: view.inexact is None)
             await until(lambda: wrong.stream.last_seq == 0)
-            assert view.resolver.model == "m"
+            assert view.resolver.naming.model == "m"
             assert wrong.inexact == "the replica's hashes are not block keys of model 'other' as it claims"
             assert not wrong.resolver.keys()
 

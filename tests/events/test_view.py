@@ -88,12 +88,12 @@ def test_what_may_be_gone_is_forgotten_at_a_loss_and_its_names_are_not() -> None
     view.perform(view.stream.live(3, payload(child(5, of=1)), 0.0))
     let_repairs_fail(view)
     assert copies(view.resolver) == {("GPU", 0): {5: 1}}  # of a parent that is known by name alone
-    assert len(view.resolver.keys()) == 1 and view.resolver.has_doubtful
+    assert len(view.resolver.keys()) == 1 and view.resolver.doubtful
 
 
 def test_blocks_that_fill_the_pool_make_the_view_exact_again() -> None:
     view = synchronized()
-    view.resolver.limit(4, 3)
+    view.resolver.capacity.limit(4, 3)
     view.perform(view.stream.live(3, payload(stored(5), stored(6), stored(5)), 0.0))
     let_repairs_fail(view)
     assert view.inexact  # a copy is no proof
@@ -124,7 +124,7 @@ def test_an_event_that_cannot_be_read_may_have_removed_any_block() -> None:
 
 def test_the_size_of_a_pool_is_forgotten_at_a_restart() -> None:
     view = synchronized()
-    view.resolver.limit(4, 3)
+    view.resolver.capacity.limit(4, 3)
     view.perform(view.stream.live(0, payload(stored(9)), 0.0))  # another process, perhaps with a larger pool
     view.perform(view.stream.replayed(5, payload(stored(5), stored(6), stored(7)), 0.0))
     view.perform(view.stream.replay_ended(0.0))
@@ -133,7 +133,7 @@ def test_the_size_of_a_pool_is_forgotten_at_a_restart() -> None:
 
 def test_a_block_that_may_be_gone_does_not_prove_a_full_pool() -> None:
     view = synchronized()
-    view.resolver.limit(4, 3)
+    view.resolver.capacity.limit(4, 3)
     view.perform(view.stream.live(3, payload(stored(5), stored(6)), 0.0))
     let_repairs_fail(view)
     view.resolver.pools[("GPU", 0)].spent.add(5)

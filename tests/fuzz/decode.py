@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from events.blocks import block_keys, root_key
+from events.changes import Stored
 from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, EventBatch, RejectedEvent, encode_batch
-from events.resolver import Resolver, Stored
+from events.resolver import Resolver
 from tests.oracle.vectors import VECTORS, read
 
 BLOCK = 2000  # inputs by one resolver

@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.actions import Apply, Reset
+from events.capacity import MOST_MEDIA
+from events.changes import Change, Cleared, Removed, Stored
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
 from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
 from events.native_stream import NativeStream
-from events.resolver import MOST_MEDIA, Change, Cleared, Removed, Resolver, Stored
+from events.resolver import Resolver
 from events.slices import SLICE_BLOCKS, slices
 from events.source import Source
 from events.subscriber import MAX_FRAME_BYTES, MAX_UNREAD
@@ -434,7 +436,7 @@ async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> N
             for first in range(200, 3200, 100):
                 await store(first + 1000, 100, BlockRemoved(list(range(first, first + 100)), "GPU"))
                 assert not router.feeds.overclaims("r")
-            assert resolver.overclaim is None and resolver.resident_blocks() == 1000
+            assert resolver.capacity.overclaim is None and resolver.resident_blocks() == 1000
             await store(10_000, 200)  # without a loss
             assert router.feeds.overclaims("r") is True
             liar.seq += 1
@@ -468,9 +470,9 @@ async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
 
 
 def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
-    resolver.limit(100)
+    resolver.capacity.limit(100)
     for first in range(0, 3000, 100):
         resolver.apply([stored(list(range(first, first + 100)), 1, [], medium="CPU")])
     assert resolver.resident_blocks() == 1000
@@ -482,19 +484,19 @@ def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_larger_than_what_is_kept_is_no_claim_and_bounded(
     pool: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.resolver.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.capacity.MOST_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
-    resolver.limit(pool)
+    resolver.capacity.limit(pool)
     for first in range(0, 4000, at_once):
         resolver.apply([stored(list(range(first, first + at_once)), 1, [])])
     assert resolver.resident_blocks() <= 1000
-    assert resolver.overclaim is None
+    assert resolver.capacity.overclaim is None
     assert "the most that is kept" in (resolver.inexact or "")
 
 
 def test_copies_of_what_it_holds_are_no_claims() -> None:
     resolver = Resolver("m", native=True)
-    resolver.limit(100)
+    resolver.capacity.limit(100)
     for _ in range(50):
         resolver.apply([stored(keys_of(100))])
     assert resolver.inexact is None

@@ -81,7 +81,7 @@ async def test_ranks_have_streams_loads_and_pools_of_their_own() -> None:
         assert first.source.events != second.source.events and first.slot != second.slot
         await until(lambda: (first.candidate.running, second.candidate.running) == (3, 5), "metrics are read")
         feeds = running.router.feeds._feeds
-        assert [feeds[one].view.resolver.gpu_blocks for one in ("e@dp0", "e@dp1")] == [100, 200]
+        assert [feeds[one].view.resolver.capacity.gpu_blocks for one in ("e@dp0", "e@dp1")] == [100, 200]
 
 
 async def test_a_lost_address_is_lost_for_all_of_its_ranks() -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from events.changes import Grouped
 from events.groups import Group, Layout
-from events.resolver import Grouped
 from router.cli import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.proxy.keys import keys_from_options

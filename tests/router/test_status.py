@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from events.blocks import extend_keys_ahead, pack_tokens, root_key
+from events.changes import Grouped, Stored
 from events.groups import Group, Layout
 from events.native import Load
 from events.publisher import Publisher
-from events.resolver import Grouped, Stored
 from router.core import INDEX_WITHIN_S
 from router.metrics import metrics_text
 from router.proxy.keys import keys_from_options

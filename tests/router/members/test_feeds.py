@@ -435,7 +435,7 @@ def test_a_hit_that_does_not_prove_what_is_resident_now_teaches_nothing() -> Non
 
 def test_hits_teach_no_more_blocks_than_the_pool_has() -> None:
     late = Late()
-    late.feed.view.resolver.limit(5, 4)
+    late.feed.view.resolver.capacity.limit(5, 4)
     assert late.answered(late.feed.moment(), 6) == 4
     late.publish(BlockStored([1], None, [9] * SIZE, SIZE, None, "GPU", None))
     assert late.claimed == 0 and late.index.blocks(0) == {"GPU": 1}, "one of them has made room"

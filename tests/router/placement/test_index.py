@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import astuple
 
+from events.changes import Cleared, Grouped, Held, Removed, Stored
 from events.groups import Group, Layout
 from events.messages import BlockStored
-from events.resolver import Cleared, Grouped, Held, Removed, Stored
 from router.placement.index import Matches, PrefixIndex
 
 KEYS = list(range(100, 110))

@@ -10,8 +10,9 @@ from msgspec.structs import astuple
 
 from events.actions import Apply, Reset
 from events.blocks import block_keys, root_key
+from events.changes import Change, Cleared, Removed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
-from events.resolver import Change, Cleared, Removed, Resolver
+from events.resolver import Resolver
 from events.view import CacheView
 from router.placement.index import PrefixIndex
 
