@@ -1,7 +1,7 @@
 """The number of blocks that one replica can hold, and that are kept of it at most."""
 
 from events.messages import BlockStored
-from events.pool import Pool, pool_name
+from events.pool import Pool
 from events.pools import Pools
 
 MOST_BLOCKS = 2**21  # of one replica, in all media: its views take a gigabyte then
@@ -37,7 +37,7 @@ class Capacity:
     def pool_with_room(self, event: BlockStored) -> Pool | None:
         """Return the event's pool, or None, noting the reason, if the replica cannot hold that much."""
         pools = self._pools
-        name = pool_name(event.medium, event.group_idx)
+        name = event.medium or "GPU", event.group_idx or 0  # `pool_name`, without a call
         pool = pools.get(name)
         if pool is None:
             media = {medium for medium, _ in pools} | {name[0]}
@@ -45,10 +45,10 @@ class Capacity:
                 self.overclaim = f"it claims more than {MOST_MEDIA} media or {MOST_POOLS} pools of blocks"
                 return None
             pool = pools.of(*name)
-        elif len(pools) == 1 and len(pool) + len(event.block_hashes) <= min(
-            self.gpu_blocks or MOST_BLOCKS, MOST_BLOCKS
-        ):
-            return pool  # without adding up
+        elif len(pools) == 1:
+            blocks = len(pool) + len(event.block_hashes)
+            if blocks <= MOST_BLOCKS and (not self.gpu_blocks or blocks <= self.gpu_blocks):
+                return pool  # without adding up
         if not self._excess(pool.medium, len(event.block_hashes)):
             return pool
         more = sum(block_hash not in pool for block_hash in event.block_hashes)  # copies take no room here
