@@ -73,8 +73,8 @@ class Doubtful:
         """
         if cacheable_blocks is None or self._pools_before | pools.keys() != {MAIN}:
             return None
-        pool = pools[MAIN]
-        return pool if len(pool) == cacheable_blocks and not pool.spent else None
+        pool = pools.get(MAIN)
+        return pool if pool is not None and len(pool) == cacheable_blocks and not pool.spent else None
 
     def clear(self) -> None:
         """All of the cache is known."""

@@ -147,6 +147,14 @@ def test_digits_are_read_as_tokens() -> None:
     assert resolved(stored([1, 2, 3], list("123456"))).keys() == set(expected)
 
 
+def test_an_event_without_blocks_of_its_own_may_come_first_after_a_loss() -> None:
+    resolver = resolved(stored([1], TOKENS[:2]))
+    resolver.capacity.cacheable_blocks = 4
+    resolver.lose()
+    resolver.apply([stored([2], TOKENS[:2], locality="REMOTE"), stored([], [])])
+    assert resolver.keys() == set()
+
+
 # ---- copies
 
 
