@@ -153,6 +153,12 @@ class Router:
             return "its events claim more blocks than it can hold"
         return known[1]
 
+    def isolation(self, member: Member) -> str | None:
+        """How the replica keeps the caches of API keys apart; None if no key asks for that."""
+        if all(key.salt is None for key in self.admission.keys):
+            return None
+        return "by salt" if member.is_salted else "unknown"
+
     def expect_clear(self, server: Server) -> None:
         """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""
         for member in server.members:

@@ -15,7 +15,6 @@ from router.members.spec import BadSpec
 from router.placement.placement import APPROXIMATE
 from router.prompts.tokenizer_probe import ProbeResult, probes, verdict
 from router.prompts.tokenizers import Tokenizers
-from router.status import isolation
 from router.verification import Verification
 
 log = logging.getLogger(__name__)
@@ -156,7 +155,7 @@ class Learning:
                 model.tokens.shapes.forget(server.process)
 
     def warn_of_salts(self, server: Server) -> None:
-        if server.name not in self._said_unsalted and isolation(self._router, server.members[0]) == "unknown":
+        if server.name not in self._said_unsalted and self._router.isolation(server.members[0]) == "unknown":
             self._said_unsalted.add(server.name)
             log.warning(
                 "%s: API keys are in use, but its engine (%s) may ignore the salts that separate their caches",

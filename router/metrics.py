@@ -16,7 +16,6 @@ from router.core import Router
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Histogram, Tally
 from router.responses import FeedState
-from router.status import is_salted
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "warmroute_router:"
@@ -44,7 +43,9 @@ MEMBER_GAUGES: tuple[Metric[Member], ...] = (
         "Its speed of prefill; 0 while it is not known.",
         lambda m: m.candidate.prefill_tokens_per_s,
     ),
-    Metric("replica_salted", "1 if its engine is known to keep caches of different salts apart.", is_salted),
+    Metric(
+        "replica_salted", "1 if its engine is known to keep caches of different salts apart.", lambda m: m.is_salted
+    ),
     Metric("replica_trust", "Weight of its claims of cached tokens; 1 while they are true.", lambda m: m.trust),
     Metric(
         "index_accuracy",

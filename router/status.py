@@ -9,8 +9,6 @@ from router.placement.placement import APPROXIMATE
 from router.prompts.shapes import Shapes
 from router.responses import FeedState, Index, Load, ReplicaStatus, Served
 
-SALTED = ("warmroute", "vllm", "sglang")
-
 
 def replica_status(router: Router, member: Member) -> ReplicaStatus:
     candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
@@ -26,7 +24,7 @@ def replica_status(router: Router, member: Member) -> ReplicaStatus:
         inexact=inexact(member, feed),
         trust=round(member.trust, 3),
         tokenizer=member.server.verified,
-        isolation=isolation(router, member),
+        isolation=router.isolation(member),
         block_size=member.block_size or None,
         max_model_len=spec.max_model_len,
         incarnation=member.incarnation,
@@ -67,18 +65,6 @@ def state_of(member: Member, feed: FeedState | None) -> str:
 def inexact(member: Member, feed: FeedState | None) -> str | None:
     """Why the index is not exact for the replica."""
     return member.why_no_events or None if feed is None else feed.reason
-
-
-def isolation(router: Router, member: Member) -> str | None:
-    """How the replica keeps the caches of API keys apart; None if no key asks for that."""
-    if all(key.salt is None for key in router.admission.keys):
-        return None
-    return "by salt" if is_salted(member) else "unknown"
-
-
-def is_salted(member: Member) -> bool:
-    """Return whether the replica's engine is known to apply salts; others may accept and ignore them."""
-    return member.spec.engine in SALTED
 
 
 def blocks_of(router: Router, member: Member, feed: FeedState | None) -> dict[str, int]:

@@ -25,6 +25,7 @@ from router.prompts.tokens import Tokens
 
 MOST_REMEMBERED = 1000  # names of models, including those no longer served
 MOST_GONE = 8  # models no longer served, for which requests may wait
+SALTED = ("warmroute", "vllm", "sglang")  # engines that keep the caches of different salts apart
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +132,11 @@ class Member:
         self.upstream, self.health = self.server.upstream, self.server.health
         self.own_lines = self.server.key_line
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
+
+    @property
+    def is_salted(self) -> bool:
+        """True if its engine is known to apply salts; others may accept and ignore them."""
+        return self.spec.engine in SALTED
 
     def describe(self, facts: Facts, rank: Rank) -> None:
         """Take over the replica's description of itself."""
