@@ -77,8 +77,9 @@ class NamedFunction(Struct):
     name: str
 
 
-class NamedTool(Struct, tag_field="type", tag="function"):
+class NamedTool(Struct):
     function: NamedFunction
+    type: Literal["function"] = "function"
 
 
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
