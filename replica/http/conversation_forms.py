@@ -12,7 +12,7 @@ from api.messages.blocks import Blocks
 from api.openai_responses import answers as responses
 from api.openai_responses.output import Event, Output, event_bytes
 from api.openai_responses.requests import Item, ResponsesRequest
-from api.parsing.parsed import Parsed
+from api.parsing.parsed import Parsed, in_order
 from api.responses import encode
 from api.tokenizer import Tokenizer
 from replica.http import forms
@@ -54,7 +54,7 @@ class ConversationForm(Form):
         if self._parser is None:
             yield Parsed(content=delta.text)
             return
-        yield self._parser.feed(delta.text)
+        yield from in_order(self._parser, delta.text)
         if delta.finish_reason is not None:
             yield self._parser.finish()
 
